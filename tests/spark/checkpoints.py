@@ -1,4 +1,4 @@
-"""A checkpoint's offset log, as Spark 4.2 writes it, for tests that have no Spark."""
+"""A checkpoint's offset log, as Spark 4.2 writes it, for tests without Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark_fenceline.offsets import Position, SourceOffset
 
 
 def entry(*sources: Any, version: str = "v1", planned_ms: int = 1) -> str:
-    """Each of `sources` is an offset's JSON, or a line as it stands."""
+    """Each of `sources` is an offset's JSON, or a raw line."""
     about = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": planned_ms, "conf": {}})
     lines = [source if isinstance(source, str) else json.dumps(source) for source in sources]
     return "\n".join([version, about, *lines])

@@ -1,4 +1,4 @@
-"""One Spark session for all tests here: local[2], with Spark's own Kafka connector when its jars are there."""
+"""One Spark session for all tests in this package: local[2], with Spark's Kafka connector if its jars are available."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 class Broker:
-    """A running broker, real Kafka or Fenceline, and the few calls that tests need."""
+    """A running broker, real Kafka or Fenceline, with helpers for tests."""
 
     def __init__(self, kind: str, bootstrap: str, log_dir: Path = Path()) -> None:
         from fenceline.client.admin import Admin
@@ -49,7 +49,7 @@ class Broker:
     def create(self, topic: str, partitions: int = 1) -> str:
         from fenceline.client.admin import NewTopic
 
-        # Records here are of 1970: retention by time would take them.
+        # Test records are dated 1970: time-based retention would delete them.
         self.admin.create_topics([NewTopic(topic, partitions, 1, {"retention.ms": "-1"})])
         return topic
 
@@ -97,7 +97,7 @@ def broker(request: pytest.FixtureRequest) -> Broker:
 
 @pytest.fixture
 def no_idle_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that finds nothing to do says so at once."""
+    """An idle stream reports that there is no new data immediately, without waiting."""
     from pyspark_fenceline import stream
 
     monkeypatch.setattr(stream, "IDLE_WAIT_MS", 0)
@@ -105,7 +105,7 @@ def no_idle_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses."""
+    """A topic name unique to this test."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", request.node.name)[:180] + f"-{next(_numbers)}"
 
 

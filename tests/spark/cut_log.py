@@ -1,4 +1,4 @@
-"""A log that loses its end as an unclean election would take it: cut in the stopped node's files."""
+"""Truncates a log as an unclean election would: the files of the stopped node are cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def node_to_cut() -> Iterator[EmbeddedNode]:
-    """With a topic `t` of 150 records, the last 50 in batches of their own."""
+    """With a topic `t` of 150 records, the last 50 in separate batches."""
     with EmbeddedNode() as running:
         broker = Broker("fenceline", running.bootstrap)
         broker.create("t")
@@ -27,7 +27,7 @@ def node_to_cut() -> Iterator[EmbeddedNode]:
 
 
 def cut(log_dir: Path, topic: str, offset: int) -> None:
-    """Remove everything from `offset` on (a batch begins there) from the stopped node's partition 0."""
+    """Truncate partition 0 of the stopped node to `offset`, which must be the base offset of a batch."""
     (folder,) = log_dir.rglob(f"{topic}-0")
     (segment,) = folder.glob("*.log")
     records = segment.read_bytes()
@@ -41,7 +41,7 @@ def cut(log_dir: Path, topic: str, offset: int) -> None:
 
 
 def restart_cut(node: EmbeddedNode | ApacheKafka, topic: str, offset: int) -> None:
-    """The node stops, loses what partition 0 of the topic has from `offset` on, and runs again in a new epoch."""
+    """Stop the node, truncate partition 0 of the topic to `offset`, and restart the node in a new epoch."""
     node.stop()
     cut(node.log_dir, topic, offset)
     node.start()

@@ -19,7 +19,7 @@ Row = tuple[int, int, bytes]
 
 
 class Driver:
-    """One process's life of a query over the topic `t` that keeps no state. Use as a context manager."""
+    """One run of a stateless query over the topic `t`. Use as a context manager."""
 
     def __init__(self, bootstrap: str, **options: str) -> None:
         given = {"kafka.bootstrap.servers": bootstrap, "subscribe": "t", "startingOffsets": "earliest"}
@@ -39,7 +39,7 @@ class Driver:
             connect.forget(kind, self._plan.client)
 
     def batch(self, at: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Row]]:
-        """The end of the next micro-batch behind `at` (None: the first one), and its rows."""
+        """The end offset of the micro-batch after `at` (None: the first one), and its rows."""
         start = self.source.initialOffset() if at is None else at
         end = json.loads(json.dumps(self.source.latestOffset(start, ReadAllAvailable())))
         rows: list[Row] = []

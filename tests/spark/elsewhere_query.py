@@ -1,10 +1,10 @@
-"""What `test_elsewhere.py` runs in a process of its own: queries of each kind, on a Spark that is not in the process.
+"""The program that `test_elsewhere.py` runs in a separate process: queries of each kind, on a remote Spark.
 
-Arguments: a folder for all output, where Spark is (`spark://...` for a standalone cluster, `connect` for a Spark
-Connect server of its own), bootstrap servers, a topic with two partitions; `CUT` is a topic that is to be cut. Prints
-one JSON object.
+Arguments: a folder for all output, the Spark master (`spark://...` for a standalone cluster, `connect` for a Spark
+Connect server started by the program), bootstrap servers, a topic with two partitions; `CUT` is the topic to truncate.
+Prints one JSON object.
 
-The log is cut by who started this, when a file says that a batch is planned; another file says that it is done.
+The parent process truncates the log once a file signals that a batch is planned; another file signals completion.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def places(rows: Any) -> list[list[int]]:
 
 
 def ended(writer: Any, folder: str, name: str) -> Any:
-    """The query, with a checkpoint of that name, when it has run what there is.
+    """Run the query, with a checkpoint of that name, until it has processed all available records.
 
     Spark gives the Python worker of a stream ten seconds to start, and has no setting for that; on a busy machine the
-    one of Spark Connect has needed more. Nothing is planned or read by then, so the query is just started again.
+    worker of Spark Connect has needed more. Nothing is planned or read by then, so the query is simply restarted.
     """
     writer = writer.option("checkpointLocation", f"{folder}/{name}-state").trigger(availableNow=True)
     for is_last in (False, False, False, True):
@@ -81,7 +81,8 @@ def expired(spark: Any, given: dict[str, str], folder: str) -> list[list[Any]]:
 
 
 def truncated(spark: Any, given: dict[str, str], folder: str) -> dict[str, Any]:
-    """A stream whose log is cut when its batch is planned and nothing is read yet; told to fail, then to go on."""
+    """A stream whose log is truncated between planning and reading a batch: first with the fail policy, then with
+    rewind."""
     from pyspark_fenceline.errors import losses_of, parse
 
     given = {**given, "startingOffsets": "earliest"}
@@ -98,8 +99,8 @@ def truncated(spark: Any, given: dict[str, str], folder: str) -> dict[str, Any]:
         frame = spark.readStream.format("fenceline").options(**given, onTruncation=policy, statefulQuery=False).load()
         return ended(frame.writeStream.foreachBatch(write), folder, "rows")
 
-    def told(losses: Any) -> list[list[Any]]:
-        # What a driver finds when it plans comes with the topic's id.
+    def loss_fields(losses: Any) -> list[list[Any]]:
+        # Losses that the driver finds while planning include the topic id.
         return [
             [str(loss.kind), loss.divergent_offset, loss.offset, "driver" if loss.found_topic_id else "executor"]
             for loss in losses or ()
@@ -110,16 +111,16 @@ def truncated(spark: Any, given: dict[str, str], folder: str) -> dict[str, Any]:
         try:
             run("fail")
         except Exception as error:
-            found[attempt] = told(parse(error))
+            found[attempt] = loss_fields(parse(error))
             found[f"{attempt} text"] = str(error)[:4000]
     query = run("rewind")
-    found["rewound"] = told(loss for progress in query.recentProgress for loss in losses_of(progress))
+    found["rewound"] = loss_fields(loss for progress in query.recentProgress for loss in losses_of(progress))
     found["values"] = sorted({int(row.value) for row in spark.read.parquet(f"{folder}/rows").collect()})
     return found
 
 
 def sink(spark: Any, given: dict[str, str], folder: str) -> None:
-    """Everything there is into a table that is kept equal to the log."""
+    """Write all records to a table that is kept equal to the log."""
     options = {**given, "startingOffsets": "earliest", "onTruncation": "rewind", "statefulQuery": "false"}
     frame = spark.readStream.format("fenceline").options(**options)
     writer = frame.load().writeStream.format("fenceline_delta").option("path", f"{folder}/table")

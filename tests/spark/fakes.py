@@ -1,4 +1,5 @@
-"""A cluster in memory: logs as lists of leader epochs, cut and grown at will, answering like a leader (E13)."""
+"""An in-memory cluster: logs are lists of leader epochs that tests truncate and append to; it answers like a leader
+(E13)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class FakeLog:
         self.epochs += [self.leader_epoch] * count
 
     def elect(self, epoch: int, *, keep: int | None = None) -> None:
-        """A new leader; an unclean one has only the first `keep` records."""
+        """Elect a new leader; after an unclean election the log has only the first `keep` records."""
         self.leader_epoch = epoch
         if keep is not None:
             del self.epochs[keep:]
@@ -133,8 +134,8 @@ class FakeCluster:
         return self.logs[tp]
 
 
-def in_place_of_brokers(monkeypatch: pytest.MonkeyPatch, **topics: int) -> FakeCluster:
-    """Whoever connects gets this one, and knows nothing of it yet."""
+def install_fake_cluster(monkeypatch: pytest.MonkeyPatch, **topics: int) -> FakeCluster:
+    """Every new connection gets this cluster, with empty caches."""
     made = FakeCluster(**topics)
     monkeypatch.setattr(connect, "connect", lambda _: made)
     monkeypatch.setattr(delta_evidence, "_caches", {})

@@ -1,7 +1,7 @@
 """The victim of `test_killed.py`: a driver that streams a topic into a Delta table until it is killed or done.
 
-Arguments: a folder for what Spark leaves lying about, bootstrap servers, topic, table, checkpoint, and how it ends:
-`done`, or `endless` where only a kill ends it.
+Arguments: a folder for Spark's temporary files, bootstrap servers, topic, table, checkpoint, and how it ends: `done`,
+or `endless` if only a kill ends it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The victim of `test_killed_steps.py` and `test_killed_while_cut.py`: a stream into a table that is compared with the
-log, in whose processes one step at a time is deadly.
+log, whose processes are killed at one step at a time.
 
-A file in the folder of plans names a step. The process that comes to it takes the file away and dies by SIGKILL: a
-Python worker alone on the executors' side, the whole driver with its JVM on the driver's. Where the file says so, only
-the driver's Python process that plans or commits dies, and its query with it, or it stands still instead (SIGSTOP), for
-somebody to wake it up when others have gone on.
+A file in the folder of plans names a step. The process that reaches the step removes the file and dies by SIGKILL: only
+a Python worker on the executors' side, the whole driver with its JVM on the driver's side. If the file says so, only
+the driver's Python process that plans or commits dies, and its query with it, or the process is suspended instead
+(SIGSTOP), and the test resumes it after another driver has taken over.
 
-Arguments: a folder for what Spark leaves lying about, bootstrap servers, topic, table, checkpoint, the folder of plans.
+Arguments: a folder for Spark's temporary files, bootstrap servers, topic, table, checkpoint, the folder of plans.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ DRIVER_STEPS: Mapping[str, tuple[Any, str]] = {
     "columns": (delta_commit, "_add_columns"),
     "checkpoint": (checkpoint_positions, "positions_after"),
     "copy": (delta_plan, "rewrite"),
-    # Of a batch with stale rows the first one is the repair's.
+    # In a batch with stale rows the first commit is the repair.
     "entry": (delta_commit, "commit_entry"),
     "append": (delta_commit, "_commit_append"),
     "left-overs": (delta_commit, "delete_files"),
 }
 ROWS_A_BATCH = 150
 MORE = "more"
-"""A column that comes later."""
+"""A column added later."""
 ALONE = "alone"
 DEAD = "dead"
-"""A file that says that a process has died alone."""
+"""A file that signals that a single process has died."""
 STAND_STILL = "stand still"
 SLEEPER = "sleeper"
-"""A file with the process id of who stands still."""
+"""A file with the id of the suspended process."""
 
 
 def plans(side: str) -> list[str]:
@@ -68,7 +68,7 @@ def plans(side: str) -> list[str]:
 
 
 def die(folder: str, side: str, plan: str) -> None:
-    """Only for who gets the plan."""
+    """Dies only if this process claims the plan."""
     file = Path(folder, f"{side} {plan}")
     try:
         what = file.read_text()
@@ -83,7 +83,7 @@ def die(folder: str, side: str, plan: str) -> None:
     if what == ALONE:
         Path(folder, DEAD).touch()
     elif side == "driver":
-        # Spark's daemons have groups of their own; the session is still the one that the driver leads.
+        # Spark's daemons have their own process groups; their session is still the one that the driver leads.
         os.killpg(os.getsid(0), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -92,12 +92,12 @@ _armed: set[str] = set()
 
 
 def arm(folder: str, side: str) -> None:
-    """Once in a process: put a look for the plan around each step."""
+    """Once per process: wrap each step in a check for the plan."""
     if side in _armed:
         return
     _armed.add(side)
 
-    def deadly(step: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def killable(step: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def run(*positional: Any, **named: Any) -> Any:
             die(folder, side, f"before {step}")
             result = real(*positional, **named)
@@ -107,10 +107,10 @@ def arm(folder: str, side: str) -> None:
         return run
 
     for step, (owner, name) in (EXECUTOR_STEPS if side == "executor" else DRIVER_STEPS).items():
-        setattr(owner, name, deadly(step, getattr(owner, name)))
+        setattr(owner, name, killable(step, getattr(owner, name)))
 
 
-class DeadlyWriter(DeltaStreamWriter):
+class KillableWriter(DeltaStreamWriter):
     folder = ""
 
     def write(self, iterator: Any) -> Any:
@@ -122,7 +122,7 @@ class DeadlyWriter(DeltaStreamWriter):
         super().commit(messages, batchId)
 
 
-class DeadlyDelta(DeltaDataSource):
+class KillableDelta(DeltaDataSource):
     """`fenceline_delta` with the option plans."""
 
     @classmethod
@@ -134,26 +134,26 @@ class DeadlyDelta(DeltaDataSource):
         folder = given.pop("plans")
         arm(folder, "driver")
         made = delta.DeltaDataSource(given).streamWriter(schema, overwrite)
-        writer = DeadlyWriter(made._tasks, overwrite=overwrite)
+        writer = KillableWriter(made._tasks, overwrite=overwrite)
         writer.folder = folder
         return writer
 
 
-def deadly(frame: DataFrame, bootstrap: str, checkpoint: str, plans_folder: str) -> DataStreamWriter:
+def killable(frame: DataFrame, bootstrap: str, checkpoint: str, plans_folder: str) -> DataStreamWriter:
     writer = frame.writeStream.format("deadly_delta").option("checkpointLocation", checkpoint)
     return writer.options(**{"kafka.bootstrap.servers": bootstrap, "plans": plans_folder, "mergeSchema": True})
 
 
 def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, plans_folder: str) -> None:
-    # Imported by its name, so that Spark's workers find the class where this module is.
+    # Imported by name, so that Spark's workers find the class in this module.
     from tests.spark import killed_steps
 
     # Tasks may fail often: each loses its worker.
     spark = session("local[2,100]", folder, spark__log__level="OFF")
-    spark.dataSource.register(killed_steps.DeadlyDelta)
+    spark.dataSource.register(killed_steps.KillableDelta)
     frame = stream(spark, bootstrap, topic, maxOffsetsPerTrigger=ROWS_A_BATCH, includeLeaderEpoch=True)
-    # A column that the table lacks when the query begins.
-    writer = killed_steps.deadly(frame.withColumn(MORE, frame["offset"]), bootstrap, checkpoint, plans_folder)
+    # A column missing from the table when the query starts.
+    writer = killed_steps.killable(frame.withColumn(MORE, frame["offset"]), bootstrap, checkpoint, plans_folder)
     writer.trigger(availableNow=True).start(table).awaitTermination()
     spark.stop()
 

@@ -1,7 +1,7 @@
-"""The victim of `test_killed_while_cut.py`: the query of `killed_steps.py`, which goes on until it is told to end, and
-begins anew when only a process of it has died.
+"""The victim of `test_killed_while_cut.py`: the query of `killed_steps.py`, which runs until it is requested to end,
+and restarts when only one of its processes has died.
 
-Arguments: as of `killed_steps.py`.
+Arguments: those of `killed_steps.py`.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from tests.spark.queries import tracked
 from tests.spark.sessions import session
 
 WIDER: Final = "wider"
-"""A file that says that queries have one column more from now on."""
+"""A file that signals that queries have an additional column from now on."""
 ENOUGH: Final = "enough"
-"""A file that says that the query may end, once it has read everything."""
+"""A file that signals that the query may end after it has read everything."""
 _LOOK_S: Final = 0.1
 
 
 def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, plans_folder: str) -> None:
     from pyspark.errors import StreamingQueryException
 
-    # Imported by its name, so that Spark's workers find the class where that module is.
+    # Imported by name, so that Spark's workers find the class in that module.
     from tests.spark import killed_steps
 
     # Tasks may fail often: each loses its worker.
     spark = session("local[2,100]", folder, spark__log__level="OFF")
-    spark.dataSource.register(killed_steps.DeadlyDelta)
+    spark.dataSource.register(killed_steps.KillableDelta)
     orders = Path(plans_folder)
     is_over = False
     while not is_over:
-        # Brokers are away for as long as an election takes.
+        # Brokers are unavailable for the duration of an election.
         given = {"maxOffsetsPerTrigger": ROWS_A_BATCH, "fetchOffset.numRetries": 1000}
         frame = tracked(spark, bootstrap, topic, **given)
         if (orders / WIDER).exists():
             frame = frame.withColumn(MORE, frame["offset"])
-        query = killed_steps.deadly(frame, bootstrap, checkpoint, plans_folder).start(table)
+        query = killed_steps.killable(frame, bootstrap, checkpoint, plans_folder).start(table)
         try:
             while not is_over:
                 query.awaitTermination(_LOOK_S)

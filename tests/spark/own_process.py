@@ -1,5 +1,5 @@
-"""Processes of a test's own: drivers that are killed, daemons of a Spark cluster. Each leads a session, which is killed
-at the end, with the JVM and the Python workers in it.
+"""Processes started by a test: drivers that are killed, daemons of a Spark cluster. Each leads a session, which is
+killed at the end, with the JVM and the Python workers in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATIENCE_S: Final = 240
 
 
 class OwnProcess:
-    """A process that runs, or did; `log` has what it prints."""
+    """A running or ended process; `log` holds its output."""
 
     def __init__(self, running: subprocess.Popen[bytes], log: Path) -> None:
         self._running = running
@@ -33,7 +33,7 @@ class OwnProcess:
         return self.log.read_text(errors="replace")
 
     @property
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         return self.printed[-6000:]
 
     @property
@@ -41,24 +41,24 @@ class OwnProcess:
         return self._running.poll() is not None
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        """The exit code; minus the signal's number where one ended it."""
+        """The exit code; the negative signal number if a signal ended the process."""
         return self._running.wait(timeout_s)
 
     def await_success(self, timeout_s: float = PATIENCE_S) -> None:
-        assert self.wait(timeout_s) == 0, self.last_words
+        assert self.wait(timeout_s) == 0, self.log_tail
 
-    def comes_to(self, condition: Callable[[], bool], what: str) -> bool:
-        """Wait for what the process brings about; False where it ends without that."""
+    def meets(self, condition: Callable[[], bool], what: str) -> bool:
+        """Wait until the process meets the condition; False if it ends first."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             if self.has_ended:
                 return condition()
-            assert time.monotonic() < deadline, f"no {what}:\n{self.last_words}"
+            assert time.monotonic() < deadline, f"no {what}:\n{self.log_tail}"
             time.sleep(0.005)
         return True
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        assert self.comes_to(condition, what), f"it ended without {what}:\n{self.last_words}"
+        assert self.meets(condition, what), f"it ended without {what}:\n{self.log_tail}"
 
     def await_line(self, pattern: str) -> None:
         self.until(lambda: re.search(pattern, self.printed) is not None, repr(pattern))
@@ -90,7 +90,7 @@ def started(
 
 @contextmanager
 def driver(module: str, folder: Path, *arguments: object) -> Iterator[OwnProcess]:
-    """A module of `tests.spark` as a driver of Spark. Its first argument is `folder`, where its log is as well."""
+    """Run a module of `tests.spark` as a Spark driver. Its first argument is `folder`, which also holds its log."""
     command = [sys.executable, "-m", f"tests.spark.{module}", str(folder), *map(str, arguments)]
     with started(command, folder / "driver.log") as running:
         yield running

@@ -1,4 +1,4 @@
-"""Queries of `format("fenceline")`, batch and stream, and tables that are filled by them."""
+"""Queries of `format("fenceline")`, batch and stream, and tables written by them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tracked(spark: SparkSession, bootstrap: str, topic: str, **options: Any) -> 
 
 
 def drain(frame: DataFrame, table: str, checkpoint: str, **options: Any) -> StreamingQuery:
-    """Run what there is into a Delta table; the query, ended."""
+    """Write all available records to a Delta table; returns the ended query."""
     writer = frame.writeStream.format("fenceline_delta").option("checkpointLocation", checkpoint).options(**options)
     query = writer.trigger(availableNow=True).start(table)
     query.awaitTermination()

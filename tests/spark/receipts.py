@@ -9,7 +9,7 @@ from fenceline.losses.receipt import Cause, LossClass, Receipt, document
 
 
 def receipt(id: str = "a", time_ms: int = 1_000, topic: str = "t", **others: Any) -> bytes:
-    """Of seven records from offset 10 on, but for `others`, by the names of the document."""
+    """A receipt for seven records from offset 10 on; `others` override fields by their documented names."""
     told = Receipt(
         id=id,
         topic=topic,

@@ -1,9 +1,9 @@
-"""The victim of `test_retractions_replayed.py`: a driver that counts what a topic holds, and takes back what its log
-lost.
+"""The victim of `test_retractions_replayed.py`: a driver that counts what a topic holds, and retracts records that its
+log lost.
 
-Arguments: a folder for what Spark leaves lying about, bootstrap servers, checkpoint, a copy of the data directory of
-the replica that lost records, a folder for what each attempt at a batch was given, and `killed` where the driver dies
-as soon as it has been given rows that are taken back, before Spark commits the batch.
+Arguments: a folder for Spark's temporary files, bootstrap servers, checkpoint, a copy of the data directory of the
+replica that lost records, a folder for the rows given to each attempt at a batch, and `killed` if the driver dies as
+soon as it has received retracted rows, before Spark commits the batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a log says of one row: the plain form that the ranges of the rule and of audits are held against."""
+"""The verdict of a log on one row: the reference for the range computations of the rule and of audits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class RowVerdict(Enum):
     STALE = auto()
     """The log has another record there, or can never have this one: it was truncated away."""
     BEYOND = auto()
-    """At or above the end of the log, and nothing proves that it was ever cut off."""
+    """At or above the end of the log, and nothing proves that it was ever truncated."""
     EXPIRED = auto()
-    """Below the log's start, and nothing is known against it."""
+    """Below the log's start, and nothing proves it stale."""
     UNKNOWN = auto()
-    """The row has no epoch, or the log does not know its own at that offset."""
+    """The row has no epoch, or the log does not know the epoch at that offset."""
     NEWER = auto()
-    """Of an epoch that the asked leader does not know yet: its answer is older than the row, or of another topic."""
+    """Of an epoch that the leader does not know yet: its answer is older than the row, or of another topic."""
 
 
 def judge_row(view: LogEpochs, offset: int, epoch: int) -> RowVerdict:
@@ -34,14 +34,14 @@ def judge_row(view: LogEpochs, offset: int, epoch: int) -> RowVerdict:
     if offset < view.start_offset:
         return RowVerdict.EXPIRED
     if epoch < 0 and view.leader_epoch == 0:
-        # There was one leader only.
+        # There was only one leader.
         return RowVerdict.IN_LOG
     is_known = epoch >= 0 and bool(view.epochs) and offset >= view.epochs[0].offset
     return RowVerdict.IN_LOG if is_known else RowVerdict.UNKNOWN
 
 
 def view_of(log: FakeLog) -> LogEpochs:
-    """As the log's leader tells it."""
+    """The epochs as the log's leader returns them."""
     walk = EpochWalk(log.leader_epoch)
     while (epoch := walk.next_epoch(log.start)) is not None:
         walk.add_answer(log.epoch_end(epoch))

@@ -1,4 +1,4 @@
-"""Spark sessions of the tests: small, quiet, with nothing outside a folder of the test's own."""
+"""Spark sessions of the tests: small, quiet, with no files outside the test's folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONNECT: Final = "connect"
-# No test lives long enough for a better compiler.
+# Tests are too short to benefit from a better compiler.
 QUICK_JVM: Final = "-XX:TieredStopAtLevel=1"
 
 
 def session(where: str, folder: str | Path, **settings: str) -> SparkSession:
-    """`where`: a master, or `CONNECT` for a Spark Connect server of its own. In `settings` a dot is two underscores."""
+    """`where`: a master, or `CONNECT` for a local Spark Connect server. In `settings`, two underscores stand for a
+    dot."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable

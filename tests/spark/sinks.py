@@ -1,4 +1,4 @@
-"""What two sources make of one stream: Spark's own Kafka connector, and ours."""
+"""One stream read by two sources: Spark's Kafka connector and Fenceline."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Row = tuple[int, bytes]
 
 
 class Sinks:
-    """A parquet table of each source, fed by one query that is started and ended again and again."""
+    """A parquet table of each source, written by one query that is restarted repeatedly."""
 
     def __init__(self, spark: SparkSession, bootstrap: str, topic: str, folder: Path) -> None:
         self._spark, self._bootstrap, self._topic, self._folder = spark, bootstrap, topic, folder
 
     def drain(self, word: str, **options: Any) -> Any:
-        """Read what there is; the query, ended. The checkpoint is one for all runs of a source."""
+        """Read all available records; returns the ended query. All runs of a source share one checkpoint."""
         given = {"kafka.bootstrap.servers": self._bootstrap, "subscribe": self._topic, "startingOffsets": "earliest"}
         checkpoint = str(self._folder / f"{word}-checkpoint")
         given.update({"kafka.metadata.max.age.ms": "500"} if word == THEIRS else {"checkpointLocation": checkpoint})

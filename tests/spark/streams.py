@@ -1,4 +1,4 @@
-"""Stream readers on clusters in memory: made, asked, and what their offsets and batches say."""
+"""Stream readers on in-memory clusters: construction, calls, and the contents of their offsets and batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Offset = dict[str, Any]
 
 
 def make(cluster: FakeCluster, **options: str) -> FencelineStreamReader:
-    """Of a query without state, unless `options` say otherwise."""
+    """A reader of a stateless query, unless `options` override that."""
     given = {
         "kafka.bootstrap.servers": "h:1",
         "subscribe": "t",
@@ -61,7 +61,7 @@ def cluster_with(*counts: int) -> FakeCluster:
 
 
 def losing(cluster: FakeCluster, start: Offset, end: Offset | None = None) -> DataLossError:
-    """The loss that planning from `start` meets, or replaying the batch from `start` to `end`."""
+    """The loss reported when planning from `start`, or when replaying the batch from `start` to `end`."""
     reader = make(cluster)
     with pytest.raises(DataLossError) as caught:
         reader.latestOffset(start, ALL) if end is None else reader.partitions(start, end)

@@ -1,4 +1,4 @@
-"""What follows a Delta table, out of its log alone: each kind of reader as far as rows of a log's records tell it."""
+"""Readers that follow a Delta table by its log alone: each kind of reader, reduced to the rows it delivers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Version(NamedTuple):
 
 
 class ChangeFound(Exception):
-    """What a Delta stream without options ends with: DELTA_SOURCE_TABLE_IGNORE_CHANGES, or IGNORE_DELETE."""
+    """The error of a Delta stream without options: DELTA_SOURCE_TABLE_IGNORE_CHANGES, or IGNORE_DELETE."""
 
 
 def versions(path: str, first: int = 0) -> Iterator[Version]:
-    """The table's entries from version `first` on; files that are gone from the disk are an error."""
+    """The table's entries from version `first` on; files missing from the disk are an error."""
     for file in sorted(Path(path, "_delta_log").glob("*.json")):
         if int(file.stem) < first:
             continue
@@ -78,7 +78,7 @@ def stream(path: str, first: int = 0) -> Counter[RowKey]:
 
 
 def stream_without_changes(path: str, first: int = 0) -> Counter[RowKey]:
-    """A Delta stream with skipChangeCommits: a version that removes anything is left out as a whole."""
+    """A Delta stream with skipChangeCommits: a version that removes anything is skipped completely."""
     found: Counter[RowKey] = Counter()
     for version in versions(path, first):
         if not version.is_change:
@@ -87,7 +87,8 @@ def stream_without_changes(path: str, first: int = 0) -> Counter[RowKey]:
 
 
 def change_feed(path: str, first: int = 0) -> Counter[RowKey]:
-    """A reader of the change data feed: inserts minus deletes. Change data files win over what files tell."""
+    """A reader of the change data feed: inserts minus deletes. Change data files take precedence over added and
+    removed files."""
     found: Counter[RowKey] = Counter()
     for version in versions(path, first):
         if version.changed:
@@ -100,8 +101,8 @@ def change_feed(path: str, first: int = 0) -> Counter[RowKey]:
 
 
 def check_readers(path: str) -> None:
-    """Every version only adds, or takes rows out and adds nothing that was not there; so who skips changes has every
-    row that the table has or ever had.
+    """Every version either only adds rows, or removes rows and adds no new ones; so a reader that skips changes has
+    every row that the table has or ever had.
     """
     held: Counter[RowKey] = Counter()
     for version in versions(path):

@@ -12,7 +12,9 @@ _sizes = st.dictionaries(
 
 
 @given(_sizes, st.integers(1, 20_000))
-def test_a_limited_batch_takes_the_limit_and_starves_nobody(sizes: dict[TopicPartition, int], limit: int) -> None:
+def test_a_limited_batch_uses_the_whole_limit_and_starves_no_partition(
+    sizes: dict[TopicPartition, int], limit: int
+) -> None:
     starts = {tp: tp.partition * 7 for tp in sizes}
     ends = {tp: starts[tp] + size for tp, size in sizes.items()}
     taken = {tp: end - starts[tp] for tp, end in limit_offsets(limit, starts, ends).items()}
@@ -25,12 +27,12 @@ def test_a_limited_batch_takes_the_limit_and_starves_nobody(sizes: dict[TopicPar
         assert abs(sum(taken.values()) - min(limit, total)) <= len(waiting)
 
 
-def test_shares_follow_what_is_there() -> None:
+def test_shares_are_proportional_to_available_records() -> None:
     a, b = TopicPartition("t", 0), TopicPartition("t", 1)
     assert limit_offsets(100, {a: 0, b: 50}, {a: 900, b: 150}) == {a: 90, b: 60}
 
 
-def test_the_first_trigger_always_runs_and_later_ones_wait() -> None:
+def test_the_first_trigger_always_runs_and_later_ones_wait_for_the_minimum() -> None:
     gate = TriggerGate(100, 1000)
     assert gate.admit(1, 5)
     assert not gate.admit(99, 6)
@@ -39,7 +41,7 @@ def test_the_first_trigger_always_runs_and_later_ones_wait() -> None:
     assert gate.admit(1, 1007)
 
 
-def test_without_a_minimum_everything_runs() -> None:
+def test_without_a_minimum_every_trigger_runs() -> None:
     gate = TriggerGate(None, 1000)
     assert gate.admit(1, 0)
     assert gate.admit(1, 0)

@@ -1,5 +1,5 @@
-"""A stream that goes on from a checkpoint of Spark's own Kafka source: what is proven, and what is not. No session, no
-broker."""
+"""A stream that continues from a checkpoint of Spark's Kafka source: which positions are proven, and which are not.
+No session, no broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ AT_1500: dict[str, Any] = {"t": {"0": 1500}}
 
 
 def dated(epochs: list[tuple[int, int, int]], *, leader_epoch: int | None = None, start: int = 0) -> FakeLog:
-    """A log of runs of records: epoch, their number, and when the first one was written; a second lies between two."""
+    """A log of runs of records: epoch, record count, and the timestamp of the first record; records are one second
+    apart."""
     log = FakeLog([], start=start)
     for epoch, count, first_ms in epochs:
         for number in range(count):
@@ -47,7 +48,7 @@ def cluster_of(log: FakeLog) -> FakeCluster:
 
 @pytest.fixture(autouse=True)
 def gaps(monkeypatch: pytest.MonkeyPatch) -> list[range]:
-    """What compaction has taken out."""
+    """Offset ranges removed by compaction."""
     taken: list[range] = []
 
     def holding(_: object, ranges: Mapping[TopicPartition, tuple[int, int]]) -> set[TopicPartition]:
@@ -72,10 +73,10 @@ def place(tmp_path: Path) -> str:
 BEFORE_MS = PLANNED_MS - HOUR_MS
 AFTER_MS = PLANNED_MS + HOUR_MS
 CUT = [(0, 1000, BEFORE_MS), (1, 700, AFTER_MS)]
-"""The issue's: 1500 were read, the log was cut to 1000 and has grown to 1700."""
+"""As in the issue: 1500 were read, the log was truncated to 1000 and has grown to 1700."""
 
 
-def test_a_truncation_below_the_position_is_noticed(place: str) -> None:
+def test_a_truncation_below_the_position_is_detected(place: str) -> None:
     reader = make(cluster_of(dated(CUT)), checkpointLocation=place)
     with pytest.raises(DataLossError) as caught:
         reader.latestOffset(AT_1500, ALL)
@@ -86,8 +87,8 @@ def test_a_truncation_below_the_position_is_noticed(place: str) -> None:
     assert reads(reader, AT_1500, later) == {"t-0": (1000, 1700)}
 
 
-def test_where_the_log_may_be_another_one_from_further_below_it_is_read_from_its_start(place: str) -> None:
-    # A leader of epoch 1 may have been read, too, and have lost what it wrote below 1000.
+def test_an_unknown_divergence_point_restarts_at_the_log_start(place: str) -> None:
+    # The query may also have read a leader of epoch 1, which may have lost records below 1000.
     log = dated([(0, 1000, BEFORE_MS), (2, 700, AFTER_MS)])
     with pytest.raises(DataLossError) as caught:
         make(cluster_of(log), checkpointLocation=place).latestOffset(AT_1500, ALL)
@@ -106,7 +107,7 @@ def test_where_the_log_may_be_another_one_from_further_below_it_is_read_from_its
     ],
     ids=["one epoch", "its leader led before", "a later epoch begins above", "old records expired"],
 )
-def test_what_is_proven_goes_on_with_epochs(place: str, log: FakeLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_proven_checkpoint_continues_with_epochs(place: str, log: FakeLog, caplog: pytest.LogCaptureFixture) -> None:
     cluster = cluster_of(log)
     reader = make(cluster, checkpointLocation=place)
     with caplog.at_level(logging.WARNING, "pyspark_fenceline"):
@@ -115,20 +116,20 @@ def test_what_is_proven_goes_on_with_epochs(place: str, log: FakeLog, caplog: py
     assert reads(reader, AT_1500, later) == {"t-0": (1500, 1700)}
     assert later["topics"]["t"]["id"] == cluster.ids["t"]
     assert later["topics"]["t"]["partitions"]["0"]["epochs"]
-    # From now on it is a checkpoint like any other.
+    # From now on it is an ordinary checkpoint.
     log.elect(9, keep=1600)
     log.append(200)
     with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
         make(cluster).latestOffset(json.loads(json.dumps(later)), ALL)
 
 
-def test_without_new_records_the_checkpoint_gets_its_epochs_as_well(place: str) -> None:
+def test_epochs_are_added_to_the_checkpoint_without_new_records(place: str) -> None:
     log = dated([(0, 1500, BEFORE_MS)])
     reader = make(cluster_of(log), checkpointLocation=place)
     later = reader.latestOffset(AT_1500, ALL)
     assert later["topics"]["t"]["partitions"]["0"] == {"epochs": [[0, 0]], "leader_epoch": 0, "offset": 1500}
     assert reads(reader, AT_1500, later) == {}
-    # A running query notices what happens to its first position.
+    # A running query detects a truncation below its first position.
     log.elect(1, keep=1000)
     log.append(700)
     with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
@@ -142,18 +143,18 @@ def unproven(log: FakeLog, **options: str) -> str:
     return str(caught.value)
 
 
-def test_without_the_times_of_the_checkpoint_nothing_is_proven() -> None:
+def test_a_checkpoint_without_commit_times_proves_nothing() -> None:
     message = unproven(dated(CUT))
     assert message.startswith(
         "The records before the checkpoint's positions are not proven to be in the log: t-0 at 1500: "
     )
     assert "no option checkpointLocation" in message
     assert "its epochs: 0 from 0, 1 from 1000" in message
-    # Nor in a log of one epoch: a topic that was created anew begins with epoch 0 as well.
+    # Nor in a log of one epoch: a recreated topic also begins with epoch 0.
     assert "no option checkpointLocation" in unproven(dated([(0, 1700, BEFORE_MS)]))
 
 
-def test_it_goes_on_where_that_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unproven_checkpoint_continues_when_the_option_accepts_it(caplog: pytest.LogCaptureFixture) -> None:
     for options in ({"onUnproven": "accept"}, {"failOnDataLoss": "false"}):
         reader = make(cluster_of(dated(CUT)), **options)
         caplog.clear()
@@ -161,7 +162,7 @@ def test_it_goes_on_where_that_is_accepted(caplog: pytest.LogCaptureFixture) -> 
         assert reads(reader, AT_1500, later) == {"t-0": (1500, 1700)}
         assert CODE in caplog.text
         assert later["topics"]["t"]["partitions"]["0"]["epochs"] == [[0, 0], [1, 1000]]
-        # The progress tells, too.
+        # The progress reports it, too.
         assert later["unproven"] == AT_1500
         grown = cluster_of(dated([*CUT[:1], (1, 800, AFTER_MS)]))
         assert "unproven" not in make(grown).latestOffset(later, ALL)
@@ -169,7 +170,7 @@ def test_it_goes_on_where_that_is_accepted(caplog: pytest.LogCaptureFixture) -> 
         make(cluster_of(dated(CUT)), failOnDataLoss="false", onUnproven="fail").latestOffset(AT_1500, ALL)
 
 
-def test_accepting_is_for_what_is_not_known_only(place: str) -> None:
+def test_accepting_does_not_apply_to_a_proven_truncation(place: str) -> None:
     with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
         make(cluster_of(dated(CUT)), checkpointLocation=place, onUnproven="accept").latestOffset(AT_1500, ALL)
 
@@ -185,29 +186,29 @@ def test_accepting_is_for_what_is_not_known_only(place: str) -> None:
     ],
     ids=["dates of events", "a topic made anew, with other dates", "between plan and commit", "no records", "a gap"],
 )
-def test_what_the_dates_do_not_decide(place: str, log: FakeLog, because: str) -> None:
+def test_ambiguous_timestamps_prove_nothing(place: str, log: FakeLog, because: str) -> None:
     if because.endswith("another log"):
-        # All of it is dated after the commit: that is known.
+        # All records are dated after the commit: this is a proven truncation.
         with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
             make(cluster_of(log), checkpointLocation=place).latestOffset(AT_1500, ALL)
         return
     assert because in unproven(log, checkpointLocation=place)
 
 
-def test_one_record_with_a_date_of_the_future_is_no_truncation(place: str) -> None:
+def test_one_record_with_a_future_timestamp_is_no_truncation(place: str) -> None:
     log = dated([(0, 1700, BEFORE_MS)])
     log.timestamps[700] = AFTER_MS
     reader = make(cluster_of(log), checkpointLocation=place)
     assert ends(reader.latestOffset(AT_1500, ALL)) == {"t-0": 1700}
 
 
-def test_an_epoch_without_a_record_that_is_dated_before_proves_nothing(place: str, gaps: list[range]) -> None:
+def test_an_epoch_without_a_record_dated_before_the_commit_proves_nothing(place: str, gaps: list[range]) -> None:
     log = dated([(0, 1000, BEFORE_MS), (1, 700, AFTER_MS)])
     gaps.append(range(1000, 1003))
     for offset in gaps[0]:
         del log.timestamps[offset]
     assert "epoch 1 of the log begins at 1000, below the position" in unproven(log, checkpointLocation=place)
-    # One that has kept a later record of before the plan does.
+    # An epoch that kept a later record dated before the plan does.
     log = dated([(0, 1000, BEFORE_MS), (1, 700, BEFORE_MS + 1_000_000)])
     reader = make(cluster_of(log), checkpointLocation=place)
     assert ends(reader.latestOffset(AT_1500, ALL)) == {"t-0": 1700}
@@ -235,28 +236,30 @@ def receipt(**fields: Any) -> LossReceipt:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def tell(*receipts: LossReceipt) -> None:
+def set_receipts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def replace_receipts(*receipts: LossReceipt) -> None:
         monkeypatch.setattr(stream, "known_losses", lambda *_: list(receipts))
 
-    return tell
+    return replace_receipts
 
 
-def test_a_receipt_decides_where_dates_do_not(place: str, told: Callable[..., None]) -> None:
-    told(receipt())
+def test_a_receipt_decides_where_timestamps_do_not(place: str, set_receipts: Callable[..., None]) -> None:
+    set_receipts(receipt())
     log = dated([(0, 1000, 0), (2, 700, 1_000_000)])
     with pytest.raises(DataLossError) as caught:
         make(cluster_of(log), checkpointLocation=place).latestOffset(AT_1500, ALL)
     assert [(loss.offset, loss.divergent_offset) for loss in caught.value.losses] == [(1500, 1000)]
-    # Without the checkpoint's times it may be of before the read.
+    # Without commit times the loss may have happened before the read.
     assert "a1b2c3 (node 2 lost offsets 1000 to 1499" in unproven(log)
 
 
-def test_a_receipt_against_the_dates_is_not_decided(place: str, told: Callable[..., None]) -> None:
+def test_a_receipt_that_contradicts_the_timestamps_proves_nothing(
+    place: str, set_receipts: Callable[..., None]
+) -> None:
     log = dated([(0, 1000, BEFORE_MS), (2, 700, BEFORE_MS + 1_000_000)])
-    told(receipt())
+    set_receipts(receipt())
     assert "a loss receipt contradicts it" in unproven(log, checkpointLocation=place)
-    told(receipt(topic_id="older-id", cause="topic_deleted", loss_class="expired"))
+    set_receipts(receipt(topic_id="older-id", cause="topic_deleted", loss_class="expired"))
     assert "another id existed after the plan" in unproven(log, checkpointLocation=place)
 
 
@@ -272,14 +275,16 @@ def test_a_receipt_against_the_dates_is_not_decided(place: str, told: Callable[.
     ],
     ids=["before the plan", "not readable", "deleted on purpose", "fetched again", "above", "another partition"],
 )
-def test_receipts_of_other_records_say_nothing(place: str, told: Callable[..., None], fields: dict[str, Any]) -> None:
-    told(receipt(**fields))
+def test_receipts_of_other_records_are_ignored(
+    place: str, set_receipts: Callable[..., None], fields: dict[str, Any]
+) -> None:
+    set_receipts(receipt(**fields))
     log = dated([(0, 1100, BEFORE_MS), (2, 600, BEFORE_MS + 1_100_000)])
     reader = make(cluster_of(log), checkpointLocation=place)
     assert ends(reader.latestOffset(AT_1500, ALL)) == {"t-0": 1700}
 
 
-def test_the_time_is_that_of_the_batch_that_read_the_partition_last(tmp_path: Path) -> None:
+def test_the_commit_time_is_of_the_last_batch_that_read_the_partition(tmp_path: Path) -> None:
     both = {"t": {"0": 1500, "1": 20}}
     write_entry(tmp_path, "q", 4, entry({"t": {"0": 900, "1": 10}}, planned_ms=PLANNED_MS - HOUR_MS))
     write_entry(tmp_path, "q", 5, entry({"t": {"0": 1500, "1": 10}}, planned_ms=PLANNED_MS))
@@ -294,7 +299,7 @@ def test_the_time_is_that_of_the_batch_that_read_the_partition_last(tmp_path: Pa
     assert [(loss.partition, loss.divergent_offset) for loss in caught.value.losses] == [(0, 1000)]
 
 
-def test_the_replay_of_a_batch_of_the_other_source_is_judged_as_well(tmp_path: Path) -> None:
+def test_a_replayed_batch_of_the_other_source_is_checked(tmp_path: Path) -> None:
     first: dict[str, Any] = {"t": {"0": 1200}}
     write_entry(tmp_path, "q", 0, entry(first, planned_ms=PLANNED_MS - 60_000))
     write_entry(tmp_path, "q", 1, entry(AT_1500, planned_ms=PLANNED_MS))
@@ -308,13 +313,13 @@ def test_the_replay_of_a_batch_of_the_other_source_is_judged_as_well(tmp_path: P
         make(cluster_of(dated(CUT))).partitions(first, AT_1500)
 
 
-def test_nothing_was_read_before_the_first_offset() -> None:
+def test_a_checkpoint_at_the_first_offset_has_read_nothing() -> None:
     log = dated([(3, 20, 0)])
     assert ends(make(cluster_of(log)).latestOffset({"t": {"0": 0}}, ALL)) == {"t-0": 20}
 
 
 @pytest.mark.parametrize("kind", ["missing", "of another format", "another query's"])
-def test_a_checkpoint_that_tells_no_times(tmp_path: Path, kind: str) -> None:
+def test_a_checkpoint_without_usable_commit_times_is_unproven(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "checkpoint"
     if kind == "of another format":
         write_entry(folder, "q", 0, entry(AT_1500, version="v2"))

@@ -1,4 +1,4 @@
-"""One query under Spark's own Kafka connector, under ours, and under the connector again, on one checkpoint."""
+"""One query under Spark's Kafka connector, under Fenceline, and under the connector again, on one checkpoint."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def own_node() -> Iterator[EmbeddedNode]:
 
 @pytest.fixture(params=["fenceline", pytest.param("kafka", marks=pytest.mark.kafka)])
 def node(request: pytest.FixtureRequest) -> Any:
-    """One that these tests may stop."""
+    """A broker that these tests may stop."""
     return request.getfixturevalue("own_kafka" if request.param == "kafka" else "own_node")
 
 
 def produce(bootstrap: str, topic: str, first: int, end: int, *, at_ms: int) -> None:
-    """Records whose value is their offset, as written at that time."""
+    """Records whose value is their offset, with that timestamp."""
     with Producer(bootstrap) as producer:
         for value in range(first, end):
             producer.send(topic, b"%d" % value, timestamp_ms=at_ms)
@@ -59,7 +59,7 @@ def produce(bootstrap: str, topic: str, first: int, end: int, *, at_ms: int) -> 
 
 
 class Query:
-    """One query into a parquet table."""
+    """One query that writes a parquet table."""
 
     def __init__(self, spark: SparkSession, bootstrap: str, topic: str, folder: Path) -> None:
         self._spark, self._bootstrap, self._topic = spark, bootstrap, topic
@@ -94,7 +94,9 @@ def expected(end: int) -> list[tuple[int, bytes]]:
     return [(offset, b"%d" % offset) for offset in range(end)]
 
 
-def test_there_and_back(query: Query, node: ApacheKafka | EmbeddedNode, topic: str, tmp_path: Path) -> None:
+def test_switching_to_fenceline_and_back(
+    query: Query, node: ApacheKafka | EmbeddedNode, topic: str, tmp_path: Path
+) -> None:
     produce(node.bootstrap, topic, 150, 170, at_ms=_now_ms())
     with pytest.raises(Exception, match="CHECKPOINT_UNPROVEN") as caught:
         query.drain("fenceline")
@@ -107,7 +109,7 @@ def test_there_and_back(query: Query, node: ApacheKafka | EmbeddedNode, topic: s
     query.drain("fenceline")
     assert query.rows() == expected(180)
 
-    # The connector says that it cannot read this; from what is exported it goes on.
+    # The connector cannot read this checkpoint; it continues from the exported one.
     produce(node.bootstrap, topic, 180, 200, at_ms=_now_ms())
     with pytest.raises(Exception):  # noqa: B017 - in words of its own
         query.drain("kafka")
@@ -116,13 +118,13 @@ def test_there_and_back(query: Query, node: ApacheKafka | EmbeddedNode, topic: s
     query.checkpoint = done.target
     query.drain("kafka")
     assert query.rows() == expected(200)
-    # And ours from there, again.
+    # Fenceline continues from there again.
     produce(node.bootstrap, topic, 200, 210, at_ms=_now_ms())
     query.drain("fenceline", onUnproven="accept")
     assert query.rows() == expected(210)
 
 
-def test_a_log_that_was_cut_below_the_position(
+def test_a_log_truncated_below_the_position_is_detected(
     query: Query, node: ApacheKafka | EmbeddedNode, topic: str, tmp_path: Path
 ) -> None:
     restart_cut(node, topic, 100)
@@ -137,8 +139,9 @@ def test_a_log_that_was_cut_below_the_position(
     assert query.rows() == expected(150)
 
 
-def test_a_receipt_decides_where_dates_do_not(spark: SparkSession, topic: str, tmp_path: Path) -> None:
-    """Records are dated as events of long ago; a crash takes the end of the log, and recovery writes the receipt."""
+def test_a_receipt_decides_where_timestamps_do_not(spark: SparkSession, topic: str, tmp_path: Path) -> None:
+    """Record timestamps are event times long past; a crash loses the end of the log, and recovery writes the
+    receipt."""
     with EmbeddedNode() as node:
         with Admin(node.bootstrap) as admin:
             admin.create_topics([NewTopic(topic, 1, 1, {"retention.ms": "-1"})])

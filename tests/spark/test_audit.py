@@ -1,4 +1,5 @@
-"""Audit and repair without Spark, against a Fenceline node and Apache Kafka: every kind of difference, and its end."""
+"""Audit and repair without Spark, against a Fenceline node and Apache Kafka: every kind of difference, and its
+repair."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ COLUMNS = ["value", "topic", "partition", "offset", "leader_epoch"]
 
 
 def records(broker: Broker, topic: str, first: int, end: int, partition: int = 0) -> pa.Table:
-    """Rows as the source gives them."""
+    """Rows as the source returns them."""
     with RangeReader({"bootstrap.servers": broker.bootstrap}) as reader:
         batches = list(reader.read({TopicPartition(topic, partition): (first, end)}))
     if not batches:
@@ -56,7 +57,7 @@ def repaired(
     return repair_here(table, settings(broker.bootstrap, topics, **options), apply=True, kinds=kinds)
 
 
-def told(found: Audit) -> list[tuple[str, int, int, int, int]]:
+def findings_of(found: Audit) -> list[tuple[str, int, int, int, int]]:
     return [
         (row["kind"], row["partition"], row["start_offset"], row["end_offset_exclusive"], row["rows"])
         for row in found.findings.to_pylist()
@@ -73,7 +74,7 @@ def moved(rows: pa.Table, by: int) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("offset"), "offset", column)
 
 
-def test_a_table_that_is_the_log(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_a_table_equal_to_the_log_has_no_findings(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic, 2)
     broker.produce(topic, range(500), partition=0)
     broker.produce(topic, range(20), partition=1)
@@ -82,13 +83,13 @@ def test_a_table_that_is_the_log(broker: Broker, topic: str, tmp_path: Path) -> 
     found = audited(broker, table)
     assert found.verdict.is_equal, str(found)
     assert found.verdict.row_count == 520
-    assert told(found) == []
+    assert findings_of(found) == []
     done = repaired(broker, table)
     assert done.version is None
     assert "Nothing was changed" in done.sentence()
 
 
-def test_every_difference_is_found_and_mended(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_every_difference_is_found_and_repaired(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic, 2)
     for _ in range(5):
         broker.produce(topic, range(100), partition=0)
@@ -101,7 +102,7 @@ def test_every_difference_is_found_and_mended(broker: Broker, topic: str, tmp_pa
     untouched = {file for file in DeltaTable(table).file_uris() if "partition=1" in file}
     keep(tmp_path / "t", whole.slice(300, 100))
     found = audited(broker, table, topic)
-    assert told(found) == [
+    assert findings_of(found) == [
         ("missing", 0, 100, 150, 50),
         ("duplicate", 0, 180, 200, 20),
         ("missing", 0, 220, 300, 80),
@@ -121,7 +122,7 @@ def test_every_difference_is_found_and_mended(broker: Broker, topic: str, tmp_pa
     rows = DeltaTable(table).to_pyarrow_table().sort_by([("partition", "ascending"), ("offset", "ascending")])
     assert rows["offset"].to_pylist() == [*range(500), *range(50)]
     assert rows.slice(0, 500).select(COLUMNS).cast(whole.schema).equals(whole)
-    # Only the file with rows beyond the log and one of the two with the same rows went.
+    # Only the file with rows beyond the log and one of the two duplicate files were removed.
     assert len(before - set(DeltaTable(table).file_uris())) == 2
     assert untouched <= set(DeltaTable(table).file_uris())
     version = DeltaTable(table).version()
@@ -133,14 +134,14 @@ def test_every_difference_is_found_and_mended(broker: Broker, topic: str, tmp_pa
     check_readers(table)
 
 
-def test_a_table_may_begin_later_and_be_behind(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_a_table_may_begin_later_and_lag_behind(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic)
     broker.produce(topic, range(100))
     table = keep(tmp_path / "t", records(broker, topic, 40, 80))
     assert audited(broker, table).verdict.outcome == "different"
     found = audited(broker, table, starting="table")
     assert found.verdict.outcome == "behind"
-    assert told(found) == [("behind", 0, 80, 100, 20)]
+    assert findings_of(found) == [("behind", 0, 80, 100, 20)]
     chosen = settings(broker.bootstrap, topic, starting="table")
     assert repair_here(table, chosen, apply=True, kinds=("stale", "missing")).version is None
     assert repair_here(table, chosen, apply=True, kinds=("behind",)).added_rows == 20
@@ -154,11 +155,11 @@ def test_rows_below_the_logs_start_are_kept(broker: Broker, topic: str, tmp_path
     broker.admin.delete_records({TopicPartition(topic, 0): 50})
     found = audited(broker, table)
     assert found.verdict.is_equal
-    assert told(found) == [("expired", 0, 0, 20, 0), ("expired", 0, 20, 50, 30)]
+    assert findings_of(found) == [("expired", 0, 0, 20, 0), ("expired", 0, 20, 50, 30)]
     assert repaired(broker, table).version is None
 
 
-def test_rows_of_which_the_log_says_nothing_are_kept_unless_asked(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_unprovable_rows_are_kept_unless_requested(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic)
     broker.produce(topic, range(10))
     good = records(broker, topic, 0, 10)
@@ -171,7 +172,7 @@ def test_rows_of_which_the_log_says_nothing_are_kept_unless_asked(broker: Broker
     keep(tmp_path / "t", with_epoch(good.slice(8, 2), None))
     found = audited(broker, table)
     kinds = {(row["kind"], row["rows"]) for row in found.findings.to_pylist()}
-    # The log has one epoch only: there the row without one is proven.
+    # The log has only one epoch: there the row without an epoch is proven.
     assert kinds == {("foreign", 10), ("newer", 2), ("missing", 2)}
     assert not found.verdict.is_right
     done = repaired(broker, table, kinds=("stale", "beyond", "duplicate", "aborted"))
@@ -188,16 +189,16 @@ def test_an_empty_topic_and_an_empty_table(broker: Broker, topic: str, tmp_path:
     broker.produce(other, range(3))
     table = keep(tmp_path / "t", records(broker, other, 0, 3).slice(0, 0))
     assert DeltaTable(table).count() == 0
-    # Without a name there is nothing to compare.
+    # Without a topic name there is nothing to compare.
     assert "0 rows of 0 partitions); nothing was compared" in str(audited(broker, table))
     found = audited(broker, table, topic)
     assert (found.verdict.outcome, found.verdict.row_count, found.verdict.partition_count) == ("equal", 0, 3)
-    assert told(found) == []
+    assert findings_of(found) == []
     assert repaired(broker, table, topic).version is None
-    assert told(audited(broker, table, other)) == [("behind", 0, 0, 3, 3)]
-    # A row where the log has never had any.
+    assert findings_of(audited(broker, table, other)) == [("behind", 0, 0, 3, 3)]
+    # A row at an offset that the log never had.
     keep(tmp_path / "t", records(broker, other, 0, 1).set_column(1, "topic", pa.array([topic])))
-    assert told(audited(broker, table, topic)) == [("beyond", 0, 0, 1, 1)]
+    assert findings_of(audited(broker, table, topic)) == [("beyond", 0, 0, 1, 1)]
     assert repaired(broker, table, topic).removed_rows == 1
     assert audited(broker, table, topic).verdict.is_equal
 
@@ -213,7 +214,7 @@ def test_null_keys_and_null_values_are_records(broker: Broker, topic: str, tmp_p
         rows = pa.Table.from_batches(list(reader.read({TopicPartition(topic, 0): (0, 4)})))
     rows = rows.select(["key", *COLUMNS])
     table = keep(tmp_path / "t", rows.slice(3))
-    assert told(audited(broker, table)) == [("missing", 0, 0, 3, 3)]
+    assert findings_of(audited(broker, table)) == [("missing", 0, 0, 3, 3)]
     done = repaired(broker, table)
     assert (done.removed_rows, done.added_rows) == (0, 3)
     found = DeltaTable(table).to_pyarrow_table().sort_by("offset")
@@ -238,7 +239,7 @@ def test_a_thousand_partitions(broker: Broker, topic: str, tmp_path: Path, parti
         ranges = {TopicPartition(topic, partition): (0, 3) for partition in range(0, 1000, 2)}
         rows = pa.Table.from_batches(list(reader.read(ranges))).select(COLUMNS)
     assert rows.num_rows == 1500
-    # The middle record of every tenth partition is not there, and partition 998 has its last one twice.
+    # The middle record of every tenth partition is missing, and partition 998 has its last one twice.
     gone = pa.compute.and_(
         pa.compute.equal(rows["offset"], 1),
         pa.compute.is_in(rows["partition"], pa.array(range(0, 1000, 20), pa.int32())),
@@ -249,14 +250,14 @@ def test_a_thousand_partitions(broker: Broker, topic: str, tmp_path: Path, parti
     found = audited(broker, table, topic)
     assert found.verdict.partition_count == 1000
     holes = [("missing", partition, 1, 2, 1) for partition in range(0, 1000, 20)]
-    assert told(found) == [*holes, ("duplicate", 998, 2, 3, 1)]
+    assert findings_of(found) == [*holes, ("duplicate", 998, 2, 3, 1)]
     done = repaired(broker, table, topic)
     assert (done.removed_rows, done.added_rows) == (1, 50)
     assert audited(broker, table, topic).verdict.is_equal
     assert DeltaTable(table).count() == 1500
 
 
-def test_tables_that_can_not_be_compared_are_refused(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_tables_that_cannot_be_compared_are_rejected(broker: Broker, topic: str, tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="no Delta table"):
         audited(broker, str(tmp_path / "nothing"))
     write_deltalake(str(tmp_path / "t"), pa.table({"offset": [1], "partition": [0]}))
@@ -270,7 +271,7 @@ def test_tables_that_can_not_be_compared_are_refused(broker: Broker, topic: str,
 
 
 def rewritten(table: Path, rows: pa.Table | None = None, **actions: dict[str, Any]) -> str:
-    """A table whose first entry says something else."""
+    """A table with other actions in its first log entry."""
     plain = {"topic": ["t"] * 30, "partition": [0] * 30, "offset": list(range(30)), "leader_epoch": [0] * 30}
     write_deltalake(str(table), pa.table(plain) if rows is None else rows)
     entry = table / "_delta_log" / f"{0:020d}.json"
@@ -281,7 +282,7 @@ def rewritten(table: Path, rows: pa.Table | None = None, **actions: dict[str, An
 
 
 def with_deleted_rows(table: Path, rows: pa.Table | None = None) -> str:
-    """Of 30 rows a deletion vector deletes 3, 4, 7, 11, 18 and 29."""
+    """A table of 30 rows whose deletion vector deletes rows 3, 4, 7, 11, 18 and 29."""
     vector = {"storageType": "i", "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"}
     features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
     return rewritten(
@@ -292,13 +293,13 @@ def with_deleted_rows(table: Path, rows: pa.Table | None = None) -> str:
     )
 
 
-def test_rows_that_a_deletion_vector_deletes_are_no_rows(fenceline_node: Broker, topic: str, tmp_path: Path) -> None:
+def test_rows_deleted_by_a_deletion_vector_are_ignored(fenceline_node: Broker, topic: str, tmp_path: Path) -> None:
     fenceline_node.create(topic)
     fenceline_node.produce(topic, range(30))
     table = with_deleted_rows(tmp_path / "t", records(fenceline_node, topic, 0, 30))
     found = audited(fenceline_node, table, topic)
     assert found.verdict.row_count == 24
-    absent = [(kind, start, end) for kind, _, start, end, _ in told(found)]
+    absent = [(kind, start, end) for kind, _, start, end, _ in findings_of(found)]
     assert absent == [
         ("missing", 3, 5),
         ("missing", 7, 8),
@@ -306,20 +307,20 @@ def test_rows_that_a_deletion_vector_deletes_are_no_rows(fenceline_node: Broker,
         ("missing", 18, 19),
         ("behind", 29, 30),
     ]
-    # Files are not written anew here without them.
+    # Files with deletion vectors are not rewritten here.
     with pytest.raises(OperatorError, match="has deletion vectors") as caught:
         repaired(fenceline_node, table, topic)
     assert "PURGE" in caught.value.advice
     assert DeltaTable(table).version() == 0
 
 
-def test_tables_whose_files_do_not_tell_their_rows_are_refused(tmp_path: Path) -> None:
+def test_tables_with_column_mapping_are_rejected(tmp_path: Path) -> None:
     mapped = rewritten(tmp_path / "mapped", metaData={"configuration": {"delta.columnMapping.mode": "name"}})
     with pytest.raises(OperatorError, match="mapped by name"):
         audit_here(mapped, settings("127.0.0.1:1"))
 
 
-def test_a_table_with_columns_of_its_own_is_not_filled_by_guessing(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_a_table_with_extra_columns_is_not_filled(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic)
     broker.produce(topic, range(5))
     rows = records(broker, topic, 0, 3)
@@ -330,9 +331,7 @@ def test_a_table_with_columns_of_its_own_is_not_filled_by_guessing(broker: Broke
 
 
 @pytest.mark.kafka
-def test_control_batches_and_aborted_transactions_are_no_holes(
-    apache_kafka: Broker, topic: str, tmp_path: Path
-) -> None:
+def test_control_batches_and_aborted_transactions_are_no_gaps(apache_kafka: Broker, topic: str, tmp_path: Path) -> None:
     from confluent_kafka import Producer
 
     broker = apache_kafka
@@ -354,17 +353,17 @@ def test_control_batches_and_aborted_transactions_are_no_holes(
     table = keep(tmp_path / "all", every)
     assert audited(broker, table).verdict.is_equal
     found = audited(broker, table, isolation_level="read_committed")
-    assert told(found) == [("aborted", 0, 6, 11, 5), ("aborted", 0, 18, 23, 5)]
+    assert findings_of(found) == [("aborted", 0, 6, 11, 5), ("aborted", 0, 18, 23, 5)]
     done = repaired(broker, table, isolation_level="read_committed")
     assert done.removed_rows == 10
     assert audited(broker, table, isolation_level="read_committed").verdict.is_equal
-    # For who wants all records, those of aborted transactions are missing now.
-    assert told(audited(broker, table)) == [("missing", 0, 6, 11, 5), ("behind", 0, 18, 23, 5)]
+    # At read_uncommitted, records of aborted transactions are now missing.
+    assert findings_of(audited(broker, table)) == [("missing", 0, 6, 11, 5), ("behind", 0, 18, 23, 5)]
     repaired(broker, table)
     assert audited(broker, table).verdict.is_equal
 
 
-def test_a_truncated_log(tmp_path: Path) -> None:
+def test_rows_of_a_truncated_log_are_stale(tmp_path: Path) -> None:
     topic = "cut"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -377,7 +376,7 @@ def test_a_truncated_log(tmp_path: Path) -> None:
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1060))
         found = audited(broker, table)
-        assert told(found) == [("behind", 0, 100, 160, 60), ("stale", 0, 100, 200, 100)]
+        assert findings_of(found) == [("behind", 0, 100, 160, 60), ("stale", 0, 100, 200, 100)]
         done = repaired(broker, table)
         assert (done.removed_rows, done.added_rows, done.files_removed) == (100, 60, 2)
         assert audited(broker, table).verdict.is_equal
@@ -385,22 +384,22 @@ def test_a_truncated_log(tmp_path: Path) -> None:
         assert values[100:] == [b"%d" % value for value in range(1000, 1060)]
 
 
-def test_a_poisoned_batch_is_named_and_what_lies_around_it_is_repaired(tmp_path: Path) -> None:
+def test_a_corrupt_batch_is_reported_and_its_neighbours_are_repaired(tmp_path: Path) -> None:
     topic = "poisoned"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
         broker.create(topic)
-        # However the producer batches, no batch holds records of two calls.
+        # However the producer batches, no batch contains records of two calls.
         for start in range(0, 300, 50):
             broker.produce(topic, range(start, start + 50))
         whole = records(broker, topic, 0, 300)
         table = keep(tmp_path / "full", whole)
         short = keep(tmp_path / "short", pa.concat_tables([whole.slice(0, 70), whole.slice(260, 10)]))
         node.stop()
-        first, end = poison(node, topic, 150)
+        first, end = corrupt_batch(node, topic, 150)
         node.start()
         broker = Broker("fenceline", node.bootstrap)
-        # Where the table has the rows nobody needs the batch.
+        # If the table has the rows, the batch is not needed.
         assert audited(broker, table).verdict.is_equal
         around = [
             ("missing", 0, 70, first, first - 70),
@@ -409,7 +408,7 @@ def test_a_poisoned_batch_is_named_and_what_lies_around_it_is_repaired(tmp_path:
             ("behind", 0, 270, 300, 30),
         ]
         found = audited(broker, short)
-        assert told(found) == around
+        assert findings_of(found) == around
         assert found.verdict.outcome == "different"
         done = repaired(broker, short)
         assert done.added_rows == 300 - 80 - (end - first)
@@ -417,13 +416,13 @@ def test_a_poisoned_batch_is_named_and_what_lies_around_it_is_repaired(tmp_path:
             ("unreadable", first, end)
         ]
         assert "1 findings are left unchanged (unreadable)" in done.sentence()
-        assert told(audited(broker, short)) == [("unreadable", 0, first, end, 0)]
+        assert findings_of(audited(broker, short)) == [("unreadable", 0, first, end, 0)]
         offsets = DeltaTable(short).to_pyarrow_table(columns=["offset"])["offset"].to_pylist()
         assert sorted(offsets) == [offset for offset in range(300) if not first <= offset < end]
 
 
-def poison(node: EmbeddedNode, topic: str, offset: int) -> tuple[int, int]:
-    """Turn a bit of the batch that begins at `offset`, in the stopped node's partition 0; the batch's offsets."""
+def corrupt_batch(node: EmbeddedNode, topic: str, offset: int) -> tuple[int, int]:
+    """Flip a bit of the batch at `offset` in partition 0 of the stopped node; returns the offsets of the batch."""
     (folder,) = node.log_dir.rglob(f"{topic}-0")
     (segment,) = folder.glob("*.log")
     content = bytearray(segment.read_bytes())
@@ -437,7 +436,7 @@ def command(broker: Broker, *arguments: str) -> Any:
     return CliRunner().invoke(app, ["audit", *arguments], env={"FENCELINE_BOOTSTRAP": broker.bootstrap})
 
 
-def test_the_command_says_it_and_repairs(fenceline_node: Broker, topic: str, tmp_path: Path) -> None:
+def test_the_command_reports_and_repairs(fenceline_node: Broker, topic: str, tmp_path: Path) -> None:
     fenceline_node.create(topic)
     fenceline_node.produce(topic, range(100))
     rows = records(fenceline_node, topic, 0, 100)

@@ -1,4 +1,4 @@
-"""Rows without an epoch against the log's records: what is equal, what is not, and what cannot be compared."""
+"""Rows without an epoch against the log's records: which are equal, which differ, and which cannot be compared."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile
 from pyspark_fenceline.log_columns import log_columns
-from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, install_fake_cluster
 
 TP = TopicPartition("t", 0)
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def in_log(values: list[bytes | None], epochs: list[int]) -> pa.RecordBatch:
-    """Records of offset 0 on, as the client reads them; None: there is none."""
+    """Records from offset 0 on, as the client reads them; None: no record."""
     offsets = [offset for offset, value in enumerate(values) if value is not None]
     size = len(offsets)
     return pa.RecordBatch.from_pydict(
@@ -45,7 +45,7 @@ def in_log(values: list[bytes | None], epochs: list[int]) -> pa.RecordBatch:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=1)
+    return install_fake_cluster(monkeypatch, t=1)
 
 
 def keep_log(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, batch: pa.RecordBatch, end: int) -> None:
@@ -76,19 +76,19 @@ def rows(values: list[Any], offsets: list[int], epochs: list[int | None] | None 
     )
 
 
-def test_equal_values_get_the_records_epoch_and_others_are_not_in_the_log(
+def test_equal_values_get_the_epoch_of_the_record_and_others_are_stale(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep_log(cluster, monkeypatch, in_log([b"a", b"b", None, b"d", b"e"], [1, 1, 1, 2, -1]), 5)
-    # In any order, twice, as text; one row has an epoch, of another there is no record, and one is above the end.
+    # In any order, duplicated, as text; one row has an epoch, one has no record, and one is above the end.
     table = rows(["d", "x", "a", "d", "c", "b", "e", "z"], [3, 3, 0, 3, 2, 1, 4, 9], [None] * 5 + [7, None, None])
     assert found(table) == [2, NOT_IN_LOG, 1, 2, -1, 7, SAME_VALUES, -1]
 
 
-def test_every_column_that_both_have_must_be_equal(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shared_column_must_be_equal(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_log(cluster, monkeypatch, in_log([b"a", b"b", b"c"], [1, 1, 1]), 3)
     table = rows(["a", "b", "c"], [0, 1, 2])
-    # Times of another unit and without a zone are the same times.
+    # Timestamps of another unit and without a time zone are equal.
     late = AT.replace(tzinfo=None, second=1)
     table = table.append_column("timestamp", pa.array([AT.replace(tzinfo=None), late, None], pa.timestamp("ms")))
     assert found(table, ("value", "timestamp")) == [1, NOT_IN_LOG, NOT_IN_LOG]
@@ -109,12 +109,12 @@ def test_null_is_equal_to_null_only() -> None:
     assert equal(one, other).tolist() == [True, True, True, False]
 
 
-def test_rows_of_a_topic_that_the_cluster_has_not_are_not_compared(cluster: FakeCluster) -> None:
+def test_rows_of_a_topic_unknown_to_the_cluster_are_not_compared(cluster: FakeCluster) -> None:
     table = rows(["a"], [0]).set_column(0, "topic", pa.array(["elsewhere"]))
     assert found(table) == [-1]
 
 
-def test_a_file_is_compared_some_row_groups_at_a_time(
+def test_a_file_is_compared_a_few_row_groups_at_a_time(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import pyarrow.parquet as pq
@@ -126,13 +126,13 @@ def test_a_file_is_compared_some_row_groups_at_a_time(
     file = TableFile("f.parquet", 0, {})
     columns = log_columns({name: kept[name] for name in kept.column_names[:4]})
     refined = ByValues({}, ("value", "key")).of_file(DeltaOptions(str(tmp_path)), file, columns)
-    # The file has no column `key`: it is null, which the log's is not.
+    # The file has no column `key`: it reads as null, unlike the key in the log.
     assert set(refined.epochs.tolist()) == {NOT_IN_LOG}
     refined = ByValues({}, ("value",)).of_file(DeltaOptions(str(tmp_path)), file, columns)
     assert refined.epochs.tolist() == [1] * 60 + [2] * 39 + [NOT_IN_LOG]
 
 
-def test_what_would_prove_nothing_is_refused() -> None:
+def test_columns_that_would_prove_nothing_are_rejected() -> None:
     place = ["topic", "partition", "offset"]
     assert content_columns([*place, "value", "parsed", "timestamp"], "it") == ("value", "timestamp")
     assert content_columns([*place, "timestamp"], "it") == ("timestamp",)

@@ -1,5 +1,5 @@
-"""Offsets without a row that are no loss: markers of transactions, aborted records, what compaction has taken out. The
-tables are made by the sink, from a log of Apache Kafka that has all of them, and audited as Spark jobs.
+"""Offsets without a row that are no loss: transaction markers, aborted records, compacted records. The tables are
+written by the sink, from a log of Apache Kafka that has all of them, and audited as Spark jobs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ WRITTEN: Final = [offset for number in range(TRANSACTIONS) for offset in offsets
 
 @pytest.fixture
 def kafka() -> Iterator[ApacheKafka]:
-    """With the topic `keys`, of which nothing is compacted yet."""
+    """With the topic `keys`, not compacted yet."""
     from confluent_kafka import Producer
 
     with small_kafka(overrides={"log.cleaner.backoff.ms": "100", "log.cleaner.enable": "true"}) as running:
@@ -78,7 +78,7 @@ def kafka() -> Iterator[ApacheKafka]:
 
 
 def compact(kafka: ApacheKafka) -> None:
-    """All segments but the last."""
+    """Compact all segments except the last."""
     with Admin(kafka.bootstrap) as admin:
         admin.alter_configs({("topic", TP.topic): {"min.cleanable.dirty.ratio": "0.0"}})
     checkpoint, folder = kafka.log_dir / "cleaner-offset-checkpoint", kafka.log_dir / str(TP)
@@ -102,7 +102,7 @@ def in_table(table: str) -> list[int]:
 class Audited(NamedTuple):
     is_equal: bool
     offsets: dict[str, list[int]]
-    """Of each kind of finding."""
+    """Offsets by kind of finding."""
 
 
 def audited(
@@ -117,7 +117,7 @@ def audited(
     return Audited(report.verdict.is_equal, found)
 
 
-def test_neither_markers_nor_aborted_records_nor_compacted_ones_are_missing(
+def test_markers_aborted_records_and_compacted_records_are_not_missing(
     spark: SparkSession, kafka: ApacheKafka, tmp_path: Path
 ) -> None:
     tables = {level: str(tmp_path / level) for level in (COMMITTED, UNCOMMITTED)}
@@ -141,11 +141,11 @@ def test_neither_markers_nor_aborted_records_nor_compacted_ones_are_missing(
     compact(kafka)
     left = in_log(kafka, COMMITTED)
     assert len(left) < len(WRITTEN) // 2
-    # Who has read it before keeps what is gone; that is told only where all of the log is looked at.
+    # A table from before the compaction keeps the removed records; only a full read of the log reports them.
     gone = sorted(set(in_table(tables[COMMITTED])) - set(left))
     assert audited(spark, kafka, tables[COMMITTED], COMMITTED, everything=True) == (True, {"compacted": gone})
     assert audited(spark, kafka, tables[UNCOMMITTED], UNCOMMITTED).is_equal
-    # Who reads it now gets what is left, and only of that anything can be missing.
+    # A table read now has the remaining records, and only those can be missing.
     after = str(tmp_path / "after")
     fill(COMMITTED, after)
     assert in_table(after) == left

@@ -1,4 +1,4 @@
-"""Ranges of an audit against one row at a time, for logs and tables made up at random."""
+"""Range verdicts of an audit against single-row verdicts, for random logs and tables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def all_findings(expected: Expected, rows: list[tuple[int, int]], present: set[i
 
 @settings(max_examples=600, deadline=None)
 @given(st.data())
-def test_ranges_say_what_single_rows_would(data: st.DataObject) -> None:
+def test_range_verdicts_equal_single_row_verdicts(data: st.DataObject) -> None:
     epochs = data.draw(st.lists(st.integers(0, 3), max_size=30).map(sorted))
     leader = (epochs[-1] if epochs else 0) + data.draw(st.integers(0, 1))
     start = data.draw(st.integers(0, len(epochs)))
@@ -78,7 +78,7 @@ def test_ranges_say_what_single_rows_would(data: st.DataObject) -> None:
     held = [row[0] for row, v in zip(rows, verdicts, strict=True) if v in (RowVerdict.IN_LOG, RowVerdict.UNKNOWN)]
     expired = [row[0] for row, v in zip(rows, verdicts, strict=True) if v is RowVerdict.EXPIRED]
 
-    def said(kind: Kind) -> list[int]:
+    def offsets_of_kind(kind: Kind) -> list[int]:
         return sorted(o for f in findings if f.kind is kind for o in range(f.start_offset, f.end_offset_exclusive))
 
     for kind, meant in (
@@ -87,22 +87,26 @@ def test_ranges_say_what_single_rows_would(data: st.DataObject) -> None:
         (Kind.NEWER, (RowVerdict.NEWER,)),
         (Kind.UNPROVEN, (RowVerdict.UNKNOWN,)),
     ):
-        assert said(kind) == sorted(row[0] for row, v in zip(rows, verdicts, strict=True) if v in meant), kind
-        assert sum(f.rows for f in findings if f.kind is kind) == len(said(kind))
+        assert offsets_of_kind(kind) == sorted(row[0] for row, v in zip(rows, verdicts, strict=True) if v in meant), (
+            kind
+        )
+        assert sum(f.rows for f in findings if f.kind is kind) == len(offsets_of_kind(kind))
     extra = {o: (held + expired).count(o) - 1 for o in {*held, *expired}}
     assert sum(f.rows for f in findings if f.kind is Kind.DUPLICATE) == sum(extra.values())
-    assert said(Kind.DUPLICATE) == sorted(o for o, more in extra.items() if more)
+    assert offsets_of_kind(Kind.DUPLICATE) == sorted(o for o, more in extra.items() if more)
     lacking = {o for o in present if o < readable} - set(held)
-    assert said(Kind.MISSING) == sorted(o for o in lacking if o < rows_end)
-    assert said(Kind.BEHIND) == sorted(o for o in lacking if o >= rows_end)
-    assert sorted(set(said(Kind.EXPIRED))) == sorted({*expired, *(set(range(start)) - set(expired))})
+    assert offsets_of_kind(Kind.MISSING) == sorted(o for o in lacking if o < rows_end)
+    assert offsets_of_kind(Kind.BEHIND) == sorted(o for o in lacking if o >= rows_end)
+    assert sorted(set(offsets_of_kind(Kind.EXPIRED))) == sorted({*expired, *(set(range(start)) - set(expired))})
     inside = {o for o in held if start <= o < readable}
     if everything:
-        assert said(Kind.ABORTED) == sorted(inside & hidden if expected.committed_only else set())
-        assert said(Kind.COMPACTED) == sorted(inside - present - (hidden if expected.committed_only else set()))
+        assert offsets_of_kind(Kind.ABORTED) == sorted(inside & hidden if expected.committed_only else set())
+        assert offsets_of_kind(Kind.COMPACTED) == sorted(
+            inside - present - (hidden if expected.committed_only else set())
+        )
 
 
-def test_rows_out_of_order_and_without_a_place_are_counted() -> None:
+def test_rows_out_of_order_and_without_an_offset_are_counted() -> None:
     found = log_columns(
         {
             "topic": pa.array(["b", "a", None, "a", "a", "b"]),
@@ -121,7 +125,7 @@ def test_rows_out_of_order_and_without_a_place_are_counted() -> None:
     ]
 
 
-def test_runs_end_at_the_borders_of_buckets() -> None:
+def test_runs_end_at_bucket_boundaries() -> None:
     rows = [(offset, 0) for offset in range(5, 21)]
     found = [(r["bucket"], r["first_offset"], r["end_offset"]) for r in runs_of(columns(rows), 8).to_pylist()]
     assert found == [(0, 5, 8), (1, 8, 16), (2, 16, 21)]

@@ -1,4 +1,4 @@
-"""Which offsets of fetched batches an audit takes for records: dense, thinned out, damaged."""
+"""Which offsets of fetched batches an audit counts as records: dense, compacted and corrupt batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batch(base_offset: int, count: int, *, control: bool = False) -> bytearray:
 
 
 def thinned(base_offset: int, count: int, last_offset_delta: int) -> bytearray:
-    """A batch whose later records compaction has taken out: it keeps its last offset."""
+    """A batch whose later records were compacted away: it keeps its last offset."""
     made = batch(base_offset, count)
     struct.pack_into(">i", made, 23, last_offset_delta)
     struct.pack_into(">I", made, 17, crc32c(made[21:]))
@@ -38,24 +38,24 @@ def found(*batches: bytearray, start: int = 0, end: int = 1000) -> RecordRanges:
     return result
 
 
-def test_batches_without_holes_are_ranges() -> None:
+def test_dense_batches_are_ranges() -> None:
     assert found(batch(0, 5), batch(5, 3), batch(10, 2)).present == [(0, 8), (10, 12)]
     assert found(batch(0, 5), batch(5, 3), start=2, end=7).present == [(2, 7)]
 
 
-def test_control_batches_hold_nothing() -> None:
+def test_control_batches_hold_no_records() -> None:
     assert found(batch(0, 5), batch(5, 1, control=True), batch(6, 2)).present == [(0, 5), (6, 8)]
 
 
-def test_thinned_batches_are_decoded() -> None:
+def test_compacted_batches_are_decoded() -> None:
     assert found(thinned(0, 3, 9), batch(10, 1)).present == [(0, 3), (10, 11)]
 
 
-def test_a_wrong_checksum_is_named_and_what_follows_is_read() -> None:
+def test_a_checksum_mismatch_is_reported_and_later_batches_are_read() -> None:
     result = found(batch(0, 2), damaged(2, 3), batch(5, 2))
     assert result.present == [(0, 2), (5, 7)]
     assert result.unreadable == [(2, 5)]
 
 
-def test_near_ranges_are_read_in_one_go() -> None:
+def test_adjacent_ranges_are_read_in_one_fetch() -> None:
     assert join_near([(0, 1), (5, 9), (100, 101)], near=10) == [(0, 9), (100, 101)]

@@ -1,4 +1,4 @@
-"""Loss receipts as an audit reads them: which of them make a row doubtful, and what is said where some are unknown."""
+"""Loss receipts as an audit reads them: which of them make a row doubtful, and what is reported if some are unknown."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def ranges(*values: bytes | None, topic_id: str | None = MINE) -> list[tuple[int
     return [(one.start_offset, one.end_offset_exclusive, one.epochs) for one in found.lost.get(TP, ())]
 
 
-def test_receipts_of_the_partition_count_each_as_it_was_last_written() -> None:
+def test_the_latest_version_of_each_receipt_of_the_partition_counts() -> None:
     assert ranges(receipt(topic_id=MINE), None, receipt(end_offset_exclusive=20)) == [(10, 20, (1, 3))]
     assert ranges(receipt(partition=1), receipt("b", topic="u")) == []
-    # A receipt of a torn end of which nothing can be read tells no offsets.
+    # A receipt for an unreadable torn end names no offsets.
     assert ranges(receipt(end_offset_exclusive=10)) == []
 
 
-def test_evidence_that_has_expired_makes_no_receipt_less_true() -> None:
+def test_a_receipt_with_expired_evidence_still_counts() -> None:
     assert ranges(receipt(evidence=[], evidence_note="removed after fenceline.lost.retention.ms")) == [(10, 17, (1, 3))]
 
 
-def test_what_was_deleted_on_purpose_is_no_loss_of_the_log() -> None:
+def test_deleted_records_are_no_loss_of_the_log() -> None:
     assert ranges(receipt(**{"class": "expired", "cause": "log_start_moved"})) == []
 
 
 @pytest.mark.parametrize("told", [{"topic_id": OTHER}, {"cause": "topic_deleted", "class": "expired"}])
-def test_a_topic_of_the_same_name_that_is_gone_is_told(told: dict[str, Any]) -> None:
+def test_receipts_of_a_deleted_topic_of_the_same_name_are_reported(told: dict[str, Any]) -> None:
     found = receipts_of(sort_receipts([receipt(**told)]), {TP: MINE})
     assert (found.lost, found.replaced) == ({}, {"t"})
 
 
-def test_receipts_that_are_not_known_are_said() -> None:
+def test_unknown_receipts_are_reported() -> None:
     assert receipts_of(sort_receipts([receipt(), b'{"id": "b"}']), {TP: MINE}).notes == (
         f"1 records of {LOSSES_TOPIC} have an unknown format",
     )
@@ -65,20 +65,20 @@ def test_a_cluster_without_a_ledger_has_no_receipts() -> None:
 
 
 def test_a_ledger_that_cannot_be_read_does_not_stop_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Silent(FakeCluster):
+    class UnreadableLedger(FakeCluster):
         def log_starts(self, partitions: Any) -> Any:
             raise PeerError(ErrorCode.LEADER_NOT_AVAILABLE, "nobody leads")
 
     monkeypatch.setattr(connect, "forget", lambda *_: None)
-    found = read_receipts(Silent(**{LOSSES_TOPIC: 1}), {}, {TP: MINE})
+    found = read_receipts(UnreadableLedger(**{LOSSES_TOPIC: 1}), {}, {TP: MINE})
     assert "cannot be read" in found.notes[0]
 
 
-# What a receipt makes of rows ----------------------------------------------------------------------------------------
+# Effect of a receipt on rows ------------------------------------------------------------------------------------------
 
 
 def judged(view: LogEpochs, rows: dict[int, int], **expected: Any) -> list[Finding]:
-    """Findings of rows, offset by epoch, in a log without holes."""
+    """Findings for rows, given as epoch by offset, in a log without gaps."""
     offsets = np.array(sorted(rows), dtype=np.int64)
     epochs = np.array([rows[offset] for offset in sorted(rows)], dtype=np.int64)
 
@@ -92,7 +92,7 @@ TWO = LogEpochs(4, 0, 30, (EpochStart(1, 0), EpochStart(4, 10)))
 ONE = LogEpochs(0, 0, 30, (EpochStart(0, 0),))
 
 
-def test_rows_without_an_epoch_name_the_receipts_that_tell_of_their_offsets() -> None:
+def test_rows_without_an_epoch_cite_receipts_covering_their_offsets() -> None:
     lost = (LostRecords(10, 17, (1,), "receipt a"), LostRecords(12, 14, (1,), "receipt b"))
     findings = judged(TWO, dict.fromkeys(range(8, 20), -1), lost=lost)
     told = [(one.start_offset, one.end_offset_exclusive, one.detail) for one in findings if one.kind is Kind.UNPROVEN]
@@ -107,21 +107,21 @@ def test_rows_without_an_epoch_name_the_receipts_that_tell_of_their_offsets() ->
     ]
 
 
-def test_only_a_log_of_one_epoch_proves_rows_that_have_none() -> None:
+def test_only_a_log_of_one_epoch_proves_rows_without_an_epoch() -> None:
     rows = dict.fromkeys(range(30), -1)
     assert judged(ONE, rows) == []
     assert {one.kind for one in judged(TWO, rows)} == {Kind.UNPROVEN}
-    # One epoch is left, but there were others: retention has taken them, or their leaders' logs are lost.
+    # One epoch is left, but there were others: retention deleted them, or their leaders' logs are lost.
     for leader, epochs in ((4, (EpochStart(4, 0),)), (1, (EpochStart(0, 0), EpochStart(1, 30))), (-1, ())):
         view = LogEpochs(leader, 0, 30, epochs)
         assert proven_without_epoch(view) == (0, 0)
         assert {one.kind for one in judged(view, rows)} == {Kind.UNPROVEN}
-    # The rows may be of a topic of the same name that is gone.
+    # The rows may be of a deleted topic of the same name.
     assert {one.kind for one in judged(ONE, rows, is_replaced=True)} == {Kind.UNPROVEN}
-    # One that names no epoch is none, whatever number stands for it in a table.
+    # An unknown epoch proves nothing, whatever number represents it in a table.
     columns = log_columns(
         {"topic": "t", "partition": 0, "offset": pa.array([3, 4]), "leader_epoch": pa.array([-3, -2])}
     )
     assert columns.epochs.tolist() == [-1, -1]
-    # What is above the end is not in the log, whatever its epoch.
+    # Rows above the end are not in the log, whatever their epoch.
     assert {one.kind for one in judged(ONE, {**rows, 40: -1})} == {Kind.BEYOND}

@@ -1,5 +1,5 @@
-"""Tables that a function or a predicate makes of the log, under Spark: what is missing of them, what is proven of rows
-without an epoch, and which record a function fails at.
+"""Tables derived from the log by a function or a predicate, under Spark: missing rows, proof for rows without an
+epoch, and the record at which a function fails.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def keep(frame: DataFrame, table: Path, *, mode: str = "append") -> str:
     return str(table)
 
 
-def told(found: Any) -> list[tuple[str, int, int, int]]:
+def findings_of(found: Any) -> list[tuple[str, int, int, int]]:
     rows = found.findings.orderBy("start_offset", "kind").collect()
     return [(row.kind, row.start_offset, row.end_offset_exclusive, row.rows) for row in rows]
 
@@ -65,7 +65,7 @@ def filled(fenceline_node: Broker, topic: str) -> Broker:
     return fenceline_node
 
 
-def test_what_a_table_is_not_meant_to_hold_is_not_missing(
+def test_records_filtered_out_by_the_transform_are_not_missing(
     spark: SparkSession, filled: Broker, topic: str, tmp_path: Path
 ) -> None:
     frame = read(spark, filled, topic, includeLeaderEpoch=True, includeHeaders=True)
@@ -75,24 +75,24 @@ def test_what_a_table_is_not_meant_to_hold_is_not_missing(
     assert plain.verdict.rows["missing"] > 40
     for given in ({"transform": even}, {"transform": parsed, "where": "v % 2 = 0"}):
         found = pyspark_fenceline.audit(table, filled.bootstrap, topic, **given)  # type: ignore[arg-type]
-        assert {row[0] for row in told(found)} == {"missing", "behind"}
+        assert {row[0] for row in findings_of(found)} == {"missing", "behind"}
         assert (found.verdict.rows["missing"], found.verdict.rows["behind"]) == (5, 5)
     given = {"transform": parsed, "where": "v % 2 = 0"}
     done = pyspark_fenceline.repair(table, filled.bootstrap, topic, apply=True, kinds=ABSENT, **given)  # type: ignore[arg-type]
     assert done.added_rows == 10
     assert offsets(table) == [*range(0, 100, 2)]
     assert pyspark_fenceline.audit(table, filled.bootstrap, topic, transform=even).verdict.is_equal
-    # With a predicate on the source's columns alone.
+    # With a predicate on source columns only.
     table = keep(frame.where("key = 'k1'"), tmp_path / "keys")
     given = {"where": "key = 'k1'"}
     assert pyspark_fenceline.audit(table, filled.bootstrap, topic, **given).verdict.is_equal  # type: ignore[arg-type]
-    # What Spark cannot plan is said before anything is done.
+    # A query that Spark cannot plan fails before anything is done.
     keep(frame.where("key = 'k1'").limit(1), tmp_path / "keys", mode="overwrite")
     with pytest.raises(OperatorError, match=r"cannot be made from the log's records: .*nothing"):
         pyspark_fenceline.audit(table, filled.bootstrap, topic, where="nothing = 1")
 
 
-def test_a_transform_that_raises_names_the_offset_and_nothing_is_written(
+def test_a_failing_transform_reports_the_offset_and_writes_nothing(
     spark: SparkSession, filled: Broker, topic: str, tmp_path: Path
 ) -> None:
     from pyspark.sql import functions as f
@@ -117,14 +117,14 @@ def test_a_transform_that_raises_names_the_offset_and_nothing_is_written(
         pyspark_fenceline.backfill(bare, filled.bootstrap, topic, apply=True, transform=fails)
     assert DeltaTable(table).version() == DeltaTable(bare).version() == 0
     assert sorted((tmp_path / "t").rglob("*.parquet")) == files
-    # Spark's own errors have an offset as well.
+    # Spark's own errors also carry an offset.
     with pytest.raises(OperatorError, match=r"at offset 67: .*DIVIDE_BY_ZERO"):
         pyspark_fenceline.audit(table, filled.bootstrap, topic, transform=parsed, where="1 / (v - 67) > -10")
     with pytest.raises(OperatorError, match="no column offset"):
         RowMapping(lambda one: one.select("topic", "partition")).rows(frame)
 
 
-def test_rows_without_an_epoch_are_compared_with_what_the_transform_makes(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_without_an_epoch_are_compared_with_the_transform_output(spark: SparkSession, tmp_path: Path) -> None:
     topic = "cut"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -176,13 +176,13 @@ def test_a_table_of_sparks_own_connector_is_adopted(spark: SparkSession, tmp_pat
         restart_cut(node, topic, 100)
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1150))
-        # A DataFrame says the same as the table.
+        # A DataFrame gives the same result as the table.
         found = pyspark_fenceline.audit(frame, broker.bootstrap)
         assert (found.verdict.outcome, found.verdict.rows) == ("unproven", {"unproven": 200, "behind": 50})
         for given in (frame, table):
             found = pyspark_fenceline.audit(given, broker.bootstrap, by_values=True)
-            # The last row that is in the log is 99: what follows it is behind.
-            assert told(found) == [("behind", 100, 250, 150), ("stale", 100, 200, 100)]
+            # The last row in the log is 99: later records are not yet in the table.
+            assert findings_of(found) == [("behind", 100, 250, 150), ("stale", 100, 200, 100)]
             assert found.verdict.outcome == "different"
         assert pyspark_fenceline.backfill(table, broker.bootstrap, apply=True).proven_rows == 100
         fixed = pyspark_fenceline.repair(table, broker.bootstrap, apply=True, kinds=("stale", *ABSENT), by_values=True)
@@ -195,9 +195,9 @@ def test_a_frame_of_several_rows_a_record_is_audited_by_its_key(
 ) -> None:
     frame = exploded(read(spark, filled, topic, includeLeaderEpoch=True))
     assert pyspark_fenceline.audit(frame, filled.bootstrap, row_key=["line"]).verdict.is_equal
-    assert told(pyspark_fenceline.audit(frame, filled.bootstrap)) == [("duplicate", 0, 100, 100)]
+    assert findings_of(pyspark_fenceline.audit(frame, filled.bootstrap)) == [("duplicate", 0, 100, 100)]
     twice = frame.unionByName(frame.where("offset = 7 and line = 1"))
-    assert told(pyspark_fenceline.audit(twice, filled.bootstrap, row_key=["line"])) == [("duplicate", 7, 8, 1)]
+    assert findings_of(pyspark_fenceline.audit(twice, filled.bootstrap, row_key=["line"])) == [("duplicate", 7, 8, 1)]
     two = frame.selectExpr("*", "offset as Offset")
     with pytest.raises(OperatorError, match="more than one column offset"):
         pyspark_fenceline.audit(two, filled.bootstrap)

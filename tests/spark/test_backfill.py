@@ -1,4 +1,4 @@
-"""Tables without epochs: from Spark's Kafka connector's form to a table that is proven to equal the log."""
+"""Tables without epochs: from the format of Spark's Kafka connector to a table proven equal to the log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONNECTOR = ["key", "value", "topic", "partition", "offset", "timestamp"]
 
 
 def read(bootstrap: str, first: int, end: int) -> pa.Table:
-    """Rows as Spark's Kafka connector gives them, and `leader_epoch`."""
+    """Rows as Spark's Kafka connector returns them, with `leader_epoch`."""
     with RangeReader({"bootstrap.servers": bootstrap}) as reader:
         ranges = {TopicPartition(TOPIC, 0): (first, end)}
         batches = list(reader.read(ranges, include_leader_epoch=True, timestamp_unit="us"))
@@ -37,7 +37,7 @@ def read(bootstrap: str, first: int, end: int) -> pa.Table:
 
 
 class Story(NamedTuple):
-    """A log that lost 1000 to 1499 and grew again to 1800, and a table that a connector went on writing at 1500."""
+    """A log that lost 1000 to 1499 and grew again to 1800, and a table that a connector continued at 1500."""
 
     bootstrap: str
     table: str
@@ -54,7 +54,7 @@ def story(tmp_path: Path) -> Iterator[Story]:
             broker.produce(TOPIC, range(first, first + 500))
         before = read(node.bootstrap, 0, 1500)
         broker.admin.close()
-        # A crash takes the last batch: a receipt says so, and other records come to its offsets.
+        # A crash loses the last batch: a receipt records it, and other records reuse its offsets.
         node.kill()
         (segment,) = next(node.log_dir.rglob(f"{TOPIC}-0")).glob("*.log")
         segment.write_bytes(segment.read_bytes()[:-3])
@@ -77,7 +77,7 @@ def audited(story: Story, **options: Any) -> Audit:
     return audit_here(story.table, settings(story.bootstrap, **options))
 
 
-def told(found: Audit) -> list[tuple[str, int, int]]:
+def findings_of(found: Audit) -> list[tuple[str, int, int]]:
     return [(row["kind"], row["start_offset"], row["end_offset_exclusive"]) for row in found.findings.to_pylist()]
 
 
@@ -101,24 +101,24 @@ def add_null_epochs(story: Story) -> None:
 
 
 @pytest.mark.parametrize("has_column", [False, True])
-def test_a_table_without_epochs_is_not_called_equal_and_its_receipt_is_named(story: Story, has_column: bool) -> None:
+def test_a_table_without_epochs_is_unproven_and_its_receipt_is_reported(story: Story, has_column: bool) -> None:
     if has_column:
         add_null_epochs(story)
     found = audited(story)
     assert (found.verdict.outcome, found.verdict.is_equal, found.verdict.is_right) == ("unproven", False, False)
-    assert told(found) == [("unproven", 0, 1000), ("unproven", 1000, 1500), ("unproven", 1500, 1800)]
+    assert findings_of(found) == [("unproven", 0, 1000), ("unproven", 1000, 1500), ("unproven", 1500, 1800)]
     assert "1800 of 1800 rows have no epoch" in str(found)
     details = [row["detail"] for row in found.findings.to_pylist()]
     assert "receipt" in details[1]
     assert "lost offsets 1000 to 1499" in details[1]
     assert "receipt" not in details[0] + details[2]
-    # And nothing of it is proven to be wrong.
+    # And no row is proven stale.
     assert repaired(story).version is None
 
 
-def test_the_way_of_a_table_of_the_connector(story: Story) -> None:
+def test_a_connector_table_is_backfilled_audited_and_repaired(story: Story) -> None:
     found = audited(story, by_values=True)
-    assert told(found) == [("missing", 1000, 1500), ("stale", 1000, 1500)]
+    assert findings_of(found) == [("missing", 1000, 1500), ("stale", 1000, 1500)]
     assert found.verdict.outcome == "different"
 
     planned = filled(story, apply=False)
@@ -127,7 +127,7 @@ def test_the_way_of_a_table_of_the_connector(story: Story) -> None:
     assert DeltaTable(story.table).version() == 1
     done = filled(story)
     assert (done.proven_rows, done.stale_rows) == (1300, 500)
-    # One entry for the column that the table did not have, and one for the epochs.
+    # One entry for the new column, and one for the epochs.
     assert (done.version, DeltaTable(story.table).version()) == (3, 3)
     (entry,) = DeltaTable(story.table).history(1)
     assert entry["fenceline"]["backfill"]["proven_rows"] == 1300
@@ -145,7 +145,7 @@ def test_the_way_of_a_table_of_the_connector(story: Story) -> None:
         pc.or_(pc.less(story.after["offset"], 1000), pc.greater_equal(story.after["offset"], 1500))
     )
     assert kept.equals(true.cast(kept.schema))
-    assert told(audited(story)) == [("unproven", 1000, 1500)]
+    assert findings_of(audited(story)) == [("unproven", 1000, 1500)]
     assert filled(story).version is None
 
     done_repair = repaired(story, "stale", "missing", by_values=True)
@@ -159,7 +159,7 @@ def test_the_way_of_a_table_of_the_connector(story: Story) -> None:
     assert "Every row has an epoch" in filled(story).sentence()
 
 
-def test_epochs_that_are_partly_null_are_filled_and_others_are_not_touched(story: Story) -> None:
+def test_null_epochs_are_filled_and_others_are_unchanged(story: Story) -> None:
     epochs = story.after["leader_epoch"].to_pylist()
     rows = story.after.drop_columns("leader_epoch").append_column(
         "leader_epoch", pa.array([epoch if offset % 3 else None for offset, epoch in enumerate(epochs)], pa.int64())
@@ -171,7 +171,7 @@ def test_epochs_that_are_partly_null_are_filled_and_others_are_not_touched(story
     assert filled(story).proven_rows == 600
     assert in_table(story)["leader_epoch"].to_pylist() == epochs
     assert in_table(story).schema.field("leader_epoch").type == pa.int64()
-    # As delta-rs reads the files itself, and leaves out those that their statistics rule out.
+    # As delta-rs reads the files, skipping those that their statistics exclude.
     query = QueryBuilder().register("t", DeltaTable(story.table))
     counted = query.execute(
         "select count(*), count(value), sum(leader_epoch) from t where leader_epoch >= 0"
@@ -180,30 +180,30 @@ def test_epochs_that_are_partly_null_are_filled_and_others_are_not_touched(story
     assert audited(story).verdict.is_equal
 
 
-def test_both_rows_of_an_offset_are_judged_by_themselves(story: Story) -> None:
-    """A connector that read the log again from an earlier offset wrote the new history beside the old one."""
+def test_both_rows_of_an_offset_are_checked_independently(story: Story) -> None:
+    """A connector that reread the log from an earlier offset wrote the new history next to the old one."""
     write_deltalake(story.table, story.after.slice(1000, 500).select(CONNECTOR), mode="append")
-    assert told(audited(story, by_values=True)) == [("stale", 1000, 1500)]
+    assert findings_of(audited(story, by_values=True)) == [("stale", 1000, 1500)]
     assert repaired(story, by_values=True).removed_rows == 500
     assert filled(story).proven_rows == 1800
     assert audited(story).verdict.is_equal
     assert in_table(story)["value"].to_pylist() == story.after["value"].to_pylist()
 
 
-def test_what_the_log_has_no_more_is_not_judged(story: Story) -> None:
+def test_rows_of_expired_offsets_are_not_checked(story: Story) -> None:
     broker = Broker("fenceline", story.bootstrap)
     broker.admin.delete_records({TopicPartition(TOPIC, 0): 1100})
     done = filled(story, apply=False)
     assert (done.proven_rows, done.stale_rows, done.unknown_rows) == (300, 400, 1100)
     assert "1100 rows cannot be compared" in done.sentence()
-    assert told(audited(story, by_values=True)) == [
+    assert findings_of(audited(story, by_values=True)) == [
         ("expired", 0, 1100),
         ("missing", 1100, 1500),
         ("stale", 1100, 1500),
     ]
 
 
-def test_a_table_of_another_topic_is_refused_and_nothing_of_it_called_stale(story: Story) -> None:
+def test_a_table_of_another_topic_is_rejected_and_not_stale(story: Story) -> None:
     other = Broker("fenceline", story.bootstrap)
     other.create("other")
     other.produce("other", range(9000, 9100))
@@ -213,14 +213,14 @@ def test_a_table_of_another_topic_is_refused_and_nothing_of_it_called_stale(stor
     for look in (lambda: filled(story), lambda: audited(story, by_values=True)):
         with pytest.raises(OperatorError, match=r"None of the 100 rows of the Delta table at .* has the values"):
             look()
-    # Rows that name a topic which the cluster has not are foreign, with values or without.
+    # Rows that name a topic unknown to the cluster are foreign, with values or without.
     gone = renamed.set_column(2, "topic", pa.array(["gone"] * 100))
     write_deltalake(story.table, gone, mode="overwrite")
     assert filled(story).unknown_rows == 100
-    assert told(audited(story)) == [("foreign", 0, 100)]
+    assert findings_of(audited(story)) == [("foreign", 0, 100)]
 
 
-def test_tables_that_cannot_be_filled_are_refused(story: Story, tmp_path: Path) -> None:
+def test_tables_that_cannot_be_filled_are_rejected(story: Story, tmp_path: Path) -> None:
     chosen = settings(story.bootstrap, by_values=True)
     lower = story.before.slice(0, 5).select([*CONNECTOR, "leader_epoch"])
     bare = str(tmp_path / "bare")

@@ -1,4 +1,5 @@
-"""What a query may meet: brokers that are away, damaged segments, huge records, a thousand partitions, nothing."""
+"""Adverse input of a query: unavailable brokers, corrupt segments, huge records, a thousand partitions, empty
+topics."""
 
 from __future__ import annotations
 
@@ -35,12 +36,12 @@ QUICK = {
 
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
-    """One that the test may stop."""
+    """A broker that the test may stop."""
     with EmbeddedNode() as running:
         yield running
 
 
-def test_brokers_that_stay_away_end_the_query_in_clear_words(
+def test_unavailable_brokers_end_the_query_with_a_clear_error(
     spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str
 ) -> None:
     broker, table = Broker("fenceline", node.bootstrap), str(tmp_path / "table")
@@ -54,7 +55,7 @@ def test_brokers_that_stay_away_end_the_query_in_clear_words(
     assert parse(caught.value) is None
 
 
-def test_brokers_that_come_back_in_time_are_waited_for(
+def test_a_query_waits_for_brokers_that_return_in_time(
     spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str
 ) -> None:
     broker, table = Broker("fenceline", node.bootstrap), str(tmp_path / "table")
@@ -67,7 +68,7 @@ def test_brokers_that_come_back_in_time_are_waited_for(
         broker.admin.close()
         node.stop()
         with RefusedAttempts(node.port) as refused:
-            # One look-up may last that long; the query must not end for that.
+            # One lookup may last that long; the query must survive it.
             longer_ms = 2 * QUICK["kafka.default.api.timeout.ms"]
             eventually(lambda: refused.lasted_ms > longer_ms or not query.isActive, "the query to miss its brokers")
         assert query.isActive
@@ -79,7 +80,7 @@ def test_brokers_that_come_back_in_time_are_waited_for(
     assert [offset for _, offset, _ in rows(table)] == list(range(20))
 
 
-def test_a_damaged_batch_in_the_middle_is_named_and_nothing_behind_it_is_skipped(
+def test_a_corrupt_batch_is_reported_and_no_later_record_is_skipped(
     spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str
 ) -> None:
     broker, table = Broker("fenceline", node.bootstrap), str(tmp_path / "table")
@@ -106,7 +107,7 @@ ODD: Final = [(b"key", BIG), (b"tombstone", None), (None, 0), (None, None)] * 3
 """Keys and sizes of values, in the order of their offsets."""
 
 
-def send_odd(broker: Broker, topic: str) -> None:
+def send_unusual_records(broker: Broker, topic: str) -> None:
     from fenceline.client.producer import Producer
 
     with Producer(broker.bootstrap, **{"max.request.size": 2 * BIG}) as producer:
@@ -115,17 +116,17 @@ def send_odd(broker: Broker, topic: str) -> None:
         producer.flush()
 
 
-def create_for_big(broker: Broker, topic: str) -> None:
+def create_large_record_topic(broker: Broker, topic: str) -> None:
     from fenceline.client.admin import NewTopic
 
     broker.admin.create_topics([NewTopic(topic, 1, 1, {"max.message.bytes": str(2 * BIG)})])
 
 
-def test_records_of_10_mb_and_of_nothing(
+def test_empty_and_10_mb_records(
     spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
-    create_for_big(fenceline_node, topic)
-    send_odd(fenceline_node, topic)
+    create_large_record_topic(fenceline_node, topic)
+    send_unusual_records(fenceline_node, topic)
     frame = batch(spark, fenceline_node.bootstrap, topic)
     found = frame.orderBy("offset").selectExpr("key", "octet_length(value) as size").collect()
     assert [tuple(row) for row in found] == ODD
@@ -137,16 +138,14 @@ def test_records_of_10_mb_and_of_nothing(
     assert [tuple(row) for row in written] == ODD
 
 
-def test_records_of_10_mb_and_of_nothing_in_a_table_that_is_kept_equal(
-    spark: SparkSession, tmp_path: Path, checkpoint: str
-) -> None:
-    """The log is cut in the middle of them, so that the sink copies a file of theirs without the stale rows."""
+def test_empty_and_10_mb_records_in_a_compared_table(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+    """The log is truncated between them, so that the sink rewrites one of their files without the stale rows."""
     table, topic = str(tmp_path / "table"), "odd"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
-        create_for_big(broker, topic)
+        create_large_record_topic(broker, topic)
         for _ in range(2):
-            send_odd(broker, topic)
+            send_unusual_records(broker, topic)
         keep_equal(tracked(spark, node.bootstrap, topic), table, checkpoint, node.bootstrap)
         assert keys_and_sizes(table) == ODD * 2
         assert audit_here(table, settings(node.bootstrap, topic)).verdict.is_equal
@@ -167,7 +166,7 @@ def keys_and_sizes(table: str) -> list[tuple[bytes | None, int | None]]:
     return list(zip(found["key"].to_pylist(), sizes, strict=True))
 
 
-def test_a_thousand_partitions_and_most_of_them_empty(
+def test_a_thousand_mostly_empty_partitions(
     spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
     fenceline_node.create(topic, 1000)
@@ -189,7 +188,7 @@ def test_a_thousand_partitions_and_most_of_them_empty(
 
 
 @pytest.mark.parametrize("partition_by", ["topic,partition", ""])
-def test_a_thousand_partitions_with_records_in_a_table_that_is_kept_equal(
+def test_a_thousand_partitions_in_a_compared_table(
     spark: SparkSession, tmp_path: Path, checkpoint: str, partition_by: str
 ) -> None:
     """Two batches, an election between them, and rows of the first epoch that the log has in the second."""
@@ -244,10 +243,10 @@ def test_a_stream_of_an_empty_topic_waits_for_its_first_record(
     assert audit_here(table, settings(fenceline_node.bootstrap, topic)).verdict.is_equal
 
 
-def test_an_empty_topic_is_an_empty_table(
+def test_an_empty_topic_reads_as_an_empty_table(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
-    """Twice empty, then beside one with records."""
+    """Twice empty, then together with a topic that has records."""
     other, table = f"{topic}-other", str(tmp_path / "table")
     broker.create(topic, 3)
     broker.create(other)

@@ -1,7 +1,7 @@
-"""The losses that Spark's own Kafka connector does not tell of, beside what `format("fenceline")` does with the same
-stream: one Apache Kafka, one Spark session, the same topics (`pyspark.md` S25, S26, S32, S35).
+"""Losses that Spark's Kafka connector does not report, compared with `format("fenceline")` on the same stream: one
+Apache Kafka, one Spark session, the same topics (`pyspark.md` S25, S26, S32, S35).
 
-The log is cut in the stopped node's files, as an unclean election leaves it.
+The log is truncated in the stopped node's files, as after an unclean election.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[ApacheKafka]:
-    """One that these tests may stop."""
+    """A broker that these tests may stop."""
     with small_kafka() as running:
         yield running
 
@@ -43,13 +43,13 @@ def old(first: int, end: int) -> list[Row]:
 
 
 def new(first: int, end: int, base: int = 100) -> list[Row]:
-    """Rows that were written after the log was cut at `base`."""
+    """Rows written after the log was truncated to `base`."""
     return [(offset, b"%d" % (1000 + offset - base)) for offset in range(first, end)]
 
 
 @pytest.fixture
 def cut_at_100(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> tuple[Sinks, Broker, str]:
-    """150 records, which both sources have read; then the log is cut to 100 and the node is back."""
+    """150 records that both sources have read; then the log is truncated to 100 and the node restarts."""
     broker = Broker("kafka", kafka.bootstrap)
     broker.create(topic)
     broker.produce(topic, range(100))
@@ -63,11 +63,11 @@ def cut_at_100(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Pa
     return sinks, Broker("kafka", kafka.bootstrap), topic
 
 
-def test_a_log_that_was_cut_and_is_long_enough_again(cut_at_100: tuple[Sinks, Broker, str]) -> None:
+def test_a_truncated_log_that_grew_again(cut_at_100: tuple[Sinks, Broker, str]) -> None:
     sinks, broker, topic = cut_at_100
     broker.produce(topic, range(1000, 1100))
 
-    # The connector, told to fail on data loss: no error. It goes on at 150; stale rows stay, new ones are never read.
+    # The connector with failOnDataLoss=true: no error. It continues at 150; stale rows stay, new ones are never read.
     sinks.drain(THEIRS, failOnDataLoss=True)
     assert sinks.rows(THEIRS) == sorted([*old(0, 150), *new(150, 200)])
 
@@ -81,14 +81,14 @@ def test_a_log_that_was_cut_and_is_long_enough_again(cut_at_100: tuple[Sinks, Br
     assert sinks.rows(OURS) == sorted([*old(0, 150), *new(100, 200)])
     (loss,) = [loss for progress in query.recentProgress for loss in losses_of(progress)]
     assert (loss.divergent_offset, loss.offset, loss.resume_offset) == (100, 150, 100)
-    # What is stale can be told: these rows carry the epoch that lost.
+    # Stale rows can be identified: they carry the losing epoch.
 
 
-def test_a_log_that_was_cut_and_is_still_shorter(cut_at_100: tuple[Sinks, Broker, str]) -> None:
+def test_a_truncated_log_that_is_still_shorter(cut_at_100: tuple[Sinks, Broker, str]) -> None:
     sinks, broker, topic = cut_at_100
     broker.produce(topic, range(1000, 1030))
 
-    # The connector stops, and names no point of divergence; told to go on, it leaves out what is new below 130.
+    # The connector stops without a divergence point; with failOnDataLoss=false it skips new records below 130.
     with pytest.raises(Exception, match="150 to 130"):
         sinks.drain(THEIRS, failOnDataLoss=True)
     sinks.drain(THEIRS, failOnDataLoss=False)
@@ -103,7 +103,7 @@ def test_a_log_that_was_cut_and_is_still_shorter(cut_at_100: tuple[Sinks, Broker
     assert sinks.rows(OURS) == sorted([*old(0, 150), *new(100, 150)])
 
 
-def test_a_topic_that_was_created_anew(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> None:
+def test_a_recreated_topic(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> None:
     broker = Broker("kafka", kafka.bootstrap)
     broker.create(topic)
     broker.produce(topic, range(50))
@@ -114,7 +114,7 @@ def test_a_topic_that_was_created_anew(spark: SparkSession, kafka: ApacheKafka, 
     broker.create(topic)
     broker.produce(topic, range(1000, 1080))
 
-    # The connector takes the other topic for the same one and leaves its first 50 records out.
+    # The connector takes the new topic for the old one and skips its first 50 records.
     sinks.drain(THEIRS, failOnDataLoss=True)
     assert sinks.rows(THEIRS) == sorted([*old(0, 50), *new(50, 80, base=0)])
 
@@ -126,7 +126,7 @@ def test_a_topic_that_was_created_anew(spark: SparkSession, kafka: ApacheKafka, 
     assert [(loss.kind, loss.offset, loss.resume_offset) for loss in losses] == [(LossKind.TOPIC_RECREATED, 50, 0)]
 
 
-def test_records_that_expired(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> None:
+def test_expired_records(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> None:
     broker = Broker("kafka", kafka.bootstrap)
     broker.create(topic)
     broker.produce(topic, range(50))
@@ -138,7 +138,7 @@ def test_records_that_expired(spark: SparkSession, kafka: ApacheKafka, topic: st
 
     with pytest.raises(Exception):  # noqa: B017 - each in words of its own
         sinks.drain(THEIRS, failOnDataLoss=True)
-    # Told to go on, the connector's progress says nothing of what was left out.
+    # With failOnDataLoss=false the connector's progress does not report the skipped records.
     query = sinks.drain(THEIRS, failOnDataLoss=False)
     assert sinks.rows(THEIRS) == [*old(0, 50), *old(70, 100)]
     assert not [loss for progress in query.recentProgress for loss in losses_of(progress)]
@@ -154,7 +154,7 @@ def test_records_that_expired(spark: SparkSession, kafka: ApacheKafka, topic: st
 
 @pytest.fixture
 def fifties(kafka: ApacheKafka, topic: str) -> Broker:
-    """150 records, 50 in each of three batches of producers."""
+    """150 records in three producer batches of 50."""
     broker = Broker("kafka", kafka.bootstrap)
     broker.create(topic)
     for first in (0, 50):
@@ -171,10 +171,10 @@ def cut_at_50_and_grow(kafka: ApacheKafka, broker: Broker, topic: str) -> None:
     after.admin.close()
 
 
-def test_a_batch_that_is_replayed_when_the_log_was_cut_below_it(
+def test_a_batch_replayed_after_a_truncation_below_it(
     spark: SparkSession, kafka: ApacheKafka, fifties: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """Spark replays a batch whose commit was lost without asking for offsets first (`pyspark.md` S8)."""
+    """Spark replays a batch whose commit was lost without requesting offsets first (`pyspark.md` S8)."""
     sinks = Sinks(spark, kafka.bootstrap, topic, tmp_path)
     for word in (OURS, THEIRS):
         sinks.drain(word)
@@ -188,7 +188,7 @@ def test_a_batch_that_is_replayed_when_the_log_was_cut_below_it(
             written.with_name(f".{written.name}.crc").unlink(missing_ok=True)
     cut_at_50_and_grow(kafka, fifties, topic)
 
-    # The connector replays 100 to 149 with other records than before, and leaves what is new below out.
+    # The connector replays 100 to 149 with different records, and skips the new records below.
     sinks.drain(THEIRS, failOnDataLoss=True)
     assert sinks.rows(THEIRS) == sorted([*old(0, 100), *new(100, 200, base=50)])
 
@@ -201,7 +201,7 @@ def test_a_batch_that_is_replayed_when_the_log_was_cut_below_it(
 
 
 @pytest.mark.parametrize("word", [OURS, THEIRS])
-def test_a_log_that_is_cut_between_the_plan_of_a_batch_and_its_reading(
+def test_a_log_truncated_between_planning_and_reading_a_batch(
     spark: SparkSession, kafka: ApacheKafka, fifties: Broker, topic: str, tmp_path: Path, word: str
 ) -> None:
     read: list[Row] = []
@@ -226,7 +226,7 @@ def test_a_log_that_is_cut_between_the_plan_of_a_batch_and_its_reading(
     fifties.produce(topic, range(100, 150))
     is_to_be_cut = True
     if word == THEIRS:
-        # It reads on from 100 in what is another log by now, and says nothing.
+        # It continues at 100 in the new history, without an error.
         drain(failOnDataLoss=True)
         assert not is_to_be_cut
         assert sorted(read) == sorted([*old(0, 100), *new(100, 150, base=50)])
@@ -234,6 +234,6 @@ def test_a_log_that_is_cut_between_the_plan_of_a_batch_and_its_reading(
     with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
         drain()
     assert not is_to_be_cut
-    # Up to where the batch was planned.
+    # Up to the planned end of the batch.
     assert [(loss.divergent_offset, loss.offset) for loss in parse(caught.value) or ()] == [(50, 150)]
     assert sorted(read) == old(0, 100)

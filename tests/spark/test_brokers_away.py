@@ -1,4 +1,4 @@
-"""Brokers that go away when a batch is planned already, under Spark."""
+"""Brokers that become unavailable after a batch is planned, under Spark."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ QUICK: dict[str, Any] = {
 }
 
 
-def test_tasks_bear_with_brokers_that_are_away_for_longer_than_one_look_up(
-    spark: SparkSession, checkpoint: str
-) -> None:
+def test_tasks_tolerate_brokers_unavailable_for_longer_than_one_lookup(spark: SparkSession, checkpoint: str) -> None:
     read: list[int] = []
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)

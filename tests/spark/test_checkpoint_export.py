@@ -1,4 +1,4 @@
-"""Checkpoints in the form of Spark's Kafka source: what is translated, copied, and refused. No session, no broker."""
+"""Checkpoints in the format of Spark's Kafka source: what is translated, copied and rejected. No session, no broker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def held(tmp_path: Path) -> Path:
     return folder
 
 
-def test_offsets_are_translated_and_all_else_is_copied(held: Path, tmp_path: Path) -> None:
+def test_offsets_are_translated_and_everything_else_is_copied(held: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     before = sorted(path.relative_to(held) for path in held.rglob("*"))
     done = export_checkpoint(held, made)
@@ -48,12 +48,12 @@ def test_offsets_are_translated_and_all_else_is_copied(held: Path, tmp_path: Pat
     assert (made / "offsets" / "4").read_text().endswith('{"t":{"0":100,"1":0},"u":{"0":7}}')
     for same in ("metadata", "commits/5", "state/0/0/6.delta"):
         assert (made / same).read_bytes() == (held / same).read_bytes()
-    # The one that was read is as it was, and can be exported again.
+    # The original is unchanged and can be exported again.
     assert (held / "offsets" / "5").read_text() == entry(ours(150, 2), planned_ms=88)
     export_checkpoint(f"file://{held}", tmp_path / "again")
 
 
-def test_lines_of_other_sources_stay(tmp_path: Path) -> None:
+def test_lines_of_other_sources_are_unchanged(tmp_path: Path) -> None:
     held = tmp_path / "held"
     write_entry(held, "q", 0, entry({"logOffset": 3}, ours(1, 1), "-", {"v": {"0": 9}}))
     write_commit(held, 0, 1)
@@ -70,7 +70,7 @@ def test_a_planned_batch_stays_planned(held: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a file", "a folder with something in it"])
-def test_nothing_is_written_over(held: Path, tmp_path: Path, kind: str) -> None:
+def test_existing_files_are_not_overwritten(held: Path, tmp_path: Path, kind: str) -> None:
     made = tmp_path / "made"
     if kind == "a file":
         made.write_text("mine")
@@ -80,12 +80,12 @@ def test_nothing_is_written_over(held: Path, tmp_path: Path, kind: str) -> None:
     with pytest.raises(OperatorError, match="already exists"):
         export_checkpoint(held, made)
     assert "mine" in (made if kind == "a file" else made / "mine").read_text()
-    # An empty folder holds nothing.
+    # An empty folder may be written to.
     (tmp_path / "empty").mkdir()
     export_checkpoint(held, tmp_path / "empty")
 
 
-def test_what_cannot_be_exported(held: Path, tmp_path: Path) -> None:
+def test_checkpoints_that_cannot_be_exported_are_rejected(held: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     with pytest.raises(OperatorError, match="is no checkpoint of a streaming query"):
         export_checkpoint(tmp_path / "nothing", made)
@@ -106,7 +106,7 @@ def test_what_cannot_be_exported(held: Path, tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="follows a loss and is not committed"):
         export_checkpoint(held, made)
     assert not made.exists()
-    # Once it is through, its end says all.
+    # Once the batch is complete, its end offset is sufficient.
     write_commit(held, 6, 1)
     assert dict(export_checkpoint(held, made).positions) == {T0: 120}
     write_entry(held, "the-query", 7, entry(back, version="v3"))
@@ -114,7 +114,7 @@ def test_what_cannot_be_exported(held: Path, tmp_path: Path) -> None:
         export_checkpoint(held, tmp_path / "other")
 
 
-def test_the_command(held: Path, tmp_path: Path) -> None:
+def test_the_export_command(held: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     result = CliRunner().invoke(app, ["checkpoint", "export", str(held), str(made)])
     assert result.exit_code == 0, result.output

@@ -1,8 +1,8 @@
-"""Who reads a topic that was compacted, by Fenceline and by Apache Kafka: consumer, range reader, source, sink's audit
-and repair. No Spark session.
+"""Readers of a topic compacted by Fenceline and by Apache Kafka: consumer, range reader, source, audit and repair of
+the sink's table. No Spark session.
 
-What has gone is no truncation, no loss and no missing row; what is left is all there, each record with its own offset
-and epoch.
+Compacted records are no truncation, no loss and no missing rows; the remaining records are complete, each with its
+offset and epoch.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ COLUMNS = ["key", "value", "topic", "partition", "offset", "leader_epoch"]
 class Story(NamedTuple):
     bootstrap: str
     whole: pa.Table
-    """All records, as they were before anything was compacted."""
+    """All records, as before the compaction."""
     left: list[int]
-    """Offsets that the log has still."""
+    """Offsets of the remaining records."""
     newest: dict[bytes, bytes]
     epochs: tuple[EpochStart, ...]
 
     @property
     def holes(self) -> list[tuple[int, int]]:
-        """Ranges between two records that are left, where others were."""
+        """Ranges of removed records between two remaining ones."""
         return [(one + 1, other) for one, other in zip(self.left, self.left[1:], strict=False) if other > one + 1]
 
     def epoch_at(self, offset: int) -> int:
@@ -106,7 +106,7 @@ def write(bootstrap: str, newest: dict[bytes, bytes], keys: range) -> None:
     rng = Random(keys.start)
     with Producer(bootstrap, **{"batch.size": 20_000}) as producer:
         for number in range(RECORDS // 2):
-            # What the first epoch ends with goes, and what the second one begins with.
+            # The last records of the first epoch and the first ones of the second are removed.
             key = b"k%d" % (rng.choice(keys) if number < RECORDS // 2 - 20 else keys[-1])
             value = rng.randbytes(1_500)
             newest[key] = value
@@ -126,7 +126,7 @@ def offsets_of(table: pa.Table) -> list[int]:
     return found
 
 
-def test_something_has_gone_from_both_epochs_and_the_newest_of_each_key_is_there(story: Story) -> None:
+def test_both_epochs_are_compacted_to_the_newest_value_of_each_key(story: Story) -> None:
     assert len(story.epochs) == 2
     assert len(story.left) < RECORDS // 2
     assert {story.epoch_at(offset) for offset in story.left} == {start.epoch for start in story.epochs}
@@ -156,8 +156,8 @@ def test_a_consumer_ends_with_the_newest_value_of_each_key(story: Story, arrow: 
         assert consumer.truncations() == []
 
 
-def test_a_position_within_what_has_gone_is_no_truncation(story: Story) -> None:
-    """It is held against the leader's epochs (KIP-320), of which no record need be left."""
+def test_a_position_in_a_compacted_range_is_no_truncation(story: Story) -> None:
+    """The position is validated against the leader's epochs (KIP-320), which need have no records left."""
     places = [hole for hole in story.holes if hole[1] - hole[0] > 2]
     first, second = places[0], places[-1]
     across = next(hole for hole in story.holes if hole[0] < story.epochs[1].offset < hole[1])
@@ -171,7 +171,7 @@ def test_a_position_within_what_has_gone_is_no_truncation(story: Story) -> None:
         assert consumer.truncations() == []
 
 
-def test_ranges_begin_and_end_wherever_they_like(story: Story) -> None:
+def test_ranges_may_begin_and_end_at_compacted_offsets(story: Story) -> None:
     rng = Random(1)
     edges = [place for hole in story.holes for place in hole]
     for _ in range(60):
@@ -183,7 +183,7 @@ def test_ranges_begin_and_end_wherever_they_like(story: Story) -> None:
     assert rows_of(story.bootstrap, *hole, story.epoch_at(hole[0] - 1), story.epochs).num_rows == 0
 
 
-def test_the_source_gives_what_is_left_in_batches_of_offsets(story: Story) -> None:
+def test_the_source_returns_remaining_records_in_batches_of_offsets(story: Story) -> None:
     given = {"kafka.bootstrap.servers": story.bootstrap, "subscribe": TP.topic, "startingOffsets": "earliest"}
     options = read_options(given, streaming=True)
     schema = spark_schema(include_headers=False, include_leader_epoch=True)
@@ -217,7 +217,7 @@ def audited(story: Story, table: str, **options: Any) -> Audit:
     return audit_here(table, settings(story.bootstrap, TP.topic, **options))
 
 
-def offsets_told(found: Audit, kind: str) -> list[int]:
+def offsets_of_kind(found: Audit, kind: str) -> list[int]:
     return [
         offset
         for row in found.findings.to_pylist()
@@ -230,18 +230,16 @@ def test_a_table_from_before_the_compaction_equals_the_log(story: Story, tmp_pat
     table = keep(tmp_path / "t", story.whole)
     found = audited(story, table)
     assert found.verdict.is_equal, str(found)
-    # Who reads all of the log can also say which rows it has no more.
+    # A full read of the log also reports rows that the log no longer has.
     found = audited(story, table, everything=True)
     assert found.verdict.is_equal, str(found)
-    assert offsets_told(found, "compacted") == sorted(set(range(RECORDS)) - set(story.left))
+    assert offsets_of_kind(found, "compacted") == sorted(set(range(RECORDS)) - set(story.left))
     assert {row["kind"] for row in found.findings.to_pylist()} == {"compacted"}
     assert repair_here(table, settings(story.bootstrap, TP.topic), apply=True).version is None
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_a_table_from_after_it_does_too_and_only_what_is_there_can_be_missing(
-    story: Story, tmp_path: Path, everything: bool
-) -> None:
+def test_a_table_from_after_the_compaction_equals_the_log(story: Story, tmp_path: Path, everything: bool) -> None:
     after = story.whole.take(pa.array(story.left))
     table = keep(tmp_path / "whole", after)
     found = audited(story, table, everything=everything)
@@ -252,7 +250,7 @@ def test_a_table_from_after_it_does_too_and_only_what_is_there_can_be_missing(
     kept = [offset for offset in story.left if offset not in gone]
     table = keep(tmp_path / "short", story.whole.take(pa.array(kept)))
     found = audited(story, table, everything=everything)
-    assert offsets_told(found, "missing") == gone
+    assert offsets_of_kind(found, "missing") == gone
     chosen = settings(story.bootstrap, TP.topic, everything=everything)
     done = repair_here(table, chosen, apply=True, kinds=("missing",))
     assert (done.removed_rows, done.added_rows) == (0, len(gone))

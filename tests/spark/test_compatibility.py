@@ -22,7 +22,7 @@ def test_versions(version: str, works: bool) -> None:
     assert is_supported(version) is works
 
 
-def test_spark_finds_all_by_name() -> None:
+def test_spark_finds_all_sources_by_name() -> None:
     assert pyspark_fenceline.DefaultSource.name() == "fenceline"
     assert pyspark_fenceline_delta.DefaultSource.name() == "fenceline_delta"
     assert pyspark_fenceline_segments.DefaultSource.name() == "fenceline_segments"
@@ -30,7 +30,7 @@ def test_spark_finds_all_by_name() -> None:
 
 
 @pytest.mark.parametrize("module", [pyspark_fenceline, pyspark_fenceline_delta, pyspark_fenceline_segments])
-def test_an_old_spark_is_told_on_use_only(monkeypatch: pytest.MonkeyPatch, module: object) -> None:
+def test_an_old_spark_version_is_rejected_on_use_only(monkeypatch: pytest.MonkeyPatch, module: object) -> None:
     monkeypatch.setattr(pyspark, "__version__", "4.0.1")
     source = module.DefaultSource  # type: ignore[attr-defined]
     assert source.name().startswith("fenceline")
@@ -39,7 +39,7 @@ def test_an_old_spark_is_told_on_use_only(monkeypatch: pytest.MonkeyPatch, modul
 
 
 def test_looking_the_sources_up_imports_neither_arrow_nor_the_client() -> None:
-    # Spark does this in every session, whoever uses it.
+    # Spark does this in every session.
     program = """
 import sys, pyspark.sql.datasource
 before = set(sys.modules)

@@ -1,4 +1,4 @@
-"""The source over real connections: what clusters say of themselves and of their topics. No Spark session."""
+"""The source over real connections: metadata of clusters and of their topics. No Spark session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.spark.conftest import Broker
 from tests.spark.driver import Driver
 
 
-def test_a_topic_that_may_not_be_seen_is_not_one_that_does_not_exist() -> None:
+def test_an_unauthorized_topic_is_distinguished_from_a_missing_one() -> None:
     with ScriptedCluster() as brokers:
         brokers.add_topic("t", 2)
         cluster = ClientCluster({"bootstrap.servers": brokers.bootstrap})
@@ -27,7 +27,7 @@ def test_a_topic_that_may_not_be_seen_is_not_one_that_does_not_exist() -> None:
             cluster.close()
 
 
-def test_a_checkpoint_of_another_cluster_is_told_with_both() -> None:
+def test_a_checkpoint_of_another_cluster_is_reported_with_both_cluster_ids() -> None:
     with EmbeddedNode() as old, EmbeddedNode() as new:
         clusters = []
         for node, count in ((old, 5), (new, 9)):

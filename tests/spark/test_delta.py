@@ -1,4 +1,4 @@
-"""`format("fenceline_delta")` under Spark, fed from files: no broker needed."""
+"""`format("fenceline_delta")` under Spark, reading from files: no broker needed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def values(table: str) -> list[int]:
     return sorted(DeltaTable(table).to_pyarrow_table().column("v").to_pylist())
 
 
-def test_a_stream_lands_once_however_often_its_commits_are_lost(
+def test_a_stream_is_written_once_however_often_its_commits_are_lost(
     spark: SparkSession, tmp_path: Path, checkpoint: str
 ) -> None:
     feed, table = Feed(spark, tmp_path / "in"), str(tmp_path / "table")
@@ -55,7 +55,7 @@ def test_a_stream_lands_once_however_often_its_commits_are_lost(
     query_id = run(feed.stream(), table, checkpoint)
     assert values(table) == [1, 2, 3]
     assert DeltaTable(table).transaction_version(app_id(query_id)) == 1
-    # Spark forgets that the last batch was committed: it replays it, with other files.
+    # The last commit is lost: Spark replays the batch, with other files.
     for lost in Path(checkpoint, "commits").glob("*1*"):
         lost.unlink()
     feed.add(4)
@@ -116,7 +116,7 @@ def test_times_survive_a_session_in_another_zone(spark: SparkSession, tmp_path: 
     assert row["n"].isoformat() == "2024-01-01T00:00:00"
 
 
-def test_misfits_are_told_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
+def test_mismatches_are_rejected_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     spark.range(1).write.format("fenceline_delta").mode("append").save(table)
     before = sorted(Path(table).rglob("*"))

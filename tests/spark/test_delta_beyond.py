@@ -1,4 +1,4 @@
-"""Tables with rows that no log of this cluster can have given: the sink says so and writes nothing."""
+"""Tables with rows that cannot come from a log of this cluster: the sink reports them and writes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_options import DeltaOptions, delta_options
 from pyspark_fenceline.delta_state import read_state
 from tests.spark.conftest import Broker
-from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, install_fake_cluster
 from tests.spark.test_delta_plan import SCHEMA, Row, arrow, commit, records, table_rows, task, write
 
 BY_PARTITION = ["topic", "partition"]
@@ -28,7 +28,7 @@ BY_PARTITION = ["topic", "partition"]
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=2)
+    return install_fake_cluster(monkeypatch, t=2)
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def options(tmp_path: Path) -> DeltaOptions:
     return delta_options({"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"})
 
 
-def others_write(options: DeltaOptions, rows: Iterable[Row], partition_by: list[str] | None = None) -> None:
-    """Somebody who does not compare anything."""
+def external_write(options: DeltaOptions, rows: Iterable[Row], partition_by: list[str] | None = None) -> None:
+    """A writer that compares nothing."""
     write_deltalake(options.path, pa.Table.from_batches([arrow(rows)]), mode="append", partition_by=partition_by)
 
 
@@ -50,13 +50,13 @@ def opened(options: DeltaOptions, *, overwrite: bool = False) -> None:
 
 
 @pytest.mark.parametrize("partition_by", [None, BY_PARTITION])
-def test_rows_above_the_end_in_the_leaders_epoch_are_refused(
+def test_rows_above_the_end_in_the_epoch_of_the_leader_are_rejected(
     cluster: FakeCluster, options: DeltaOptions, partition_by: list[str] | None
 ) -> None:
     for index in (0, 1):
         cluster.log("t", index).append(10)
     strange = [("t", 0, 12, 0), ("t", 0, 14, 0), ("t", 1, 10, 0)]
-    others_write(options, [*records(cluster, 0, 10), *strange], partition_by)
+    external_write(options, [*records(cluster, 0, 10), *strange], partition_by)
     message = (
         r"cannot be from this cluster's log: t-0 offsets 12 to 14 \(2 rows of epoch 0, in which the log ends at 10\);"
         r" t-1 offsets 10 to 10 \(1 row of epoch 0"
@@ -65,37 +65,35 @@ def test_rows_above_the_end_in_the_leaders_epoch_are_refused(
         opened(options)
     assert "repair" in caught.value.advice
     assert "another table" in caught.value.advice
-    # Who has opened the table before they came, is told by the commit.
+    # A query that opened the table before they were added fails at its commit.
     before = table_rows(options)
     with pytest.raises(OperatorError, match=message):
         write(options, 0, records(cluster, 0, 10))
     assert table_rows(options) == before
-    # A table that is replaced as a whole may have held anything.
+    # A table that is replaced completely may have held any rows.
     opened(options, overwrite=True)
 
 
-def test_rows_that_come_between_two_batches_are_refused(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_rows_added_between_two_batches_are_rejected(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 10))
-    others_write(options, [("t", 0, 12, 0)])
+    external_write(options, [("t", 0, 12, 0)])
     cluster.log("t").append(1)
     with pytest.raises(OperatorError, match="t-0 offsets 12 to 12"):
         write(options, 1, records(cluster, 10, 11))
 
 
-def test_rows_that_come_while_a_batch_is_written_are_refused(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_rows_added_while_a_batch_is_written_are_rejected(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 5))
     files, evidence = task(options, records(cluster, 5, 10))
-    others_write(options, [("t", 0, 12, 0)])
+    external_write(options, [("t", 0, 12, 0)])
     with pytest.raises(OperatorError, match="t-0 offsets 12 to 12"):
         commit(options, 1, files, evidence)
 
 
-def test_a_log_that_was_shortened_in_the_same_epoch_is_no_longer_the_tables(
-    cluster: FakeCluster, options: DeltaOptions
-) -> None:
-    """As the log of a topic of the same name in another cluster, whose brokers give no ids."""
+def test_a_log_shortened_in_the_same_epoch_is_rejected(cluster: FakeCluster, options: DeltaOptions) -> None:
+    """As with a topic of the same name in another cluster whose brokers provide no topic ids."""
     cluster.ids["t"] = None
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 10))
@@ -105,46 +103,46 @@ def test_a_log_that_was_shortened_in_the_same_epoch_is_no_longer_the_tables(
         write(options, 1, records(cluster, 4, 5))
 
 
-def test_what_the_log_got_after_the_batch_was_read_is_not_refused(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_records_appended_after_the_batch_was_read_are_accepted(cluster: FakeCluster, options: DeltaOptions) -> None:
     log = cluster.log("t")
     log.append(10)
     write(options, 0, records(cluster, 0, 5))
     files, evidence = task(options, records(cluster, 5, 10))
     log.append(10)
-    # Another query is faster, and a third one is not compared with anything.
+    # Another query is faster, and a third one is not compared.
     write(options, 0, records(cluster, 5, 15), app="other")
-    others_write(options, records(cluster, 15, 18))
+    external_write(options, records(cluster, 15, 18))
     opened(options)
     assert commit(options, 1, files, evidence)
     assert table_rows(options) == records(cluster, 0, 18)
 
 
-def test_a_readable_end_that_lags_behind_refuses_nothing(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_lagging_high_watermark_rejects_nothing(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
-    others_write(options, records(cluster, 0, 10))
-    # A leader that has just been elected does not know yet how far the others have come.
+    external_write(options, records(cluster, 0, 10))
+    # A newly elected leader does not know yet how far the followers have replicated.
     cluster.stale_ends[TopicPartition("t", 0)] = [7] * 8
     opened(options)
     write(options, 0, records(cluster, 5, 10))
     assert table_rows(options) == records(cluster, 0, 10)
 
 
-def test_rows_of_other_epochs_there_have_their_own_rules(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_rows_of_other_epochs_above_the_end_are_stale_or_unknown(cluster: FakeCluster, options: DeltaOptions) -> None:
     log = cluster.log("t")
     log.append(10)
     log.elect(2)
     log.append(5)
-    # Of an older epoch: stale. Of a newer one: unknown to this leader, which may have been deposed.
-    others_write(options, [*records(cluster, 0, 10), ("t", 0, 16, 0), ("t", 0, 17, 1), ("t", 0, 18, 3)])
+    # Rows of an older epoch are stale. Rows of a newer one are unknown to this leader, which may have been deposed.
+    external_write(options, [*records(cluster, 0, 10), ("t", 0, 16, 0), ("t", 0, 17, 1), ("t", 0, 18, 3)])
     opened(options)
     write(options, 0, records(cluster, 10, 15))
     assert table_rows(options) == [*records(cluster, 0, 15), ("t", 0, 18, 3)]
 
 
-def test_a_topic_that_was_made_anew_is_told_as_that(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_recreated_topic_is_reported_as_recreated(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 10))
-    others_write(options, [("t", 0, 10, 0)])
+    external_write(options, [("t", 0, 10, 0)])
     cluster.delete("t")
     cluster.create("t", 2, id="another")
     cluster.log("t").append(4)
@@ -156,13 +154,13 @@ def test_a_topic_that_was_made_anew_is_told_as_that(cluster: FakeCluster, option
     assert table_rows(options) == records(cluster, 0, 4)
 
 
-def test_files_of_many_partitions_are_looked_into_once(
+def test_files_of_many_partitions_are_read_once(
     cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their bounds tell of all partitions together; what was found out is kept with the table."""
+    """Their bounds cover all partitions together; the result is cached with the table."""
     cluster.log("t").append(100)
     cluster.log("t", 1).append(3)
-    others_write(options, [*records(cluster, 0, 100), *records(cluster, 0, 3, 1)])
+    external_write(options, [*records(cluster, 0, 100), *records(cluster, 0, 3, 1)])
     opened(options)
     write(options, 0, [*records(cluster, 99, 100), *records(cluster, 2, 3, 1)])
     state = read_state(open_table(options))  # type: ignore[arg-type]
@@ -180,7 +178,7 @@ def test_files_of_many_partitions_are_looked_into_once(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_stream_into_such_a_table_ends_before_anything_is_written(
+def test_a_stream_into_a_table_beyond_the_log_fails_before_writing(
     spark: Any, broker: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
     table = str(tmp_path / "table")
@@ -207,7 +205,7 @@ def test_a_stream_into_such_a_table_ends_before_anything_is_written(
     assert "above the end of the log" in str(caught.value)
     assert parquet_files(table) == before
     assert DeltaTable(table).version() == 0
-    # What it advises helps: the rows go, the query goes on, and the log's own records come when it gets there.
+    # The advice helps: the rows are removed, the query continues, and the log's records are added when it reaches them.
     done = pyspark_fenceline.repair(table, broker.bootstrap, topic, apply=True, kinds=("beyond", "missing"))
     assert (done.removed_rows, done.added_rows) == (3, 6)
     broker.produce(topic, range(10, 20))

@@ -23,7 +23,7 @@ SCHEMA = struct("topic string, offset long")
 
 
 class Crash(BaseException):
-    """The process is gone; nothing catches this."""
+    """Simulates the death of the process; nothing catches it."""
 
 
 def write(options: DeltaOptions, *offsets: int, topic: str = "t") -> list[DataFile]:
@@ -49,7 +49,7 @@ def options(tmp_path: Path, request: pytest.FixtureRequest) -> DeltaOptions:
     return DeltaOptions(str(tmp_path / "table"), partition_by=request.param)
 
 
-def test_the_table_is_made_when_it_is_missing(options: DeltaOptions) -> None:
+def test_a_missing_table_is_created(options: DeltaOptions) -> None:
     assert batch(options, 0)
     assert batch(options, 1)
     assert rows(options) == list(range(6))
@@ -67,7 +67,7 @@ def test_a_replayed_batch_adds_nothing_and_leaves_no_files(options: DeltaOptions
     assert sorted(Path(options.path).rglob("*.parquet")) == before
 
 
-def test_an_older_batch_adds_nothing_although_delta_would_take_it(options: DeltaOptions) -> None:
+def test_an_older_batch_adds_nothing_although_delta_would_accept_it(options: DeltaOptions) -> None:
     batch(options, 0)
     batch(options, 1)
     assert not batch(options, 0)
@@ -98,18 +98,18 @@ def _crash_after(monkeypatch: pytest.MonkeyPatch, target: Any, name: str) -> Non
 
 
 STEPS = [
-    pytest.param(_crash_before, "open_table", id="files written, nothing else"),
-    pytest.param(_crash_before, "_create", id="before the table is made"),
-    pytest.param(_crash_after, "_create", id="after the table is made"),
+    pytest.param(_crash_before, "open_table", id="only files written"),
+    pytest.param(_crash_before, "_create", id="before the table is created"),
+    pytest.param(_crash_after, "_create", id="after the table is created"),
     pytest.param(_crash_before, "commit_entry", id="before the log entry"),
-    pytest.param(_crash_after, "commit_entry", id="after the log entry, before Spark hears of it"),
+    pytest.param(_crash_after, "commit_entry", id="after the log entry, before Spark is notified"),
 ]
 
 
 @pytest.mark.parametrize(("how", "step"), STEPS)
 @pytest.mark.parametrize("crashing_batch", [0, 1])
 @pytest.mark.parametrize("crashes", [1, 2])
-def test_a_crash_between_any_two_steps_and_a_replay_give_every_row_once(
+def test_a_crash_between_any_two_steps_and_a_replay_write_every_row_once(
     options: DeltaOptions, how: Any, step: str, crashing_batch: int, crashes: int
 ) -> None:
     for number in range(crashing_batch):
@@ -124,13 +124,13 @@ def test_a_crash_between_any_two_steps_and_a_replay_give_every_row_once(
     assert rows(options) == list(range(9))
 
 
-def test_of_two_drivers_of_one_query_one_commits(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_of_two_drivers_of_a_query_commits(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     batch(options, 0)
     real = delta_commit.commit_entry
     raced: list[bool] = []
 
     def zombie_first(*positional: Any, **named: Any) -> None:
-        # A second driver replays the same batch between this one's look at the table and its commit.
+        # A second driver replays the same batch after this driver read the table and before its commit.
         if not raced:
             raced.append(True)
             assert batch(options, 1)
@@ -141,9 +141,7 @@ def test_of_two_drivers_of_one_query_one_commits(options: DeltaOptions, monkeypa
     assert rows(options) == list(range(6))
 
 
-def test_a_commit_that_landed_and_still_failed_keeps_its_files(
-    options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_commit_that_landed_keeps_its_files(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     from deltalake.exceptions import CommitFailedError
 
     real = delta_commit.commit_entry
@@ -157,7 +155,7 @@ def test_a_commit_that_landed_and_still_failed_keeps_its_files(
     assert rows(options) == [0, 1, 2]
 
 
-def test_others_may_append_meanwhile(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_writers_may_append_concurrently(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     real = delta_commit.commit_entry
     raced: list[bool] = []
 
@@ -187,7 +185,7 @@ def test_a_batch_write_without_rows_makes_no_commit(options: DeltaOptions) -> No
     assert open_table(options) is None
 
 
-# Tables that do not fit ----------------------------------------------------------------------------------------------
+# Incompatible tables --------------------------------------------------------------------------------------------------
 
 
 def made(path: Path, fields: str, **table: Any) -> DeltaTable:
@@ -200,7 +198,7 @@ def misfit(table: DeltaTable, ddl: str, *partition_by: str) -> str:
     return str(caught.value)
 
 
-def test_another_schema_is_refused_in_words(tmp_path: Path) -> None:
+def test_another_schema_is_rejected_with_a_clear_message(tmp_path: Path) -> None:
     table = made(tmp_path / "a", "topic string, offset long, extra array<int>", partition_by=["topic"])
     text = misfit(table, "topic string, offset int, more double, extra array<long>")
     assert "column offset is integer here and long in the table" in text
@@ -221,12 +219,12 @@ def test_missing_columns_become_null(tmp_path: Path) -> None:
     assert table.to_pyarrow_table().column("more").to_pylist() == [None] * 3
 
 
-def test_a_required_column_can_not_be_missing(tmp_path: Path) -> None:
+def test_a_missing_required_column_is_rejected(tmp_path: Path) -> None:
     table = made(tmp_path / "a", "topic string, offset long not null")
     assert "must not be null and is missing" in misfit(table, "topic string")
 
 
-def test_tables_whose_rules_a_plain_append_would_break_are_refused(tmp_path: Path) -> None:
+def test_tables_whose_constraints_an_append_would_break_are_rejected(tmp_path: Path) -> None:
     table = made(tmp_path / "a", "offset long")
     table.alter.add_constraint({"positive": "offset > 0"})
     assert "constraints" in misfit(table, "offset long")
@@ -239,13 +237,13 @@ def test_tables_whose_rules_a_plain_append_would_break_are_refused(tmp_path: Pat
     assert "mapped by name" in misfit(mapped, "offset long")
 
 
-def test_types_that_delta_has_not_are_refused(tmp_path: Path) -> None:
+def test_types_unknown_to_delta_are_rejected(tmp_path: Path) -> None:
     options = DeltaOptions(str(tmp_path / "table"))
     with pytest.raises(OperatorError, match="cannot hold"):
         commit_files(options, struct("a interval day"), [], transaction=None, overwrite=True)
 
 
-def test_partition_columns_must_exist_and_leave_something() -> None:
+def test_partition_columns_must_exist_and_leave_other_columns() -> None:
     schema = struct("a int, b array<int>")
     with pytest.raises(OperatorError, match="does not have"):
         new_shape(schema, ("c",))
@@ -255,13 +253,13 @@ def test_partition_columns_must_exist_and_leave_something() -> None:
         new_shape(struct("a int"), ("a",))
 
 
-def test_a_file_in_place_of_the_table_is_said(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_table_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "table").write_text("x")
     with pytest.raises(OperatorError, match="is a file, not a Delta table"):
         open_table(DeltaOptions(str(tmp_path / "table")))
 
 
-def test_a_table_whose_log_can_not_be_read_is_said(tmp_path: Path) -> None:
+def test_a_table_with_an_unreadable_log_is_rejected(tmp_path: Path) -> None:
     options = DeltaOptions(str(tmp_path / "table"))
     batch(options, 0)
     first = next((tmp_path / "table" / "_delta_log").glob("*.json"))
@@ -271,7 +269,7 @@ def test_a_table_whose_log_can_not_be_read_is_said(tmp_path: Path) -> None:
     assert "storage.*" in caught.value.advice
 
 
-def test_a_directory_that_can_not_be_made_is_said(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(OperatorError, match="cannot be created"):
         write(DeltaOptions(str(tmp_path / "file" / "table")), 1)

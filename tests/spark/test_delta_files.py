@@ -28,7 +28,7 @@ def written(
     schema = struct(ddl)
     shape = new_shape(schema, chosen.partition_by)
     writer = FileWriter(chosen, shape, file_schema(schema, shape), required, task_number=3)
-    # As Spark hands rows over: times in the session's zone, not in UTC.
+    # As Spark passes rows: timestamps in the session's time zone, not in UTC.
     arriving = to_arrow_schema(schema, timezone="Asia/Tokyo")
     try:
         for batch in batches:
@@ -66,7 +66,7 @@ def test_one_file_with_statistics(tmp_path: Path) -> None:
     assert pq.read_schema(tmp_path / file.path).field("t").type == pa.timestamp("us", "UTC")
 
 
-def test_bounds_that_could_lie_are_left_out(tmp_path: Path) -> None:
+def test_unreliable_bounds_are_omitted(tmp_path: Path) -> None:
     (file,) = written(
         tmp_path,
         "x double, s string, d decimal(10,2)",
@@ -91,7 +91,7 @@ def test_rows_go_to_the_file_of_their_partition_values(tmp_path: Path) -> None:
         (f.partition_values["topic"], f.partition_values["p"]): pq.read_table(tmp_path / f.path).column("v").to_pylist()
         for f in files
     }
-    # Delta holds the empty text as null.
+    # Delta stores the empty string as null.
     assert found == {("b", "1"): [1, 3, 7], ("a", "1"): [2], (None, "2"): [4, 5], ("a b/ü", "1"): [6]}
     for file in files:
         assert "v" in json.loads(file.statistics)["minValues"]
@@ -114,7 +114,7 @@ def test_partition_values_are_written_as_delta_reads_them(tmp_path: Path, ddl: s
     assert file.partition_values == {"k": text}
 
 
-def test_large_output_is_cut_into_files(tmp_path: Path) -> None:
+def test_large_output_is_split_into_files(tmp_path: Path) -> None:
     rows = {"v": list(range(1000))}
     files = written(tmp_path, "v long", *[rows] * 5, targetFileSizeBytes="1")
     assert sum(file.record_count for file in files) == 5000
@@ -133,7 +133,7 @@ def test_a_null_in_a_required_column_fails_and_leaves_nothing(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_rows_no_files(tmp_path: Path) -> None:
+def test_no_file_is_written_without_rows(tmp_path: Path) -> None:
     assert written(tmp_path, "a long", {"a": []}) == []
 
 
@@ -149,7 +149,7 @@ def test_no_rows_no_files(tmp_path: Path) -> None:
         ({"path": "/x", "txnAppId": "a", "txnVersion": "b"}, "whole number"),
     ],
 )
-def test_bad_options_are_named(options: dict[str, str], message: str) -> None:
+def test_invalid_options_are_named(options: dict[str, str], message: str) -> None:
     with pytest.raises(OperatorError, match=message):
         delta_options(options)
 
@@ -159,9 +159,9 @@ def test_local_paths_may_be_uris() -> None:
     assert delta_options({"path": "s3://b/t", "storage.aws_region": "eu"}).storage == {"aws_region": "eu"}
 
 
-def test_only_values_that_come_again_get_a_dictionary() -> None:
+def test_only_repeated_values_get_a_dictionary() -> None:
     rows = pa.table({"unique": list(range(1000)), "same": ["x"] * 1000, "few": [number % 9 for number in range(1000)]})
     assert dictionary_columns(rows) == ["same", "few"]
-    # Too few rows tell nothing, and parts of nested columns have names of their own.
+    # Too few rows are no evidence, and fields of nested columns have their own names.
     assert dictionary_columns(rows.slice(0, 20)) == ["unique", "same", "few"]
     assert dictionary_columns(rows.append_column("nested", pa.array([[1]] * 1000))) is True

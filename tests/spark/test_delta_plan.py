@@ -1,5 +1,5 @@
-"""A table that is to hold what the log holds: tasks and commits as Spark runs them, against a log in memory that is
-cut and grows again, with crashes and second drivers in between.
+"""A table kept equal to the log: tasks and commits as Spark runs them, against an in-memory log that is truncated
+and grows again, with crashes and concurrent drivers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyspark_fenceline.delta_schema import file_schema, fit, new_shape
 from pyspark_fenceline.delta_state import read_state
 from pyspark_fenceline.delta_table_files import compared_epochs, table_files
 from pyspark_fenceline.log_matching import LogEpochs
-from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, install_fake_cluster
 from tests.spark.schemas import struct
 from tests.spark.table_readers import check_readers
 
@@ -36,12 +36,12 @@ Row = tuple[str, int, int, int | None]
 
 
 class Crash(BaseException):
-    """The process is gone; nothing catches this."""
+    """Simulates the death of the process; nothing catches it."""
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=2)
+    return install_fake_cluster(monkeypatch, t=2)
 
 
 @pytest.fixture(params=["by partition", "flat"])
@@ -72,7 +72,7 @@ def arrow(rows: Iterable[Row]) -> pa.RecordBatch:
 def task(
     options: DeltaOptions, rows: Iterable[Row], *, schema: Any = SCHEMA
 ) -> tuple[list[DataFile], TruncationEvidence]:
-    """What one task does: files, then the question to the log."""
+    """The work of one task: write files, then query the log."""
     table = open_table(options)
     shape = (
         new_shape(schema, partition_columns(options))
@@ -128,7 +128,7 @@ def log_rows(cluster: FakeCluster, topic: str = "t") -> list[Row]:
     )
 
 
-def test_stale_rows_go_with_the_batch_that_comes(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_stale_rows_are_removed_with_the_next_batch(cluster: FakeCluster, options: DeltaOptions) -> None:
     log = cluster.log("t")
     log.append(10)
     cluster.log("t", 1).append(4)
@@ -136,7 +136,7 @@ def test_stale_rows_go_with_the_batch_that_comes(cluster: FakeCluster, options: 
     write(options, 1, records(cluster, 5, 10))
     log.elect(1, keep=7)
     log.append(5)
-    # Only the other partition has news, and without a checkpoint nobody knows that the source has noticed.
+    # Only the other partition has new records, and without a checkpoint the sink cannot know that the source rewound.
     cluster.log("t", 1).append(1)
     write(options, 2, records(cluster, 4, 5, 1))
     assert table_rows(options) == [("t", 0, offset, 0) for offset in range(10)] + records(cluster, 0, 5, 1)
@@ -149,7 +149,7 @@ def test_stale_rows_go_with_the_batch_that_comes(cluster: FakeCluster, options: 
     assert [(one["first_offset"], one["last_offset"], one["epoch"]) for one in told["ranges"]] == [(7, 9, 0)]
 
 
-def test_rows_of_a_lost_leader_go_although_no_newer_epoch_starts_below_them(
+def test_rows_of_a_lost_leader_are_removed_without_a_newer_epoch_below(
     cluster: FakeCluster, options: DeltaOptions
 ) -> None:
     log = cluster.log("t")
@@ -157,7 +157,7 @@ def test_rows_of_a_lost_leader_go_although_no_newer_epoch_starts_below_them(
     log.append(9)
     write(options, 0, records(cluster, 0, 9))
     lost = [("t", 0, offset, 5) for offset in (9, 10)]
-    # Read from a leader of epoch 5 while it led; the log went on without it.
+    # Read from a leader of epoch 5 while it led; the log continued without its records.
     log.leader_epoch = 5
     write(options, 1, lost)
     log.leader_epoch = 3
@@ -168,7 +168,7 @@ def test_rows_of_a_lost_leader_go_although_no_newer_epoch_starts_below_them(
     assert table_rows(options) == log_rows(cluster)
 
 
-def test_only_the_files_concerned_are_written_anew(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_only_the_affected_files_are_rewritten(cluster: FakeCluster, options: DeltaOptions) -> None:
     for index in (0, 1):
         cluster.log("t", index).append(30)
     for number in range(3):
@@ -180,13 +180,13 @@ def test_only_the_files_concerned_are_written_anew(cluster: FakeCluster, options
     cluster.log("t").append(1)
     write(options, 6, records(cluster, 15, 16))
     after = {file.path for file in table_files(open_table(options))}
-    # One file of the cut partition was stale as a whole, one in part.
+    # One file of the truncated partition was completely stale, one partly.
     assert len(before - after) == 2
     assert len(after - before) == 2
     assert table_rows(options) == log_rows(cluster)
 
 
-def test_nothing_is_read_or_listed_while_leaders_stay(
+def test_nothing_is_read_or_listed_while_leaders_are_unchanged(
     cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = cluster.log("t")
@@ -204,10 +204,10 @@ def test_nothing_is_read_or_listed_while_leaders_stay(
     assert table_rows(options) == records(cluster, 0, 10)
 
 
-def test_records_that_the_table_has_are_not_added_again(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_records_already_in_the_table_are_not_added_again(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(20)
     write(options, 0, records(cluster, 0, 10))
-    # A new checkpoint: another query that begins anew, and one that begins in between.
+    # A new checkpoint: a query that starts at the beginning, and one that starts in the middle.
     write(options, 0, records(cluster, 9, 11), app="last one")
     write(options, 0, records(cluster, 0, 12), app="again")
     write(options, 0, records(cluster, 3, 20), app="third")
@@ -215,7 +215,7 @@ def test_records_that_the_table_has_are_not_added_again(cluster: FakeCluster, op
     assert table_rows(options) == log_rows(cluster)
 
 
-def test_rows_that_are_cut_off_while_a_batch_is_written_go_with_the_next(
+def test_rows_truncated_while_a_batch_is_written_are_removed_with_the_next(
     cluster: FakeCluster, options: DeltaOptions
 ) -> None:
     log = cluster.log("t")
@@ -225,10 +225,10 @@ def test_rows_that_are_cut_off_while_a_batch_is_written_go_with_the_next(
     log.append(1)
     write(options, 0, rows)
     assert table_rows(options) == rows
-    # The source has found out and reads on from where the histories part.
+    # The source has detected it and continues at the divergence point.
     write(options, 1, records(cluster, 6, 7))
     assert table_rows(options) == log_rows(cluster)
-    # Rows of both histories in one batch: what the source read last is in the log.
+    # Rows of both histories in one batch: the rows that the source read last are in the log.
     mixed = [("t", 0, offset, 1) for offset in range(7, 12)]
     log.elect(2)
     log.append(2)
@@ -237,10 +237,10 @@ def test_rows_that_are_cut_off_while_a_batch_is_written_go_with_the_next(
 
 
 @pytest.mark.parametrize("committed", [0, 4, 10])
-def test_rows_that_come_back_with_an_old_leader_are_there(
+def test_rows_restored_by_an_old_leader_are_in_the_table(
     cluster: FakeCluster, options: DeltaOptions, committed: int
 ) -> None:
-    """Two unclean elections between two plans of the source: it sees a log that it has read, and reads on."""
+    """Two unclean elections between two plans of the source: it sees a log that it has already read, and continues."""
     log = cluster.log("t")
     log.append(10)
     rows = records(cluster, 0, 10)
@@ -248,7 +248,7 @@ def test_rows_that_come_back_with_an_old_leader_are_there(
     held = list(log.epochs)
     log.elect(1, keep=6)
     log.append(8)
-    # A batch of the old history is committed under the leader that has lost it, and one without its rows.
+    # A batch of the old history is committed under the leader that has lost it, then a batch without its rows.
     write(options, 1, rows[committed:])
     write(options, 2, [("t", 1, 0, 0)])
     cluster.log("t", 1).append(1)
@@ -259,16 +259,14 @@ def test_rows_that_come_back_with_an_old_leader_are_there(
     assert table_rows(options) == log_rows(cluster)
 
 
-def test_a_leader_that_was_deposed_and_does_not_know_it_proves_nothing(
-    cluster: FakeCluster, options: DeltaOptions
-) -> None:
+def test_a_deposed_leader_unaware_of_it_proves_nothing(cluster: FakeCluster, options: DeltaOptions) -> None:
     log = cluster.log("t")
     log.append(5)
     log.elect(2)
     log.append(5)
     write(options, 0, records(cluster, 0, 10))
     held = list(log.epochs)
-    # The old leader answers: its log ends where it was cut off from the others.
+    # The old leader answers: its log ends where it was isolated.
     log.epochs, log.leader_epoch = held[:5] + [0] * 2, 0
     write(options, 1, [])
     assert len(table_rows(options)) == 10
@@ -277,7 +275,7 @@ def test_a_leader_that_was_deposed_and_does_not_know_it_proves_nothing(
     assert table_rows(options) == log_rows(cluster)
 
 
-def test_rows_never_go_on_the_word_of_an_older_leader_than_the_newest_one_known(
+def test_answers_of_a_leader_older_than_the_newest_known_remove_no_rows(
     cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = cluster.log("t")
@@ -286,7 +284,7 @@ def test_rows_never_go_on_the_word_of_an_older_leader_than_the_newest_one_known(
     held = list(log.epochs)
     log.elect(2)
     files, evidence = task(options, [])
-    # Between the task's question and the commit's own an old leader comes to answer, with a shorter log.
+    # Between the task's request and the commit's request an old leader with a shorter log answers.
     log.epochs, log.leader_epoch = [*held[:5], 1], 1
     commit_files(options, SCHEMA, files, transaction=AppTransaction("q", 1), overwrite=False, evidence=evidence)
     assert len(table_rows(options)) == 10
@@ -295,7 +293,7 @@ def test_rows_never_go_on_the_word_of_an_older_leader_than_the_newest_one_known(
     assert table_rows(options) == log_rows(cluster)
 
 
-def test_a_leader_older_than_the_batch_takes_nothing_out(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_leader_older_than_the_batch_removes_no_rows(cluster: FakeCluster, options: DeltaOptions) -> None:
     log = cluster.log("t")
     log.append(10)
     write(options, 0, records(cluster, 0, 10))
@@ -303,7 +301,7 @@ def test_a_leader_older_than_the_batch_takes_nothing_out(cluster: FakeCluster, o
     log.elect(2, keep=5)
     log.append(2)
     cut_off = list(log.epochs)
-    # A third leader has what the second one lost; the source reads from it, and the sink asks the second one.
+    # A third leader has what the second one lost; the source reads from it, and the sink queries the second one.
     log.epochs, log.leader_epoch = held, 3
     rows = records(cluster, 10, 11)
     log.epochs, log.leader_epoch = cut_off, 2
@@ -313,17 +311,17 @@ def test_a_leader_older_than_the_batch_takes_nothing_out(cluster: FakeCluster, o
 
 
 @pytest.mark.parametrize("newer_first", [True, False])
-def test_of_two_tasks_that_found_two_leaders_the_newer_one_is_right(newer_first: bool) -> None:
+def test_the_newer_of_two_leaders_found_by_tasks_decides(newer_first: bool) -> None:
     tp = TopicPartition("t", 0)
     old = TruncationEvidence({tp: 2}, {tp: LogEpochs(2, 0, 5)}, {"t": "old id"})
     new = TruncationEvidence({tp: 3}, {tp: LogEpochs(3, 0, 4)}, {"t": "new id"})
     assert merge_evidence([new, old] if newer_first else [old, new]) == new
-    # The newer one had nothing to look up: then the older one's history is nobody's.
+    # The newer one had nothing to look up: then the history of the older one is not used.
     bare = TruncationEvidence({tp: 3}, {}, {"t": "new id"})
     assert merge_evidence([bare, old] if newer_first else [old, bare]) == bare
 
 
-def test_brokers_without_epochs_are_written_from_all_the_same(
+def test_batches_from_brokers_without_epochs_are_written(
     cluster: FakeCluster, options: DeltaOptions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_evidence, "_has_warned", False)
@@ -346,7 +344,7 @@ def test_a_batch_of_a_thousand_partitions(cluster: FakeCluster, options: DeltaOp
         cluster.log("many", index).elect(1, keep=1)
         cluster.log("many", index).append(1)
     before = {file.path for file in table_files(open_table(options))}
-    # One of them has news: its stale row goes, and nobody else's file.
+    # One partition has new records: its stale row is removed, and no other file changes.
     write(options, 1, records(cluster, 1, 2, 500, "many"))
     gone = before - {file.path for file in table_files(open_table(options))}
     assert len(gone) == 1
@@ -354,7 +352,7 @@ def test_a_batch_of_a_thousand_partitions(cluster: FakeCluster, options: DeltaOp
     assert table_rows(options) == sorted([*rows, ("many", 500, 1, 1)])
 
 
-def test_a_query_of_empty_topics_makes_a_table_without_rows(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_query_of_empty_topics_creates_an_empty_table(cluster: FakeCluster, options: DeltaOptions) -> None:
     write(options, 0, [])
     assert table_rows(options) == []
     cluster.log("t").elect(4)
@@ -364,7 +362,7 @@ def test_a_query_of_empty_topics_makes_a_table_without_rows(cluster: FakeCluster
     assert table_rows(options) == log_rows(cluster)
 
 
-def test_topics_that_are_gone_are_left_alone(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_rows_of_deleted_topics_are_unchanged(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.create("u", 1)
     cluster.log("u").append(3)
     cluster.log("t").append(3)
@@ -376,7 +374,7 @@ def test_topics_that_are_gone_are_left_alone(cluster: FakeCluster, options: Delt
     assert table_rows(options) == sorted(records(cluster, 0, 2) + kept)
 
 
-def test_a_topic_that_was_made_anew_is_refused_or_replaced(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_recreated_topic_is_rejected_or_replaced(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 10))
     cluster.delete("t")
@@ -388,7 +386,7 @@ def test_a_topic_that_was_made_anew_is_refused_or_replaced(cluster: FakeCluster,
     assert table_rows(options) == log_rows(cluster)
 
 
-def test_a_table_that_others_wrote_is_compared_as_a_whole(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_table_of_other_writers_is_compared_as_a_whole(cluster: FakeCluster, tmp_path: Path) -> None:
     from deltalake import write_deltalake
 
     path = str(tmp_path / "table")
@@ -401,11 +399,11 @@ def test_a_table_that_others_wrote_is_compared_as_a_whole(cluster: FakeCluster, 
     cluster.log("t", 1).append(1)
     options = delta_options({"path": path, "kafka.bootstrap.servers": "fake"})
     write(options, 0, records(cluster, 0, 7) + records(cluster, 0, 1, 1))
-    # (3, 7) is of an epoch that the leader does not know: that proves nothing.
+    # (3, 7) is of an epoch unknown to the leader: this proves nothing.
     assert table_rows(options) == sorted([*log_rows(cluster), ("t", 0, 3, 7)])
 
 
-def test_rows_without_an_epoch_stay_in_a_file_of_stale_ones(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_rows_without_an_epoch_stay_when_their_file_is_stale(cluster: FakeCluster, tmp_path: Path) -> None:
     from deltalake import write_deltalake
 
     path = str(tmp_path / "table")
@@ -418,7 +416,7 @@ def test_rows_without_an_epoch_stay_in_a_file_of_stale_ones(cluster: FakeCluster
     assert [(row["offset"], row["leader_epoch"]) for row in found] == [(0, 0), (1, 0), (2, 0), (3, 2), (6, None)]
 
 
-def test_a_table_that_may_not_lose_rows_is_not_repaired(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_an_append_only_table_is_not_repaired(cluster: FakeCluster, tmp_path: Path) -> None:
     path = str(tmp_path / "table")
     options = delta_options({"path": path, "kafka.bootstrap.servers": "fake"})
     cluster.log("t").append(3)
@@ -433,16 +431,14 @@ def test_a_table_that_may_not_lose_rows_is_not_repaired(cluster: FakeCluster, tm
     assert len(table_rows(options)) == 5
 
 
-def test_files_of_a_batch_that_was_written_anew_are_not_left(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_no_files_of_a_rewritten_batch_are_left(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(8)
     write(options, 0, records(cluster, 0, 5))
     write(options, 0, records(cluster, 3, 8), app="again")
     assert files_on_disk(options) == {Path(file.path).name for file in table_files(open_table(options))}
 
 
-def test_a_table_that_was_opened_before_another_commit_is_opened_again(
-    cluster: FakeCluster, options: DeltaOptions
-) -> None:
+def test_a_table_opened_before_another_commit_is_reopened(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 4))
     files, evidence = task(options, records(cluster, 4, 8))
@@ -460,7 +456,7 @@ def test_a_table_that_was_opened_before_another_commit_is_opened_again(
     assert table_rows(options) == records(cluster, 0, 8)
 
 
-def test_new_columns_are_added_when_asked_for(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_new_columns_are_added_when_requested(cluster: FakeCluster, tmp_path: Path) -> None:
     given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"}
     cluster.log("t").append(6)
     write(delta_options(given), 0, records(cluster, 0, 3))
@@ -476,13 +472,15 @@ def test_new_columns_are_added_when_asked_for(cluster: FakeCluster, tmp_path: Pa
     assert found == [None] * 3 + ["x"] * 3
 
 
-def test_rows_that_are_no_records_are_refused(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_rows_that_are_no_records_are_rejected(cluster: FakeCluster, options: DeltaOptions) -> None:
     with pytest.raises(OperatorError, match="no topic, partition or offset"):
         write(options, 0, [("t", 0, 1, 0), (None, 0, 2, 0)])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("lacking", ["topic", "partition", "offset", "leader_epoch"])
-def test_a_table_without_the_columns_is_refused_in_words(cluster: FakeCluster, tmp_path: Path, lacking: str) -> None:
+def test_a_table_without_the_columns_is_rejected_with_a_clear_message(
+    cluster: FakeCluster, tmp_path: Path, lacking: str
+) -> None:
     from deltalake import write_deltalake
 
     path = str(tmp_path / "table")
@@ -496,13 +494,13 @@ def test_a_table_without_the_columns_is_refused_in_words(cluster: FakeCluster, t
     assert (table.version(), table.count()) == (0, 2)
 
 
-def test_a_frame_without_the_columns_is_refused_in_words(options: DeltaOptions) -> None:
+def test_a_frame_without_the_columns_is_rejected_with_a_clear_message(options: DeltaOptions) -> None:
     with pytest.raises(OperatorError, match="missing: leader_epoch") as caught:
         delta_commit.check_tracked(options, struct("topic string, partition int, offset long"))
     assert "includeLeaderEpoch" in caught.value.advice
 
 
-# Crashes, zombies and others -----------------------------------------------------------------------------------------
+# Crashes, zombies and other writers -----------------------------------------------------------------------------------
 
 
 def before(owner: Any, name: str) -> Any:
@@ -550,7 +548,7 @@ STEPS = {
 
 @pytest.mark.parametrize("step", [step for step in STEPS if "table" not in step])
 @pytest.mark.parametrize("crashes", [1, 2])
-def test_a_crash_at_any_step_of_a_repair_changes_nothing_in_the_end(
+def test_a_crash_at_any_step_of_a_repair_is_recovered_by_a_replay(
     cluster: FakeCluster, options: DeltaOptions, step: str, crashes: int
 ) -> None:
     options = replace(options, merge_schema=True)
@@ -559,14 +557,14 @@ def test_a_crash_at_any_step_of_a_repair_changes_nothing_in_the_end(
     write(options, 0, records(cluster, 0, 10))
     log.elect(1, keep=7)
     log.append(5)
-    # Some of the rows are there already, so that the batch's own file is copied too.
+    # Some of the rows are already in the table, so that the batch's own file is rewritten too.
     rows = records(cluster, 5, 12)
     for _ in range(crashes):
         with pytest.MonkeyPatch.context() as patch:
             STEPS[step](patch)
             with contextlib.suppress(Crash):
                 write(options, 1, rows)
-        # In between the table is a beginning of the log: what was cut off is gone, what is new has not come.
+        # In between the table is a prefix of the log: truncated rows are removed, new ones not yet added.
         assert table_rows(options) in (records_before(), records_before()[:7], log_rows(cluster))
         check_readers(options.path)
     write(options, 1, rows)
@@ -578,7 +576,7 @@ def records_before() -> list[Row]:
     return [("t", 0, offset, 0) for offset in range(10)]
 
 
-def test_of_two_drivers_of_one_query_one_repairs(
+def test_only_one_of_two_drivers_of_a_query_repairs(
     cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = cluster.log("t")
@@ -599,7 +597,7 @@ def test_of_two_drivers_of_one_query_one_repairs(
     assert table_rows(options) == log_rows(cluster)
 
 
-def test_what_another_writer_adds_meanwhile_is_seen(
+def test_rows_added_concurrently_by_another_writer_are_seen(
     cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.log("t").append(12)
@@ -618,8 +616,8 @@ def test_what_another_writer_adds_meanwhile_is_seen(
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_happens_the_table_is_the_log_in_the_end(cluster: FakeCluster, tmp_path: Path, seed: int) -> None:
-    """A query that rewinds as far as it likes, elections that cut, crashes at any step, drivers that replay."""
+def test_the_table_always_converges_to_the_log(cluster: FakeCluster, tmp_path: Path, seed: int) -> None:
+    """A query that rewinds to any offset, elections that truncate, crashes at any step, drivers that replay."""
     chance = random.Random(seed)
     given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake", "mergeSchema": str(seed % 3 > 0)}
     options = delta_options(given if seed % 2 else {**given, "partitionBy": ""})
@@ -653,7 +651,7 @@ def test_whatever_happens_the_table_is_the_log_in_the_end(cluster: FakeCluster, 
     for index in (0, 1):
         log = cluster.log("t", index)
         log.elect(log.leader_epoch + 1)
-        # Stale rows only go with a batch that has rows of their partition.
+        # Stale rows are removed only with a batch that has rows of their partition.
         log.append(1)
     write(options, batch, records(cluster, 0, 1 << 40) + records(cluster, 0, 1 << 40, 1))
     assert table_rows(options) == log_rows(cluster), f"seed {seed}"

@@ -1,4 +1,4 @@
-"""Options that name a table's properties, names that mean nothing, and tables from which no row can be taken."""
+"""Options that set table properties, unknown option names, and tables from which no row can be removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark_fenceline.delta_options import delta_options
 from pyspark_fenceline.delta_properties import check_properties, table_properties
 from pyspark_fenceline.delta_table_files import refuse_deletion_vectors
 from pyspark_fenceline.options import write_options
-from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, install_fake_cluster
 from tests.spark.test_audit import rewritten
 from tests.spark.test_delta_plan import SCHEMA, records, write
 
@@ -25,11 +25,11 @@ PATH = {"path": "/table"}
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=2)
+    return install_fake_cluster(monkeypatch, t=2)
 
 
-def test_properties_are_set_where_the_table_is_made(cluster: FakeCluster, tmp_path: Path) -> None:
-    """Spark hands the names over in lower case."""
+def test_properties_are_set_when_the_table_is_created(cluster: FakeCluster, tmp_path: Path) -> None:
+    """Spark passes the names in lower case."""
     given = {
         "path": str(tmp_path / "t"),
         "kafka.bootstrap.servers": "fake:1",
@@ -70,25 +70,25 @@ def test_properties_are_set_where_the_table_is_made(cluster: FakeCluster, tmp_pa
         ("delta.logRetentionDuration", "30 days", "interval 30 days"),
     ],
 )
-def test_properties_that_would_not_be_kept_are_refused(name: str, value: str, reason: str) -> None:
+def test_properties_that_would_not_be_honoured_are_rejected(name: str, value: str, reason: str) -> None:
     with pytest.raises(OperatorError, match=reason):
         delta_options({**PATH, name: value})
 
 
-def test_a_misspelt_property_is_refused_with_the_one_that_is_meant() -> None:
+def test_a_misspelt_property_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(OperatorError) as caught:
         table_properties({"delta.enablechangedatafeeds": "true"}, loses_rows=False)
     assert caught.value.advice == "Did you mean 'delta.enableChangeDataFeed'?"
 
 
 @pytest.mark.parametrize("more", [{"kafka.bootstrap.servers": "b:1"}, {"upsertKeys": "id"}])
-def test_a_table_that_only_grows_can_not_lose_rows(more: dict[str, str]) -> None:
+def test_append_only_tables_cannot_be_repaired(more: dict[str, str]) -> None:
     assert delta_options({**PATH, "delta.appendOnly": "true"}).properties == {"delta.appendOnly": "true"}
     with pytest.raises(OperatorError, match=r"delta\.appendOnly.* forbids"):
         delta_options({**PATH, "delta.appendOnly": "true", **more})
 
 
-def test_names_that_mean_nothing_are_said_once(
+def test_unknown_option_names_are_reported_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(given_options, "_warned", set())
@@ -119,7 +119,7 @@ def with_vectors(path: Path, *, has_some: bool, makes_more: bool) -> str:
 
 
 @pytest.mark.parametrize(("has_some", "makes_more"), [(True, False), (False, True), (True, True)])
-def test_a_table_with_deletion_vectors_is_refused_when_the_query_starts(
+def test_a_table_with_deletion_vectors_is_rejected_when_the_query_starts(
     cluster: FakeCluster, tmp_path: Path, has_some: bool, makes_more: bool
 ) -> None:
     path = with_vectors(tmp_path / "t", has_some=has_some, makes_more=makes_more)
@@ -141,5 +141,5 @@ def test_a_table_with_deletion_vectors_is_refused_when_the_query_starts(
         assert "REORG TABLE" in caught.value.advice
 
 
-def test_the_feature_alone_makes_no_deletion_vectors(tmp_path: Path) -> None:
+def test_the_table_feature_alone_creates_no_deletion_vectors(tmp_path: Path) -> None:
     refuse_deletion_vectors(DeltaTable(with_vectors(tmp_path / "t", has_some=False, makes_more=False)), "there")

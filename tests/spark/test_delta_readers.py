@@ -1,4 +1,4 @@
-"""What readers downstream of a repaired table see: streams, streams that skip changes, the change data feed."""
+"""Downstream readers of a repaired table: streams, streams that skip changes, the change data feed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark_fenceline import delta_commit
 from pyspark_fenceline.delta_commit import commit_files
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
 from pyspark_fenceline.delta_state import read_state
-from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, install_fake_cluster
 from tests.spark.table_readers import (
     ChangeFound,
     change_feed,
@@ -39,7 +39,7 @@ from tests.spark.test_delta_plan import (
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=2)
+    return install_fake_cluster(monkeypatch, t=2)
 
 
 @pytest.fixture(params=["by partition", "flat"])
@@ -50,7 +50,7 @@ def options(tmp_path: Path, request: pytest.FixtureRequest) -> DeltaOptions:
 
 @pytest.fixture
 def fed(options: DeltaOptions) -> DeltaOptions:
-    """The table is made with a change data feed."""
+    """The table is created with a change data feed."""
     return replace(options, properties={"delta.enableChangeDataFeed": "true"})
 
 
@@ -63,7 +63,7 @@ def cut(cluster: FakeCluster, options: DeltaOptions) -> None:
     log.append(5)
 
 
-def test_a_repair_is_an_entry_of_its_own_before_the_new_rows(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_repair_is_a_separate_entry_before_the_new_rows(cluster: FakeCluster, options: DeltaOptions) -> None:
     cut(cluster, options)
     before = DeltaTable(options.path).version()
     assert write(options, 1, records(cluster, 7, 12))
@@ -73,18 +73,18 @@ def test_a_repair_is_an_entry_of_its_own_before_the_new_rows(cluster: FakeCluste
     assert append.added == {("t", 0, offset, 1): 1 for offset in range(7, 12)}
     assert not append.removed
     check_readers(options.path)
-    # Who skips changes has every record of the log, and who began before the repair ends with it.
+    # A reader that skips changes has every record of the log; a reader without options fails at the repair.
     assert set(log_rows(cluster)) <= set(stream_without_changes(options.path))
     with pytest.raises(ChangeFound):
         stream(options.path)
-    # The batch is known with its rows, not with the repair.
+    # The batch number is recorded with the rows, not with the repair.
     assert DeltaTable(options.path, version=before + 1).transaction_version("q") == 0
     assert DeltaTable(options.path).transaction_version("q") == 1
     assert read_state(DeltaTable(options.path, version=before + 1)) is not None
 
 
-def test_a_reader_that_begins_between_repair_and_rows_reads_on(cluster: FakeCluster, options: DeltaOptions) -> None:
-    """It takes the table as it is there, and then what versions add."""
+def test_a_reader_starting_between_repair_and_rows_continues(cluster: FakeCluster, options: DeltaOptions) -> None:
+    """The reader starts from a snapshot of that version, and then reads added rows."""
     cut(cluster, options)
     with pytest.MonkeyPatch.context() as patch:
         after(delta_commit, "_commit_repair")(patch)
@@ -102,7 +102,7 @@ def test_a_repair_without_new_rows_is_one_entry_with_the_batch(cluster: FakeClus
     write(options, 1, records(cluster, 7, 12))
     cluster.log("t").elect(2, keep=9)
     version = DeltaTable(options.path).version()
-    # The source reads again what the table has already.
+    # The source rereads records that are already in the table.
     write(options, 2, records(cluster, 8, 9))
     assert DeltaTable(options.path).version() == version + 1
     assert DeltaTable(options.path).transaction_version("q") == 2
@@ -120,7 +120,7 @@ def test_a_batch_without_repair_is_one_entry(cluster: FakeCluster, options: Delt
 
 
 def test_another_writer_between_repair_and_rows_is_seen(cluster: FakeCluster, options: DeltaOptions) -> None:
-    """It adds some of the batch's rows; they do not come twice."""
+    """It adds some of the batch's rows; they are not duplicated."""
     cut(cluster, options)
     real, raced = delta_commit.advance, []
 
@@ -138,10 +138,10 @@ def test_another_writer_between_repair_and_rows_is_seen(cluster: FakeCluster, op
     check_readers(options.path)
 
 
-def test_a_driver_that_stood_still_between_repair_and_rows_changes_nothing(
+def test_a_driver_suspended_between_repair_and_rows_changes_nothing(
     cluster: FakeCluster, options: DeltaOptions
 ) -> None:
-    """Meanwhile another one has written the batch and the next one, and the log was cut again."""
+    """Meanwhile another driver has written the batch and the next one, and the log was truncated again."""
     cut(cluster, options)
     real, raced = delta_commit.advance, []
 
@@ -164,7 +164,7 @@ def test_a_driver_that_stood_still_between_repair_and_rows_changes_nothing(
     check_readers(options.path)
 
 
-def test_a_repair_that_landed_and_still_failed_is_not_made_twice(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_failed_repair_that_landed_is_not_repeated(cluster: FakeCluster, options: DeltaOptions) -> None:
     from deltalake.exceptions import CommitFailedError
 
     cut(cluster, options)
@@ -186,7 +186,7 @@ def test_a_repair_that_landed_and_still_failed_is_not_made_twice(cluster: FakeCl
 # The change data feed ------------------------------------------------------------------------------------------------
 
 
-def test_a_repair_tells_the_change_feed_the_rows_that_went(cluster: FakeCluster, fed: DeltaOptions) -> None:
+def test_a_repair_writes_removed_rows_to_the_change_feed(cluster: FakeCluster, fed: DeltaOptions) -> None:
     cut(cluster, fed)
     before = DeltaTable(fed.path).version()
     write(fed, 1, records(cluster, 7, 12))
@@ -202,10 +202,8 @@ def test_a_repair_tells_the_change_feed_the_rows_that_went(cluster: FakeCluster,
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_condition_takes_out_what_is_stale_and_nothing_else(
-    cluster: FakeCluster, fed: DeltaOptions, seed: int
-) -> None:
-    """Epochs that were lost between others, rows without an epoch, a name that must be quoted."""
+def test_the_condition_removes_only_stale_rows(cluster: FakeCluster, fed: DeltaOptions, seed: int) -> None:
+    """Lost epochs between others, rows without an epoch, a column name that must be quoted."""
     import random
 
     chance = random.Random(seed)
@@ -232,7 +230,7 @@ def test_the_condition_takes_out_what_is_stale_and_nothing_else(
     check_readers(plain.path)
 
 
-def test_a_thousand_cut_partitions_in_a_table_with_a_change_feed(cluster: FakeCluster, fed: DeltaOptions) -> None:
+def test_a_thousand_truncated_partitions_in_a_table_with_a_change_feed(cluster: FakeCluster, fed: DeltaOptions) -> None:
     cluster.create("many", 1000)
     for index in range(1000):
         cluster.log("many", index).append(3)
@@ -244,7 +242,7 @@ def test_a_thousand_cut_partitions_in_a_table_with_a_change_feed(cluster: FakeCl
     assert table_rows(fed) == log_rows(cluster, "many")
 
 
-def test_a_topic_that_was_made_anew_in_a_table_with_a_change_feed(cluster: FakeCluster, fed: DeltaOptions) -> None:
+def test_a_recreated_topic_in_a_table_with_a_change_feed(cluster: FakeCluster, fed: DeltaOptions) -> None:
     cluster.create("u", 1)
     cluster.log("u").append(2)
     cluster.log("t").append(10)
@@ -261,7 +259,7 @@ def test_a_topic_that_was_made_anew_in_a_table_with_a_change_feed(cluster: FakeC
 
 
 def test_two_queries_into_one_table_and_their_readers(cluster: FakeCluster, options: DeltaOptions) -> None:
-    """One query a partition; the log of both is cut, and each repairs what it would read again."""
+    """One query per partition; both logs are truncated, and each query repairs the rows that it would reread."""
     for index in (0, 1):
         cluster.log("t", index).append(10)
         write(options, 0, records(cluster, 0, 10, index), app=f"q{index}")
@@ -276,7 +274,7 @@ def test_two_queries_into_one_table_and_their_readers(cluster: FakeCluster, opti
 
 
 def test_a_table_of_another_topic_keeps_its_rows(cluster: FakeCluster, tmp_path: Path) -> None:
-    """The cluster has no such topic, so nothing says that the rows are wrong; `audit` calls them foreign."""
+    """The cluster has no such topic, so nothing proves the rows stale; `audit` reports them as foreign."""
     path = str(tmp_path / "table")
     foreign = [("elsewhere", 0, offset, 0) for offset in range(5)]
     write_deltalake(path, pa.Table.from_batches([arrow(foreign)]))
@@ -288,8 +286,8 @@ def test_a_table_of_another_topic_keeps_its_rows(cluster: FakeCluster, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["a b", "it's", "x%y", "ü"])
-def test_files_whose_paths_are_escaped_go_too(cluster: FakeCluster, tmp_path: Path, name: str) -> None:
-    """As other writers, and an OPTIMIZE, name them where a partition's value has such signs in it."""
+def test_files_with_escaped_paths_are_removed(cluster: FakeCluster, tmp_path: Path, name: str) -> None:
+    """As other writers and OPTIMIZE write them if a partition value has special characters."""
     path = str(tmp_path / "table")
     cluster.create(name, 1)
     log = cluster.log(name)
@@ -298,7 +296,7 @@ def test_files_whose_paths_are_escaped_go_too(cluster: FakeCluster, tmp_path: Pa
     for part in (rows[:8], rows[8:]):
         write_deltalake(path, pa.Table.from_batches([arrow(part)]), partition_by=["topic"], mode="append")
     options = delta_options({"path": path, "kafka.bootstrap.servers": "fake"})
-    # One file goes in part, one as a whole; then what is left of the first one in part again.
+    # One file is removed partly, one completely; then the rest of the first one partly again.
     for keep in (6, 3):
         log.elect(log.leader_epoch + 1, keep=keep)
         log.append(1)
@@ -307,7 +305,7 @@ def test_files_whose_paths_are_escaped_go_too(cluster: FakeCluster, tmp_path: Pa
     check_readers(path)
 
 
-def test_the_history_tells_numbers_as_deltas_own_writers_do(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_the_history_has_the_metrics_of_delta_writers(cluster: FakeCluster, options: DeltaOptions) -> None:
     cut(cluster, options)
     write(options, 1, records(cluster, 7, 12))
     append, repair = DeltaTable(options.path).history(2)
@@ -319,7 +317,7 @@ def test_the_history_tells_numbers_as_deltas_own_writers_do(cluster: FakeCluster
     assert int(repair["operationMetrics"]["numRemovedBytes"]) > 0
 
 
-def test_a_batch_write_is_in_the_history_too(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_batch_write_is_in_the_history(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(4)
     files, _ = task(options, records(cluster, 0, 4))
     plain = replace(options, client=None, partition_by=("topic", "partition") if options.partition_by else ())

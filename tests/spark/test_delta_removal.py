@@ -1,4 +1,4 @@
-"""Which stale rows may go with a batch: never one that the source would not read again; quiet partitions' too."""
+"""Which stale rows may be removed with a batch: only rows that the source will reread; idle partitions included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark_fenceline.delta_state import read_state
 from pyspark_fenceline.log_columns import Span
 from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogEpochs
 from tests.spark.checkpoints import entry, offset_of, write_entry
-from tests.spark.fakes import FakeCluster, FakeLog, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, FakeLog, install_fake_cluster
 from tests.spark.table_readers import check_readers
 from tests.spark.test_delta_plan import STEPS, Crash, Row, commit, log_rows, records, table_rows, task, write
 
@@ -28,7 +28,7 @@ VIEW = LogEpochs(5, 0, 20, (EpochStart(1, 0), EpochStart(3, 10), EpochStart(5, 1
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=2)
+    return install_fake_cluster(monkeypatch, t=2)
 
 
 def options_in(folder: Path, *, by_partition: bool = True) -> DeltaOptions:
@@ -43,25 +43,25 @@ def options_in(folder: Path, *, by_partition: bool = True) -> DeltaOptions:
 @pytest.mark.parametrize(
     ("places", "lowest"),
     [
-        # The record before the place is in the log: all that the source has read is.
+        # The record before the position is in the log, so everything that the source has read is.
         ([SourcePosition(20, 5, "id")], BEFORE_ALL),
         ([SourcePosition(15, 3)], BEFORE_ALL),
         ([SourcePosition(10, 1)], BEFORE_ALL),
         ([SourcePosition(0, -1)], BEFORE_ALL),
-        # It is not: what lies behind the place is read all the same.
+        # It is not: records after the position are read anyway.
         ([SourcePosition(15, 4)], 15),
         ([SourcePosition(12, 1)], 12),
         ([SourcePosition(18, 3)], 18),
         ([SourcePosition(9, 7)], 9),
         ([SourcePosition(9, -1)], 9),
-        # The one that knows least decides.
+        # The least informed position decides.
         ([SourcePosition(20, 5), SourcePosition(12, 1)], 12),
-        # A place in another topic of that name says nothing.
+        # A position in another topic of the same name proves nothing.
         ([SourcePosition(20, 5, "another")], AFTER_ALL),
         ([SourcePosition(0, -1, "another")], AFTER_ALL),
     ],
 )
-def test_how_far_rows_may_go(places: list[SourcePosition], lowest: int) -> None:
+def test_limit_below_which_rows_may_be_removed(places: list[SourcePosition], lowest: int) -> None:
     assert removable_from(VIEW, places, Span("t", 0, 5, 15, 19, 5)) == lowest
 
 
@@ -69,14 +69,14 @@ def test_how_far_rows_may_go(places: list[SourcePosition], lowest: int) -> None:
 @pytest.mark.parametrize(
     ("epoch", "last", "lowest"), [(5, 19, BEFORE_ALL), (3, 15, AFTER_ALL), (6, 19, AFTER_ALL), (-1, 3, AFTER_ALL)]
 )
-def test_without_a_checkpoint_the_newest_row_tells(
+def test_without_a_checkpoint_the_newest_row_sets_the_limit(
     places: list[SourcePosition] | None, epoch: int, last: int, lowest: int
 ) -> None:
     assert removable_from(VIEW, places, Span("t", 0, epoch, 0, last, 1)) == lowest
     assert removable_from(VIEW, places, None) == AFTER_ALL
 
 
-def test_places_are_those_of_all_sources() -> None:
+def test_positions_of_all_sources_are_used() -> None:
     one = offset_of({T0: (5, 2), T1: (7, -1)}, {"t": "id"})
     other = offset_of({T0: (3, 1)}, {})
     assert parse_positions(entry(one)) == {T0: (SourcePosition(5, 2, "id"),), T1: (SourcePosition(7, -1, "id"),)}
@@ -84,7 +84,7 @@ def test_places_are_those_of_all_sources() -> None:
         T0: (SourcePosition(5, 2, "id"), SourcePosition(3, 1)),
         T1: (SourcePosition(7, -1, "id"),),
     }
-    # Spark's own Kafka source tells no epochs.
+    # Offsets of Spark's Kafka source have no epochs.
     assert parse_positions(entry({"t": {"0": 4}})) == {T0: (SourcePosition(4, -1),)}
 
 
@@ -102,11 +102,11 @@ def test_places_are_those_of_all_sources() -> None:
         "",
     ],
 )
-def test_of_other_sources_and_forms_nothing_is_concluded(text: str) -> None:
+def test_other_sources_and_formats_are_ignored(text: str) -> None:
     assert parse_positions(text) is None
 
 
-def test_a_checkpoint_is_believed_where_it_is_the_querys_own(tmp_path: Path) -> None:
+def test_only_the_checkpoint_of_the_query_itself_is_used(tmp_path: Path) -> None:
     options, folder = options_in(tmp_path), tmp_path / "checkpoint"
     assert positions_after(options, "q", 3) is None
     write_entry(folder, "q", 3, entry(offset_of({T0: (5, 2)}, {})))
@@ -123,7 +123,7 @@ def place(folder: Path, batch: int, cluster: FakeCluster, positions: dict[TopicP
 
 @pytest.mark.parametrize("by_partition", [True, False])
 @pytest.mark.parametrize("epoch", [0, -1])
-def test_rows_of_a_quiet_partition_go_once_the_source_has_gone_back(
+def test_rows_of_an_idle_partition_are_removed_after_the_source_rewinds(
     cluster: FakeCluster, tmp_path: Path, epoch: int, by_partition: bool
 ) -> None:
     """`epoch`: -1 as the first release of the source wrote it after a rewind."""
@@ -132,12 +132,12 @@ def test_rows_of_a_quiet_partition_go_once_the_source_has_gone_back(
     other.append(4)
     write(options, 0, records(cluster, 0, 10) + records(cluster, 0, 4, 1))
     log.elect(1, keep=7)
-    # The other partition has news; the source does not know of the cut yet.
+    # The other partition has new records; the source has not detected the truncation yet.
     other.append(1)
     place(tmp_path, 1, cluster, {T0: (10, 0), T1: (5, 0)})
     write(options, 1, records(cluster, 4, 5, 1))
     assert len(table_rows(options)) == 15
-    # A batch that brings nothing but the place.
+    # A batch that has only the new position.
     place(tmp_path, 2, cluster, {T0: (7, epoch), T1: (5, 0)})
     write(options, 2, [])
     assert table_rows(options) == log_rows(cluster)
@@ -149,7 +149,7 @@ def test_rows_of_a_quiet_partition_go_once_the_source_has_gone_back(
     assert state.partitions[T0].leader_epoch == (1 if epoch == 0 else -1)
 
 
-def test_a_topic_that_was_made_anew_is_not_the_log_of_the_rows(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_recreated_topic_is_not_the_log_of_the_rows(cluster: FakeCluster, tmp_path: Path) -> None:
     options = options_in(tmp_path)
     cluster.create("u", 1)
     cluster.log("t").append(10)
@@ -164,7 +164,7 @@ def test_a_topic_that_was_made_anew_is_not_the_log_of_the_rows(cluster: FakeClus
     assert len(table_rows(options)) == 11
 
 
-def test_all_of_a_topic_that_was_made_anew_goes_with_its_first_records(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_all_rows_of_a_recreated_topic_are_removed_with_its_first_records(cluster: FakeCluster, tmp_path: Path) -> None:
     options = replace(options_in(tmp_path), on_recreated="replace")
     cluster.log("t").append(10)
     cluster.log("t", 1).append(10)
@@ -180,7 +180,8 @@ def test_all_of_a_topic_that_was_made_anew_goes_with_its_first_records(cluster: 
 
 
 class Source:
-    """One partition's reader: what it counts as read, as epochs by offset, and where its last batch began."""
+    """A reader of one partition: the records it counts as read, as epochs by offset, and the start of its last
+    batch."""
 
     def __init__(self, log: FakeLog) -> None:
         self.log = log
@@ -189,14 +190,14 @@ class Source:
         self.planned: list[int] = []
         self.start = 0
         self.must_go_back = False
-        """The last batch did not get as far as its place, which is all that a checkpoint knows."""
+        """The last batch did not reach its planned position, the only one in the checkpoint."""
 
     @property
     def place(self) -> tuple[int, int]:
         return len(self.read), self.read[-1] if self.read else -1
 
     def plan(self, chance: random.Random, *, everything: bool) -> bool:
-        """Whether there is anything to do; as a position that holds is not looked behind (log matching)."""
+        """Whether there is a batch to run; nothing below a valid position is checked (log matching)."""
         now = self.log.epochs
         holds = not self.read or (len(self.read) <= len(now) and now[len(self.read) - 1] == self.read[-1])
         start = len(self.read) if holds else common(self.read, now)
@@ -210,10 +211,10 @@ class Source:
         return True
 
     def again(self) -> tuple[int, int]:
-        """What a replay reads: the same, as far as the log still has it."""
+        """The records that a replay reads: the same ones, as far as the log still has them."""
         now = self.log.epochs
         start, end = min(self.start, common(self.before, now)), common(self.planned, now)
-        # Where less is left than was planned, the next batch begins there, and there is one.
+        # If less is left than was planned, the next batch begins there, and always runs.
         self.must_go_back = end < len(self.planned)
         self.read = self.planned[:end]
         return start, end
@@ -225,7 +226,7 @@ def common(ours: list[int], theirs: list[int]) -> int:
 
 
 class Replicas:
-    """Whatever a log has ever been may come back, as a whole or in part, under a new epoch."""
+    """Any earlier state of a log may return, completely or partly, under a new epoch."""
 
     def __init__(self, log: FakeLog) -> None:
         self.log = log
@@ -239,9 +240,10 @@ class Replicas:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_whatever_comes_back_is_there_and_nothing_else_is(cluster: FakeCluster, tmp_path: Path, seed: int) -> None:
-    """Elections at every moment, crashes at any step and replays. After each commit the table has all that the source
-    counts as read; once the log is quiet and the source has noticed, it has nothing else, without one more record.
+def test_the_table_holds_restored_rows_and_no_others(cluster: FakeCluster, tmp_path: Path, seed: int) -> None:
+    """Elections at every moment, crashes at any step and replays. After each commit the table has all records that
+    the source counts as read; once the log is idle and the source has detected the change, it has no others, without
+    a new record.
     """
     chance = random.Random(seed)
     options = options_in(tmp_path, by_partition=bool(seed % 2))
@@ -249,7 +251,7 @@ def test_whatever_comes_back_is_there_and_nothing_else_is(cluster: FakeCluster, 
     replicas = [Replicas(cluster.log("t", index)) for index in (0, 1)]
     batch = 0
 
-    def perhaps_elect(probability: float) -> None:
+    def maybe_elect(probability: float) -> None:
         for one in replicas:
             if chance.random() < probability:
                 one.elect(chance)
@@ -260,9 +262,9 @@ def test_whatever_comes_back_is_there_and_nothing_else_is(cluster: FakeCluster, 
         rows: list[Row] = [
             row for index, (first, end) in enumerate(ranges) for row in records(cluster, first, end, index)
         ]
-        perhaps_elect(0.25 * restless)
+        maybe_elect(0.25 * restless)
         files, evidence = task(options, rows)
-        perhaps_elect(0.25 * restless)
+        maybe_elect(0.25 * restless)
         commit(options, batch, files, evidence)
 
     def run(*, restless: bool) -> bool:
@@ -278,7 +280,7 @@ def test_whatever_comes_back_is_there_and_nothing_else_is(cluster: FakeCluster, 
                 try:
                     attempt(ranges, restless=restless)
                 except Crash:
-                    perhaps_elect(0.4)
+                    maybe_elect(0.4)
                     ranges = [source.again() for source in sources]
         attempt(ranges, restless=restless)
         batch += 1
@@ -287,7 +289,7 @@ def test_whatever_comes_back_is_there_and_nothing_else_is(cluster: FakeCluster, 
         return True
 
     for _ in range(10):
-        perhaps_elect(0.5)
+        maybe_elect(0.5)
         run(restless=True)
     for one in replicas:
         one.elect(chance)

@@ -1,4 +1,5 @@
-"""A batch that Spark runs again may read more than the first time: the number in the table is not its content."""
+"""A batch that Spark replays may read more than the first time: the batch number in the table does not identify its
+content."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from pyspark_fenceline import delta_commit
 from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_options import DeltaOptions, delta_options
 from pyspark_fenceline.delta_table_files import table_files
-from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, install_fake_cluster
 from tests.spark.test_delta_plan import files_on_disk, log_rows, records, table_rows, write
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=2)
+    return install_fake_cluster(monkeypatch, t=2)
 
 
 @pytest.fixture(params=[None, ""], ids=["by partition", "flat"])
@@ -27,11 +28,11 @@ def options(tmp_path: Path, request: pytest.FixtureRequest) -> DeltaOptions:
     return delta_options(given if request.param is None else {**given, "partitionBy": request.param})
 
 
-def test_a_replay_adds_what_the_log_did_not_hold_when_the_batch_was_read_first(
+def test_a_replay_adds_records_missing_when_the_batch_was_first_read(
     cluster: FakeCluster, options: DeltaOptions
 ) -> None:
-    """Two unclean elections, one before the batch is read, one before its replay: the log is again what it was when
-    the batch was planned, and nobody reads these offsets once more."""
+    """Two unclean elections, one before the batch is read, one before its replay: the log is in the same state as
+    when the batch was planned, and no later batch reads these offsets again."""
     log = cluster.log("t")
     log.append(10)
     planned = list(log.epochs)
@@ -52,7 +53,7 @@ def test_a_replay_adds_what_the_log_did_not_hold_when_the_batch_was_read_first(
     assert files_on_disk(options) == {Path(file.path).name for file in table_files(again)}
 
 
-def test_a_replay_whose_own_commit_landed_unheard_keeps_its_files(
+def test_a_replay_whose_commit_landed_without_an_answer_keeps_its_files(
     cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = cluster.log("t")
@@ -61,12 +62,12 @@ def test_a_replay_whose_own_commit_landed_unheard_keeps_its_files(
     real = delta_commit.commit_entry
     failures = [CommitFailedError("landed all the same")]
 
-    def landed_unheard(*positional: Any, **named: Any) -> None:
+    def commit_without_answer(*positional: Any, **named: Any) -> None:
         real(*positional, **named)
         if failures:
             raise failures.pop()
 
-    monkeypatch.setattr(delta_commit, "commit_entry", landed_unheard)
+    monkeypatch.setattr(delta_commit, "commit_entry", commit_without_answer)
     assert not write(options, 0, records(cluster, 0, 10))
     assert table_rows(options) == log_rows(cluster)
     assert not failures

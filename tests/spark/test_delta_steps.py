@@ -1,4 +1,4 @@
-"""Crashes where a table is made or gets new columns: steps with an entry of their own, before the batch's entry."""
+"""Crashes while a table is created or gets new columns: steps with a separate entry, before the batch's entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from pyspark_fenceline import delta_commit
 from pyspark_fenceline.delta_commit import commit_files
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
-from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, install_fake_cluster
 from tests.spark.schemas import struct
 from tests.spark.test_delta_plan import Crash, Row, after, before, log_rows, records, table_rows, task, write
 
@@ -23,7 +23,7 @@ CRASHES: Final = [(moment, count) for moment in (before, after) for count in (1,
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=2)
+    return install_fake_cluster(monkeypatch, t=2)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def write_wide(options: DeltaOptions, number: int, rows: Iterable[Row]) -> bool:
 
 
 @pytest.mark.parametrize(("moment", "crashes"), CRASHES)
-def test_a_crash_where_the_table_is_made(
+def test_a_crash_while_the_table_is_created(
     cluster: FakeCluster, options: DeltaOptions, moment: Any, crashes: int
 ) -> None:
     cluster.log("t").append(10)
@@ -52,7 +52,7 @@ def test_a_crash_where_the_table_is_made(
             met += 1
         assert table_rows(options) in ([], log_rows(cluster))
         assert DeltaTable.is_deltatable(options.path) == (moment is after)
-    # Who finds the table made does not make it again.
+    # A driver that finds the table does not create it again.
     assert met == (crashes if moment is before else 1)
     write(options, 0, records(cluster, 0, 10))
     assert table_rows(options) == log_rows(cluster)
@@ -60,14 +60,14 @@ def test_a_crash_where_the_table_is_made(
 
 
 @pytest.mark.parametrize(("moment", "crashes"), CRASHES)
-def test_a_crash_where_columns_are_added(
+def test_a_crash_while_columns_are_added(
     cluster: FakeCluster, options: DeltaOptions, moment: Any, crashes: int
 ) -> None:
     log = cluster.log("t")
     log.append(10)
     write(options, 0, records(cluster, 0, 10))
     held = table_rows(options)
-    # The batch has stale rows to take out, too.
+    # The batch also has stale rows to remove.
     log.elect(1, keep=7)
     log.append(5)
     for _ in range(crashes):
@@ -86,7 +86,7 @@ def test_a_crash_where_columns_are_added(
     assert found == [None] * 7 + ["x"] * 5
 
 
-def test_who_does_not_know_the_new_column_goes_on_beside_who_does(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_writers_with_and_without_the_new_column_coexist(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 4))
     with pytest.MonkeyPatch.context() as patch:

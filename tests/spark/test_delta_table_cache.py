@@ -1,4 +1,4 @@
-"""A table that stays open from batch to batch is always the one that is there, at its newest version."""
+"""A table kept open between batches always reflects the current table at its newest version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.spark.test_delta_plan import SCHEMA, arrow, records, table_rows, task
 
 @pytest.fixture
 def opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of tables that were opened anew."""
+    """The paths of reopened tables."""
     monkeypatch.setattr(delta_table_cache, "_handles", OrderedDict())
     paths: list[str] = []
     real = delta_commit.open_table
@@ -40,55 +40,55 @@ def put(path: Path, *values: int, **options: Any) -> None:
     write_deltalake(str(path), pa.table({"v": list(values)}), mode="append", **options)
 
 
-def held(options: DeltaOptions) -> list[int]:
+def table_values(options: DeltaOptions) -> list[int]:
     table = cached_table(options)
     assert table is not None
     assert table.version() == DeltaTable(options.path).version()
     return sorted(table.to_pyarrow_table()["v"].to_pylist())
 
 
-def test_what_others_commit_is_seen_without_opening_it_again(tmp_path: Path, opens: list[str]) -> None:
+def test_commits_of_other_writers_are_seen_without_reopening(tmp_path: Path, opens: list[str]) -> None:
     options = DeltaOptions(str(tmp_path / "t"))
     assert cached_table(options) is None
     for number in range(5):
         put(tmp_path / "t", number)
-        assert held(options) == list(range(number + 1))
-        assert held(options) == list(range(number + 1))
+        assert table_values(options) == list(range(number + 1))
+        assert table_values(options) == list(range(number + 1))
     assert len(opens) == 2
 
 
-def test_a_table_that_was_made_anew_is_opened_anew(tmp_path: Path, opens: list[str]) -> None:
+def test_a_recreated_table_is_reopened(tmp_path: Path, opens: list[str]) -> None:
     options = DeltaOptions(str(tmp_path / "t"))
     for number in range(3):
         put(tmp_path / "t", number)
-    assert held(options) == [0, 1, 2]
+    assert table_values(options) == [0, 1, 2]
     shutil.rmtree(tmp_path / "t")
     assert cached_table(options) is None
     for number in range(10, 14):
         put(tmp_path / "t", number)
-        assert held(options) == list(range(10, number + 1))
+        assert table_values(options) == list(range(10, number + 1))
     shutil.rmtree(tmp_path / "t")
-    # More versions than the one before, and no look in between.
+    # More versions than the previous table, with no access in between.
     for number in range(20, 26):
         put(tmp_path / "t", number)
-    assert held(options) == list(range(20, 26))
+    assert table_values(options) == list(range(20, 26))
 
 
-def test_a_table_whose_entries_are_gone_is_opened_anew(tmp_path: Path, opens: list[str]) -> None:
-    """As when somebody else has written a checkpoint and cleaned the log up."""
+def test_a_table_with_deleted_log_entries_is_reopened(tmp_path: Path, opens: list[str]) -> None:
+    """As after another writer has written a checkpoint and cleaned up the log."""
     options = DeltaOptions(str(tmp_path / "t"))
     put(tmp_path / "t", 0)
-    assert held(options) == [0]
+    assert table_values(options) == [0]
     put(tmp_path / "t", 1)
     put(tmp_path / "t", 2)
     DeltaTable(options.path).create_checkpoint()
     for version in (0, 1):
         (tmp_path / "t" / "_delta_log" / f"{version:020d}.json").unlink()
-    assert held(options) == [0, 1, 2]
+    assert table_values(options) == [0, 1, 2]
     assert len(opens) == 2
 
 
-def test_only_a_few_tables_are_kept_and_none_for_ever(
+def test_few_tables_are_cached_and_none_indefinitely(
     tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_table_cache, "_MAX_HANDLES", 2)
@@ -96,24 +96,24 @@ def test_only_a_few_tables_are_kept_and_none_for_ever(
     every = [DeltaOptions(str(tmp_path / name)) for name in "abc"]
     for number, options in enumerate(every):
         put(Path(options.path), number)
-        assert held(options) == [number]
+        assert table_values(options) == [number]
     assert len(delta_table_cache._handles) == 2
-    assert held(every[0]) == [0]
+    assert table_values(every[0]) == [0]
     assert len(opens) == 4
     for _ in range(4):
-        assert held(every[0]) == [0]
+        assert table_values(every[0]) == [0]
     assert len(opens) == 5
 
 
-def stated(options: DeltaOptions, end: int) -> None:
-    """What the sink's commits leave: a file, and a state."""
+def commit_with_state(options: DeltaOptions, end: int) -> None:
+    """What the sink's commits record: a file, and a state."""
     state = TableState({TopicPartition("t", 0): PartitionProgress(0, end)})
     table = pa.Table.from_batches([arrow([("t", 0, end - 1, 0)])])
     properties = CommitProperties(custom_metadata={KEY: {"state": state.encode()}})
     write_deltalake(options.path, table, mode="append", commit_properties=properties)
 
 
-def test_a_glance_knows_form_and_state_without_bringing_the_table_up_to_date(
+def test_a_glance_reads_schema_and_state_without_a_refresh(
     tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = delta_options({"path": str(tmp_path / "t"), "kafka.bootstrap.servers": "fake:1"})
@@ -122,7 +122,7 @@ def test_a_glance_knows_form_and_state_without_bringing_the_table_up_to_date(
     monkeypatch.setattr(DeltaTable, "update_incremental", lambda table: (updates.append(1), real(table)))
     assert table_summary(options) is None
     for end in range(1, 6):
-        stated(options, end)
+        commit_with_state(options, end)
         seen = table_summary(options)
         assert seen is not None
         assert seen.state is not None
@@ -130,19 +130,19 @@ def test_a_glance_knows_form_and_state_without_bringing_the_table_up_to_date(
         assert seen.state.partitions[TopicPartition("t", 0)].end_offset == end
     assert not updates
     assert len(opens) == 2
-    # A writer that says nothing of a state: then the files count, and they are the newest ones.
+    # A writer without a state: then the files count, and they are the newest ones.
     write_deltalake(options.path, pa.Table.from_batches([arrow([("t", 0, 9, 0)])]), mode="append")
     seen = table_summary(options)
     assert seen is not None
     assert seen.state is None
     assert len(seen.table.file_uris()) == 6
-    stated(options, 11)
-    # A new column is seen at once.
+    commit_with_state(options, 11)
+    # A new column is seen immediately.
     DeltaTable(options.path).alter.add_columns([Field("more", "string")])
     stated_before = table_summary(options)
     assert stated_before is not None
     assert "more" in [field.name for field in stated_before.table.schema().fields]
-    # So is a property, and a table that was made anew.
+    # So are a property and a recreated table.
     DeltaTable(options.path).alter.set_table_properties({"delta.appendOnly": "true"})
     seen = table_summary(options)
     assert seen is not None
@@ -151,7 +151,7 @@ def test_a_glance_knows_form_and_state_without_bringing_the_table_up_to_date(
     assert table_summary(options) is None
 
 
-def test_a_refresh_in_the_background_is_waited_for(tmp_path: Path, opens: list[str]) -> None:
+def test_lookups_wait_for_a_background_refresh(tmp_path: Path, opens: list[str]) -> None:
     options = DeltaOptions(str(tmp_path / "t"))
     put(tmp_path / "t", 0)
     table = cached_table(options)
@@ -159,8 +159,8 @@ def test_a_refresh_in_the_background_is_waited_for(tmp_path: Path, opens: list[s
     for number in range(1, 5):
         put(tmp_path / "t", number)
         refresh(options)
-        assert held(options) == list(range(number + 1))
-    # It failed: the next look finds out what is wrong.
+        assert table_values(options) == list(range(number + 1))
+    # It failed: the next access reports the error.
     shutil.rmtree(tmp_path / "t")
     refresh(options)
     assert cached_table(options) is None
@@ -183,11 +183,11 @@ def test_batches_are_planned_and_committed_on_one_open_table(
         opens.clear()
         writer = DeltaDataSource(given).streamWriter(SCHEMA, False)
         if batch == 4:
-            # Another writer comes between the look at the table and the commit.
+            # Another writer commits after the table was read and before the commit.
             write_deltalake(options.path, pa.Table.from_batches([arrow([("t", 1, 7, 0)])]), mode="append")
         writer.commit([FilesWritten(files, "q", evidence)], batch)
         opened.append(len(opens))
-    # None twice, then the one that the first batch makes, which the second one opens. The commit looks again, so it
-    # sees who came after the plan.
+    # No table twice, then the one that the first batch creates and the second opens. The commit checks again, so it
+    # sees commits made after the plan.
     assert opened == [3, 1, 0, 0, 0, 0]
     assert table_rows(options) == [*records(cluster, 0, 18), ("t", 1, 7, 0)]

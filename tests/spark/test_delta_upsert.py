@@ -1,4 +1,5 @@
-"""`upsertKeys`: a batch's rows take the place of the table's rows with equal keys, once, whatever happens."""
+"""`upsertKeys`: a batch's rows replace the table's rows with equal keys exactly once, also after crashes and
+replays."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def batch(options: DeltaOptions, number: int | None, *rows: Row, app: str = "q")
     return commit_files(options, SCHEMA, writer.finish(), transaction=transaction, overwrite=False)
 
 
-def held(options: DeltaOptions) -> list[tuple[Any, ...]]:
+def table_rows(options: DeltaOptions) -> list[tuple[Any, ...]]:
     rows = DeltaTable(options.path).to_pyarrow_table().to_pylist()
     return sorted(((row["region"], row["id"], row["v"]) for row in rows), key=str)
 
@@ -49,13 +50,13 @@ def held(options: DeltaOptions) -> list[tuple[Any, ...]]:
 def test_equal_keys_are_replaced_and_others_added(options: DeltaOptions) -> None:
     assert batch(options, 0, ("a", 1, "x"), ("a", 2, "x"), ("b", 1, "x"), (None, None, "x"))
     assert batch(options, 1, ("a", 2, "y"), ("b", 2, "y"), (None, None, "y"))
-    assert held(options) == [("a", 1, "x"), ("a", 2, "y"), ("b", 1, "x"), ("b", 2, "y"), (None, None, "y")]
+    assert table_rows(options) == [("a", 1, "x"), ("a", 2, "y"), ("b", 1, "x"), ("b", 2, "y"), (None, None, "y")]
     assert not batch(options, 1, ("a", 2, "again"))
     assert not batch(options, 0, ("a", 1, "again"))
     assert batch(options, 0, ("a", 1, "z"), app="other")
-    assert ("a", 1, "z") in held(options)
-    assert len(held(options)) == 5
-    # The tasks' files were only read: what is on disk is what an entry has added.
+    assert ("a", 1, "z") in table_rows(options)
+    assert len(table_rows(options)) == 5
+    # The tasks' files were only read: the files on disk are those that an entry has added.
     log = "".join(entry.read_text() for entry in Path(options.path, "_delta_log").glob("*.json"))
     assert all(file.name in log for file in Path(options.path).rglob("part-*.parquet"))
 
@@ -64,10 +65,10 @@ def test_a_batch_without_rows_and_a_write_without_a_number(options: DeltaOptions
     assert batch(options, 0)
     assert batch(options, None, ("a", 1, "x"))
     assert batch(options, None, ("a", 1, "y"))
-    assert held(options) == [("a", 1, "y")]
+    assert table_rows(options) == [("a", 1, "y")]
 
 
-def test_two_rows_of_one_key_in_a_batch_are_refused(options: DeltaOptions) -> None:
+def test_duplicate_keys_in_a_batch_are_rejected(options: DeltaOptions) -> None:
     batch(options, 0, ("a", 1, "x"))
     version = DeltaTable(options.path).version()
     with pytest.raises(OperatorError, match=r"1 keys \(region, id\) have several rows in one batch") as caught:
@@ -84,19 +85,19 @@ STEPS = [
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_crash_at_any_step_and_a_replay_give_every_key_once(options: DeltaOptions, step: Any) -> None:
+def test_a_crash_at_any_step_and_a_replay_write_every_key_once(options: DeltaOptions, step: Any) -> None:
     batch(options, 0, ("a", 1, "x"), ("a", 2, "x"))
     with pytest.MonkeyPatch.context() as patch:
         step(patch)
         with contextlib.suppress(Crash):
             batch(options, 1, ("a", 2, "y"), ("a", 3, "y"))
     batch(options, 1, ("a", 2, "y"), ("a", 3, "y"))
-    assert held(options) == [("a", 1, "x"), ("a", 2, "y"), ("a", 3, "y")]
+    assert table_rows(options) == [("a", 1, "x"), ("a", 2, "y"), ("a", 3, "y")]
     assert DeltaTable(options.path).transaction_version("q") == 1
 
 
-def test_of_two_writers_both_count(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one merges into what the first one left; a second driver of the same batch changes nothing."""
+def test_updates_of_two_writers_are_both_applied(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one merges into the result of the first one; a second driver of the same batch changes nothing."""
     batch(options, 0, ("a", 1, "x"))
     real, raced = delta_upsert.upsert, []
 
@@ -108,7 +109,7 @@ def test_of_two_writers_both_count(options: DeltaOptions, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(delta_commit, "upsert", others_first)
     assert batch(options, 1, ("a", 1, "y"))
-    assert held(options) == [("a", 1, "y"), ("a", 5, "other")]
+    assert table_rows(options) == [("a", 1, "y"), ("a", 5, "other")]
     raced.clear()
 
     def zombie_first(*positional: Any, **named: Any) -> None:
@@ -119,10 +120,10 @@ def test_of_two_writers_both_count(options: DeltaOptions, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(delta_commit, "upsert", zombie_first)
     assert not batch(options, 2, ("a", 1, "z"))
-    assert held(options) == [("a", 1, "z"), ("a", 5, "other")]
+    assert table_rows(options) == [("a", 1, "z"), ("a", 5, "other")]
 
 
-def test_a_table_with_a_change_feed_tells_updates(tmp_path: Path) -> None:
+def test_the_change_feed_contains_updates(tmp_path: Path) -> None:
     given = {"path": str(tmp_path / "t"), "upsertKeys": "id", "delta.enablechangedatafeed": "true"}
     options = delta_options(given)
     batch(options, 0, ("a", 1, "x"))
@@ -135,7 +136,7 @@ def test_a_table_with_a_change_feed_tells_updates(tmp_path: Path) -> None:
     ]
 
 
-def test_keys_that_are_no_columns_are_refused(tmp_path: Path) -> None:
+def test_unknown_key_columns_are_rejected(tmp_path: Path) -> None:
     given = {"path": str(tmp_path / "t")}
     with pytest.raises(OperatorError, match="names column idd, which the DataFrame does not have"):
         check_keys(delta_options({**given, "upsertKeys": "idd"}), SCHEMA, overwrite=False)

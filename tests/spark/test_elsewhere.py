@@ -1,5 +1,5 @@
-"""The same source and sink, unchanged, on a standalone Spark cluster and through Spark Connect, in processes of their
-own."""
+"""The same source and sink, unchanged, on a standalone Spark cluster and through Spark Connect, in separate
+processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def standalone_cluster(folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
-    """A topic that begins at offset 7, and one whose log is to be cut at offset 100 of 150."""
+    """A topic that begins at offset 7, and one whose log is truncated at offset 100 of 150."""
     with EmbeddedNode() as running:
         broker = Broker("fenceline", running.bootstrap)
         broker.create(TOPIC, 2)
@@ -71,7 +71,7 @@ def node() -> Iterator[EmbeddedNode]:
 
 
 def run(where: str, node: EmbeddedNode, folder: Path) -> dict[str, Any]:
-    """What the queries found."""
+    """The results of the queries."""
     with driver("elsewhere_query", folder, where, node.bootstrap, TOPIC) as running:
         running.until((folder / PLANNED).exists, "plan")
         restart_cut(node, CUT, 100)

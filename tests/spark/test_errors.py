@@ -10,7 +10,7 @@ TRUNCATED = Loss(LossKind.LOG_TRUNCATED, "t", 3, 150, 4, divergent_offset=100, l
 EXPIRED = Loss(LossKind.OFFSETS_EXPIRED, "t", 1, 10, log_start_offset=40)
 
 
-def test_the_message_holds_code_facts_and_a_sentence() -> None:
+def test_the_message_contains_code_facts_and_a_sentence() -> None:
     text = str(DataLossError([TRUNCATED]))
     assert text.startswith("t-3 was truncated below position ")
     assert 'LOG_TRUNCATED {"partitions": [{' in text
@@ -19,11 +19,11 @@ def test_the_message_holds_code_facts_and_a_sentence() -> None:
     assert "failOnDataLoss" in text
 
 
-def test_the_most_serious_kind_leads() -> None:
+def test_the_most_serious_kind_comes_first() -> None:
     assert DataLossError([EXPIRED, TRUNCATED]).kind is LossKind.LOG_TRUNCATED
 
 
-def test_parse_finds_it_in_what_spark_makes_of_an_exception() -> None:
+def test_parse_finds_the_error_in_a_spark_exception() -> None:
     error = DataLossError([TRUNCATED, EXPIRED])
     spark = (
         "[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] "
@@ -59,6 +59,6 @@ def test_every_kind_has_a_sentence_and_advice(kind: LossKind) -> None:
     assert text.index("failOnDataLoss") < text.index(kind.value + " {")
 
 
-def test_an_unknown_divergence_is_said() -> None:
+def test_an_unknown_divergence_point_is_stated() -> None:
     loss = Loss(LossKind.LOG_TRUNCATED, "t", 0, 150, 4)
     assert "at or before offset 149" in loss.sentence()

@@ -1,5 +1,5 @@
-"""Records that expire after a batch was planned: Spark's own Kafka connector, told to go on, beside
-`format("fenceline")` with `onExpired`: one Apache Kafka, one Spark session (`pyspark.md` S8).
+"""Records that expire after a batch was planned: Spark's Kafka connector with failOnDataLoss=false, compared with
+`format("fenceline")` and `onExpired`: one Apache Kafka, one Spark session (`pyspark.md` S8).
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ def rows_of(first: int, end: int) -> list[Row]:
     return [(offset, b"%d" % offset) for offset in range(first, end)]
 
 
-def told(query: StreamingQuery) -> list[tuple[LossKind, int, int, int]]:
-    """Of each loss in the query's progress: kind, first offset, the log's start, up to where it may have been read."""
+def losses_in_progress(query: StreamingQuery) -> list[tuple[LossKind, int, int, int]]:
+    """For each loss in the query's progress: kind, first offset, log start offset, end of the possibly read range."""
     losses = [loss for progress in query.recentProgress if has_run(progress) for loss in losses_of(progress)]
     return [(loss.kind, loss.offset, loss.log_start_offset, loss.maybe_read_to) for loss in losses]
 
 
 def has_run(progress: Any) -> bool:
-    """Whether it is a batch's; a query that finds nothing to do shows its last offset again."""
+    """Whether the progress is of a batch; an idle query reports its last offset again."""
     (source,) = progress.sources
     return bool(source.startOffset != source.endOffset)
 
 
 def forget_newest_commit(checkpoint: Path, sink: Path) -> None:
-    """As when the driver died before it noted the batch as committed."""
+    """As if the driver died before it recorded the commit of the batch."""
     newest = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     for written in (newest, *(sink / "_spark_metadata").glob(f"*{newest.name}*")):
         written.unlink()
         written.with_name(f".{written.name}.crc").unlink(missing_ok=True)
 
 
-def test_records_that_expire_before_a_batch_is_replayed(
+def test_records_expired_before_a_batch_is_replayed(
     spark: SparkSession, apache_kafka: Broker, topic: str, tmp_path: Path
 ) -> None:
     apache_kafka.create(topic)
@@ -66,21 +66,21 @@ def test_records_that_expire_before_a_batch_is_replayed(
         forget_newest_commit(tmp_path / f"{word}-checkpoint", tmp_path / word)
     apache_kafka.admin.delete_records({TopicPartition(topic, 0): 120})
 
-    # Told to go on, the connector leaves out what is gone, and its progress says nothing of it.
+    # With failOnDataLoss=false the connector skips the expired records, and its progress does not report them.
     query = sinks.drain(THEIRS, **GO_ON[THEIRS])
     assert sinks.rows(THEIRS) == [*rows_of(0, 100), *rows_of(120, 150)]
-    assert told(query) == []
+    assert losses_in_progress(query) == []
 
     with pytest.raises(Exception, match="OFFSETS_EXPIRED") as caught:
         sinks.drain(OURS)
     assert [(loss.offset, loss.log_start_offset) for loss in parse(caught.value) or ()] == [(100, 120)]
     query = sinks.drain(OURS, **GO_ON[OURS])
     assert sinks.rows(OURS) == [*rows_of(0, 100), *rows_of(120, 150)]
-    assert told(query) == [(LossKind.OFFSETS_EXPIRED, 100, 120, -1)]
+    assert losses_in_progress(query) == [(LossKind.OFFSETS_EXPIRED, 100, 120, -1)]
 
 
 @pytest.mark.parametrize("word", [OURS, THEIRS])
-def test_records_that_expire_between_the_plan_of_a_batch_and_its_reading(
+def test_records_expired_between_planning_and_reading_a_batch(
     spark: SparkSession, apache_kafka: Broker, topic: str, tmp_path: Path, word: str
 ) -> None:
     read: list[Row] = []
@@ -110,7 +110,7 @@ def test_records_that_expire_between_the_plan_of_a_batch_and_its_reading(
     query = drain()
     assert not expires
     assert sorted(read) == [*rows_of(0, 100), *rows_of(120, 150)]
-    # Whether its tasks were in time, the driver is not told.
-    assert told(query) == ([(LossKind.OFFSETS_EXPIRED, 100, 120, 120)] if word == OURS else [])
-    # It is told once.
-    assert told(drain()) == []
+    # The driver does not know whether its tasks were in time.
+    assert losses_in_progress(query) == ([(LossKind.OFFSETS_EXPIRED, 100, 120, 120)] if word == OURS else [])
+    # It is reported once.
+    assert losses_in_progress(drain()) == []

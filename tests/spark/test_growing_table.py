@@ -1,4 +1,4 @@
-"""`mergeSchema` under Spark: a query that gets a column more goes on into its table, also over a truncation."""
+"""`mergeSchema` under Spark: a query with a new column continues to write its table, also across a truncation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def test_columns_that_come_later_are_added_when_asked_for(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+def test_columns_added_later_are_merged_when_requested(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     table, topic = str(tmp_path / "table"), "grown"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -40,9 +40,9 @@ def test_columns_that_come_later_are_added_when_asked_for(spark: SparkSession, t
         keep_equal(frame, table, checkpoint, broker.bootstrap, mergeSchema=True)
         assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
         found = DeltaTable(table).to_pyarrow_table().sort_by("offset")
-        # What was there before has no number, in the file that was written anew either.
+        # Earlier rows have no number, in the rewritten file either.
         assert found["number"].to_pylist() == [None] * 100 + [*range(1000, 1020)]
-        # The query as it was before still fits.
+        # The unchanged query still works.
         broker.produce(topic, range(5))
         keep_equal(tracked(spark, broker.bootstrap, topic), table, checkpoint, broker.bootstrap)
         found = DeltaTable(table).to_pyarrow_table().sort_by("offset")

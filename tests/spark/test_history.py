@@ -37,7 +37,7 @@ def test_a_position_has_the_epoch_of_the_record_before_it() -> None:
     assert [tag(cluster, offset).leader_epoch for offset in range(7)] == [-1, 0, 0, 3, 3, 3, 7]
 
 
-def test_where_the_record_before_has_expired_nothing_is_known() -> None:
+def test_the_epoch_is_unknown_when_the_previous_record_expired() -> None:
     cluster = cluster_of(FakeLog([0, 0, 3, 3, 7], leader_epoch=7, start=3))
     assert [tag(cluster, offset).leader_epoch for offset in (2, 3, 4, 5)] == [-1, -1, 3, 7]
 
@@ -50,7 +50,7 @@ def test_a_broker_without_epochs_leaves_positions_untagged() -> None:
     assert check(cluster, Position(9, 3)) == Holds()
 
 
-def test_boundaries_are_asked_for_once_while_the_leader_stays() -> None:
+def test_epoch_boundaries_are_requested_once_per_leader() -> None:
     cluster = cluster_of(FakeLog([1, 1, 4], leader_epoch=4))
     history = History(cluster)
     tag(cluster, 3, history)
@@ -65,7 +65,7 @@ def test_boundaries_are_asked_for_once_while_the_leader_stays() -> None:
     assert cluster.questions.count("epoch_ends") == asked + 3
 
 
-def test_truncation_is_seen_when_the_epoch_ends_earlier() -> None:
+def test_truncation_is_detected_when_the_epoch_ends_earlier() -> None:
     log = FakeLog([4] * 150, leader_epoch=4)
     cluster = cluster_of(log)
     position = tag(cluster, 150)
@@ -74,37 +74,37 @@ def test_truncation_is_seen_when_the_epoch_ends_earlier() -> None:
     assert check(cluster, position) == Diverged(100, 4, 100)
 
 
-def test_truncation_is_seen_when_the_log_never_had_the_epoch() -> None:
-    # Two leaders wrote past 60 in epochs 4 and 5; the reader followed 5, then the leader of 4 won (gaps.md G6).
+def test_truncation_is_detected_when_the_log_never_had_the_epoch() -> None:
+    # Two leaders wrote past 60 in epochs 4 and 5; the reader followed 5, then the leader of 4 was elected (gaps.md G6).
     cluster = cluster_of(FakeLog([3] * 60 + [4] * 90, leader_epoch=6))
     assert check(cluster, Position(120, 5, starts((3, 0), (5, 60)))) == Diverged(60, 3, 60)
-    # Without the epochs before, nothing is certain but the beginning.
+    # Without the earlier epochs only the log start is certain.
     assert check(cluster, Position(120, 5)) == Diverged(None, 4, 0)
 
 
-def test_the_point_is_exact_over_several_elections() -> None:
+def test_the_divergence_point_is_exact_over_several_elections() -> None:
     # What was read: 1@0 2@10 4@20 7@30. The log: 1@0 2@10 3@15 5@40 8@50.
     cluster = cluster_of(FakeLog([1] * 10 + [2] * 5 + [3] * 25 + [5] * 10 + [8] * 50, leader_epoch=8))
     assert check(cluster, Position(45, 7, starts((1, 0), (2, 10), (4, 20), (7, 30)))) == Diverged(15, 2, 15)
-    # Of the oldest it remembers nothing agrees: the beginning is taken, not a point that may skip stale rows.
+    # None of the remembered epochs matches: the log start is used, not a point that may skip stale rows.
     assert check(cluster, Position(45, 7, starts((4, 20), (7, 30)))) == Diverged(None, 3, 0)
 
 
-def test_a_position_remembers_so_many_epochs_and_no_more() -> None:
+def test_a_position_remembers_a_bounded_number_of_epochs() -> None:
     log = _build([(1, 1)] * (EPOCHS_KEPT + 5))
     position = tag(cluster_of(log), len(log.epochs))
     assert len(position.epochs) == EPOCHS_KEPT
     assert position.epochs[-1] == EpochStart(log.epochs[-1], len(log.epochs) - 1)
 
 
-def test_the_leaders_own_epoch_as_a_tag_would_have_missed_it() -> None:
-    # Why tags are exact: position 100 read in epoch 3 under leader 5, then a log of epoch 4 takes over.
+def test_tagging_with_the_leader_epoch_would_miss_the_truncation() -> None:
+    # Why tags are exact: position 100 read in epoch 3 under leader epoch 5, then a replica with epoch 4 becomes leader.
     cluster = cluster_of(FakeLog([3] * 90 + [4] * 60, leader_epoch=6))
     assert cluster.logs[TP].epoch_end(5).end_offset >= 100
     assert isinstance(check(cluster, Position(100, 3)), Diverged)
 
 
-def test_an_epoch_from_the_future_is_a_truncation() -> None:
+def test_a_future_epoch_is_a_truncation() -> None:
     cluster = cluster_of(FakeLog([1] * 5, leader_epoch=1))
     assert check(cluster, Position(5, 9)) == Diverged(None, -1, 0)
     assert check(cluster, Position(5, 9, starts((1, 0), (9, 4)))) == Diverged(4, 1, 4)
@@ -139,7 +139,7 @@ def test_tags_are_exact_for_any_log(steps: list[tuple[int, int]], offset: int, s
 
 @given(_grown, st.integers(0, 40), st.integers(0, 40), _grown)
 @settings(max_examples=300)
-def test_a_cut_below_a_tagged_position_never_goes_unnoticed(
+def test_a_truncation_below_a_tagged_position_is_always_detected(
     steps: list[tuple[int, int]], offset: int, keep: int, later: list[tuple[int, int]]
 ) -> None:
     log = _build(steps)
@@ -152,7 +152,7 @@ def test_a_cut_below_a_tagged_position_never_goes_unnoticed(
         log.elect(log.leader_epoch + jump)
     verdict = History(cluster).check({TP: position}, {TP: LogEnd(len(log.epochs), log.leader_epoch)})[TP]
     if keep < offset:
-        # `elect` cut one history, so what remains agrees up to `keep`, and the epochs that are kept reach so far.
+        # `elect` truncates one history, so the histories agree up to `keep`, and the remembered epochs reach that far.
         assert isinstance(verdict, Diverged)
         assert (verdict.offset, verdict.resume_offset) == (keep, keep)
     else:
@@ -164,18 +164,18 @@ _branches = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers
 
 @given(_branches, st.data())
 @settings(max_examples=500)
-def test_the_parting_of_two_replicas_is_exact_or_below(
+def test_the_divergence_of_two_replicas_is_exact_or_below(
     elections: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
-    """Four replicas, unclean elections in turn: each leader appends to its own log as far as that goes, and others copy
-    what they will. Whoever read one of the logs finds exactly where another one parts from it."""
+    """Four replicas, unclean elections in turn: each leader appends to its own log, and followers copy any part of
+    it. A reader of one log finds exactly where another log diverges from it."""
     replicas: list[list[int]] = [[] for _ in range(4)]
     for epoch, (leader, appended, copied) in enumerate(elections):
         replicas[leader] += [epoch] * appended
         follower = data.draw(st.integers(0, 3))
         source = replicas[leader]
         if follower != leader:
-            # A follower truncates to where it agrees, then copies a part of the rest.
+            # A follower truncates to the divergence point, then copies a part of the rest.
             agreed = _agreed(replicas[follower], source)
             replicas[follower] = source[: max(agreed, min(copied, len(source)))]
     read, current = data.draw(st.sampled_from(replicas)), data.draw(st.sampled_from(replicas))
@@ -188,7 +188,7 @@ def test_the_parting_of_two_replicas_is_exact_or_below(
         return
     assert isinstance(verdict, Diverged)
     if verdict.offset is None:
-        # Nothing that it remembers is in the log.
+        # None of the remembered epochs is in the log.
         assert verdict.resume_offset == 0
         assert agreed == 0 or len(position.epochs) == EPOCHS_KEPT
     else:

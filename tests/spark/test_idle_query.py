@@ -1,4 +1,4 @@
-"""A query that has read all there is: nothing runs in Spark, its driver waits at the brokers. Counted, not timed."""
+"""A query that has read all records: nothing runs in Spark, its driver long-polls the brokers. Counted, not timed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOKS: Final = 3
 
 
 class Requests:
-    """How many the node has had, by API."""
+    """The number of requests the node has received, by API."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/metrics"
@@ -66,10 +66,10 @@ def test_an_idle_query_waits_at_the_brokers_and_runs_nothing(
             def since(key: ApiKey) -> int:
                 return count().get(key.name.lower(), 0) - before.get(key.name.lower(), 0)
 
-            # Now and then it looks for new partitions, with two requests: by that it is seen to be alive.
+            # It periodically looks for new partitions, with two requests, which show that it is alive.
             eventually(lambda: since(ApiKey.LIST_OFFSETS) >= 2 * LOOKS, "looks of an idle query", wait_s=120)
             assert started_in(spark) == jobs
-            # Spark asks some 60 times a second (`pyspark.md` S11); what waits for an answer is not asked again.
+            # Spark polls some 60 times a second (`pyspark.md` S11); a request in flight is not repeated.
             assert since(ApiKey.FETCH) <= 2 * LOOKS
             assert since(ApiKey.METADATA) <= 2 * LOOKS
             assert since(ApiKey.OFFSET_FOR_LEADER_EPOCH) == 0

@@ -1,4 +1,5 @@
-"""kill -9 of a whole driver (Python, JVM, workers) in the middle of a stream, and what the table holds then."""
+"""kill -9 of a whole driver (Python, JVM, workers) in the middle of a stream, and the content of the table
+afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.spark.conftest import Broker
 from tests.spark.killed_query import ROWS_A_BATCH
 from tests.spark.own_process import driver
 
-# A driver and a JVM of its own: it need not wait for the others of Spark.
+# A separate driver and JVM: it need not wait for the other tests of Spark.
 pytestmark = [pytest.mark.spark, pytest.mark.together("killed driver"), pytest.mark.timeout(300)]
 ROWS = 3000
 
@@ -31,7 +32,7 @@ def has_commits(table: str, count: int) -> bool:
 @pytest.mark.parametrize(
     ("seed", "kills"), [(1, 1), *(pytest.param(seed, 3, marks=pytest.mark.soak) for seed in range(2, 8))]
 )
-def test_a_killed_query_lands_every_row_once(
+def test_a_killed_query_writes_every_row_once(
     fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str, seed: int, kills: int
 ) -> None:
     need_java()
@@ -46,7 +47,7 @@ def test_a_killed_query_lands_every_row_once(
             wanted = min(commits(table) + chance.randint(2, 3), ROWS // ROWS_A_BATCH - 1)
             victim.until(partial(has_commits, table, wanted), f"{wanted} commits")
             time.sleep(chance.random() * 0.3)
-            assert not victim.has_ended, victim.last_words
+            assert not victim.has_ended, victim.log_tail
     with driver("killed_query", folder, *given, "done") as last:
         last.await_success()
     rows = DeltaTable(table).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()

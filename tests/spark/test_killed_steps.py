@@ -1,7 +1,7 @@
 """kill -9 between any two steps of a batch, of a Python worker or of the whole driver, while the table is repaired.
 
-The table begins with rows that the stream brings again and with rows that are not in the log, so that every batch makes
-copies of files. In the end it must be the log, row by row.
+The table starts with rows that the stream reads again and with rows that are not in the log, so that every batch
+rewrites files. In the end it must equal the log, row by row.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def of_log(broker: Broker) -> pa.Table:
     return named.sort_by([("partition", "ascending"), ("offset", "ascending")])
 
 
-def spoiled(rows: pa.Table) -> pa.Table:
+def corrupted(rows: pa.Table) -> pa.Table:
     """Every fourth record as the log has it, and every eighth in the epoch of the log's other half."""
     offsets = rows["offset"]
     fourth = rows.filter(pa.compute.equal(pa.compute.bit_wise_and(offsets, 3), 0))
@@ -67,7 +67,7 @@ def spoiled(rows: pa.Table) -> pa.Table:
     return pa.concat_tables([fourth, wrong]).sort_by([("partition", "ascending"), ("offset", "ascending")])
 
 
-def is_taken(plan: Path) -> bool:
+def is_claimed(plan: Path) -> bool:
     return not plan.exists()
 
 
@@ -75,7 +75,7 @@ def is_taken(plan: Path) -> bool:
     ("seed", "worker_kills", "driver_kills"),
     [(1, 3, 1), pytest.param(2, 50, 50, marks=pytest.mark.soak)],
 )
-def test_whoever_dies_at_whichever_step_the_table_is_the_log(
+def test_a_process_killed_at_any_step_leaves_the_table_equal_to_the_log(
     restarted: Broker, tmp_path: Path, checkpoint: str, seed: int, worker_kills: int, driver_kills: int
 ) -> None:
     need_java()
@@ -88,25 +88,25 @@ def test_whoever_dies_at_whichever_step_the_table_is_the_log(
     chance.shuffle(waiting)
     done = rounds = 0
     while waiting or not done:
-        # Each round is a query of its own, on a table that is spoiled again.
+        # Each round is a separate query, on a table that is corrupted again.
         rounds += 1
         place, state = f"{table}-{rounds}", f"{checkpoint}-{rounds}"
         if not (waiting and waiting[-1].endswith(" table")):
-            # Else the query makes the table.
-            write_deltalake(place, spoiled(expected), partition_by=["topic", "partition"] if rounds % 2 else None)
+            # Otherwise the query creates the table.
+            write_deltalake(place, corrupted(expected), partition_by=["topic", "partition"] if rounds % 2 else None)
         while True:
             with driver("killed_steps", scratch, restarted.bootstrap, "t", place, state, folder) as victim:
                 while waiting and not victim.has_ended:
                     plan = folder / waiting[-1]
                     plan.touch()
-                    if not victim.comes_to(partial(is_taken, plan), plan.name):
+                    if not victim.meets(partial(is_claimed, plan), plan.name):
                         plan.unlink(missing_ok=True)
                         break
                     waiting.pop()
                     done += 1
                 if (code := victim.wait()) == 0:
                     break
-                assert code == -signal.SIGKILL, victim.last_words
+                assert code == -signal.SIGKILL, victim.log_tail
         check(place, expected)
     assert done == worker_kills + driver_kills
 
@@ -122,26 +122,27 @@ def test_whoever_dies_at_whichever_step_the_table_is_the_log(
         ),
     ],
 )
-def test_a_driver_that_comes_to_itself_when_another_has_taken_over_changes_nothing(
+def test_a_suspended_driver_resumed_after_a_takeover_changes_nothing(
     restarted: Broker, tmp_path: Path, checkpoint: str, step: str
 ) -> None:
-    """It stands still in the middle of a commit. Another one runs the query to its end, from the same checkpoint."""
+    """The driver is suspended in the middle of a commit. Another one runs the query to its end, from the same
+    checkpoint."""
     need_java()
     folder, scratch, table = tmp_path / "plans", tmp_path / "scratch", str(tmp_path / "table")
     folder.mkdir()
     expected = of_log(restarted)
-    write_deltalake(table, spoiled(expected), partition_by=["topic", "partition"])
+    write_deltalake(table, corrupted(expected), partition_by=["topic", "partition"])
     plan = folder / f"driver {step}"
     plan.write_text(STAND_STILL)
     given = (restarted.bootstrap, "t", table, checkpoint, folder)
     with driver("killed_steps", scratch, *given) as zombie:
-        zombie.until(partial(is_taken, plan), step)
+        zombie.until(partial(is_claimed, plan), step)
         with driver("killed_steps", tmp_path / "another", *given) as successor:
             successor.await_success()
         check(table, expected)
         version = DeltaTable(table).version()
         os.kill(int((folder / SLEEPER).read_text()), signal.SIGCONT)
-        # Spark itself tells the zombie that the batch is another's, or it finds nothing left to do.
+        # Spark rejects the zombie's commit of the batch, or the zombie finds nothing left to do.
         zombie.wait()
         check(table, expected)
         assert DeltaTable(table).version() == version

@@ -1,5 +1,5 @@
-"""kill -9 at every step of a batch while the log is really cut: unclean elections in a cluster of three brokers, under
-a query that goes back and takes out of its table what the log has lost. In the end the table must be the log.
+"""kill -9 at every step of a batch during real truncations: unclean elections in a cluster of three brokers, under a
+query that rewinds and removes lost records from its table. In the end the table must equal the log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.together(CLUSTERS), pytest.mark.tim
 MAKING = [f"driver {plan}" for plan in plans("driver") if plan.endswith(" table")]
 STEPS = [f"{side} {plan}" for side in ("executor", "driver") for plan in plans(side) if not plan.endswith(" table")]
 WHOLE = "driver before entry"
-"""The step at which the whole driver dies, with its JVM; at the others only a process of it."""
+"""The step at which the whole driver dies, with its JVM; at the others only one of its processes."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def story(tmp_path: Path) -> Iterator[UncleanStory]:
 
 
 class Victim:
-    """The query's driver, begun anew whenever a plan has killed it as a whole."""
+    """The query's driver, restarted whenever a plan has killed all of it."""
 
     def __init__(self, begin: Callable[[], OwnProcess], folder: Path) -> None:
         self._begin, self._folder = begin, folder
@@ -52,11 +52,11 @@ class Victim:
             draft.rename(self._folder / step)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        while not self._running.comes_to(condition, what):
-            assert self._running.wait() == -signal.SIGKILL, self._running.last_words
+        while not self._running.meets(condition, what):
+            assert self._running.wait() == -signal.SIGKILL, self._running.log_tail
             self._running = self._begin()
 
-    def until_taken(self) -> None:
+    def until_claimed(self) -> None:
         def left() -> list[str]:
             return [step for step in (*MAKING, *STEPS) if (self._folder / step).exists()]
 
@@ -80,7 +80,7 @@ def _sorted(rows: pa.Table) -> list[tuple[int, int, bytes]]:
 
 
 @pytest.mark.parametrize("more_cuts", [1, pytest.param(12, marks=pytest.mark.soak)])
-def test_whoever_dies_while_the_log_is_cut_the_table_is_the_log(
+def test_a_process_killed_during_a_truncation_leaves_the_table_equal_to_the_log(
     story: UncleanStory, tmp_path: Path, checkpoint: str, more_cuts: int
 ) -> None:
     need_java()
@@ -97,25 +97,25 @@ def test_whoever_dies_while_the_log_is_cut_the_table_is_the_log(
         for step in MAKING:
             (folder / step).write_text(ALONE)
         victim = Victim(begin, folder)
-        victim.until_taken()
+        victim.until_claimed()
         victim.until(lambda: len(rows_of(table)) == KEPT + LOST, "all rows of the first history")
         assert [value for _, _, value in rows_of(table)] == [*kept, *lost]
 
-        # Every step once, in the batches that go back: the first of them takes out a part of the table's only file.
+        # Every step once, in the batches that rewind: the first of them removes a part of the table's only file.
         (folder / WIDER).touch()
         victim.plan(STEPS, whole=[WHOLE])
         story.lead_uncleanly(SECOND, instead_of=FIRST)
         new = story.write(2 * LOST, "new")
-        victim.until_taken()
+        victim.until_claimed()
 
-        # The other history comes back, which is stale in the table's files as a whole: nothing is copied then.
+        # The other history returns; complete files of the table are stale, so nothing is rewritten.
         leader, other = FIRST, SECOND
         for number in range(more_cuts):
             steps = chance.sample([step for step in STEPS if not step.endswith(" copy")], 3)
             victim.plan(steps, whole=steps[:1])
             story.lead_uncleanly(leader, instead_of=other)
             story.write(10, f"newest{number}-")
-            victim.until_taken()
+            victim.until_claimed()
             leader, other = other, leader
         victim.end()
 
@@ -123,7 +123,7 @@ def test_whoever_dies_while_the_log_is_cut_the_table_is_the_log(
         whole = KEPT + (LOST + 10 * ((more_cuts + 1) // 2) if more_cuts % 2 else 2 * LOST + 10 * (more_cuts // 2))
         log = _sorted(pa.Table.from_batches(list(reader.read({story.tp: (0, whole)}))))
     assert len(log) == whole
-    # Nothing of the other history is left, and no row is there twice.
+    # No row of the other history is left, and no row is duplicated.
     assert rows_of(table) == log
     values = [value for _, _, value in log]
     assert values[: KEPT + LOST] == [*kept, *(lost if more_cuts % 2 else new[:LOST])]

@@ -34,7 +34,7 @@ def rows(frame: DataFrame) -> list[Row]:
 
 
 def same(spark: SparkSession, broker: Broker, **options: Any) -> list[Row]:
-    """Rows of our source, after holding schema and rows against the connector's."""
+    """Rows of Fenceline's source, after comparing schema and rows with the connector's."""
     theirs, ours = (read(spark, word, broker, **options) for word in ("kafka", "fenceline"))
     assert ours.schema == theirs.schema
     found = rows(ours)
@@ -139,7 +139,7 @@ def test_streams(spark: SparkSession, broker: Broker, filled: str, tmp_path: Pat
 
 
 @only_kafka
-def test_a_checkpoint_of_the_connector_goes_on_with_us(
+def test_a_checkpoint_of_the_connector_is_continued(
     spark: SparkSession, broker: Broker, filled: str, tmp_path: Path
 ) -> None:
     target, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_the_connector_goes_on_with_us(
 
     assert run("kafka") == 150
     broker.produce(filled, range(10), partition=2)
-    # Records here are of 1970: their dates prove nothing (`test_adoption_beside`).
+    # Test records are dated 1970: their timestamps prove nothing (`test_adoption_beside`).
     assert run("fenceline", onUnproven="accept") == 160
     broker.produce(filled, range(10), partition=0)
     assert run("fenceline") == 170

@@ -1,4 +1,5 @@
-"""The rule that tells stale rows, against simulated histories: replicas, unclean elections, lost leaders, retention."""
+"""The rule that identifies stale rows, against simulated histories: replicas, unclean elections, lost leaders,
+retention."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def arrays(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Replicas:
-    """Three copies of a log. `logs[i][o]` is the epoch of record `o`; every replica may come to lead."""
+    """Three copies of a log. `logs[i][o]` is the epoch of record `o`; every replica may become leader."""
 
     def __init__(self) -> None:
         self.logs: list[list[int]] = [[], [], []]
@@ -39,7 +40,7 @@ class Replicas:
         self.logs[self.leader] += [self.epoch] * count
 
     def replicate(self, to: int, share: float) -> None:
-        """A follower first cuts what its leader has not, then copies a part of the rest (log matching)."""
+        """A follower first truncates records that its leader lacks, then copies a part of the rest (log matching)."""
         ours, theirs = self.logs[self.leader], self.logs[to]
         if to == self.leader:
             return
@@ -49,7 +50,7 @@ class Replicas:
         theirs[common:] = ours[common : common + round((len(ours) - common) * share)]
 
     def read(self, of: int) -> None:
-        """What a reader gets from `of`: the leader, or one that was deposed and does not know it yet."""
+        """Read from replica `of`: the leader, or a deposed leader that is unaware of it."""
         self.rows |= {(offset, epoch) for offset, epoch in enumerate(self.logs[of]) if offset >= self.start}
 
     def elect(self, leader: int, skip: int) -> None:
@@ -57,7 +58,7 @@ class Replicas:
         self.leader = leader
 
     def write_alone(self, by: int, epoch: int, count: int) -> None:
-        """A lost leader that goes on taking acks=1 records in its own epoch."""
+        """An isolated leader that continues to accept acks=1 records in its own epoch."""
         if by != self.leader and self.logs[by] and self.logs[by][-1] == epoch:
             self.logs[by] += [epoch] * count
 
@@ -86,7 +87,7 @@ def run(steps: list[tuple[object, ...]]) -> tuple[Replicas, FakeLog]:
 
 @settings(max_examples=1500, deadline=None)
 @given(st.lists(STEPS, max_size=40))
-def test_exactly_the_rows_that_are_not_in_the_log_are_stale(steps: list[tuple[object, ...]]) -> None:
+def test_exactly_the_rows_missing_from_the_log_are_stale(steps: list[tuple[object, ...]]) -> None:
     replicas, log = run(steps)
     view = view_of(log)
     rows = sorted(replicas.rows)
@@ -96,7 +97,7 @@ def test_exactly_the_rows_that_are_not_in_the_log_are_stale(steps: list[tuple[ob
         held = offset < len(log.epochs) and log.epochs[offset] == epoch
         assert not (is_stale and held), f"({offset}, {epoch}) is in the log"
         if offset >= log.start and (epoch < log.leader_epoch or offset < len(log.epochs)):
-            # Nothing lies in the dark: the log tells of every offset that it has, and of all above it.
+            # No verdict is unknown: the log decides every offset that it has, and all above its end.
             assert is_stale is not held
         assert (verdict is RowVerdict.STALE) is is_stale
         assert (verdict is RowVerdict.IN_LOG) is (held and offset >= log.start)
@@ -104,7 +105,7 @@ def test_exactly_the_rows_that_are_not_in_the_log_are_stale(steps: list[tuple[ob
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(STEPS, max_size=40), st.data())
-def test_bounds_of_many_rows_tell_no_more_than_the_rows(steps: list[tuple[object, ...]], data: st.DataObject) -> None:
+def test_bounds_of_many_rows_prove_no_more_than_the_rows(steps: list[tuple[object, ...]], data: st.DataObject) -> None:
     _, log = run(steps)
     view = view_of(log)
     size = len(log.epochs)
@@ -118,8 +119,8 @@ def test_bounds_of_many_rows_tell_no_more_than_the_rows(steps: list[tuple[object
     assert verdict is not SpanVerdict.ALL_STALE or stale.all()
 
 
-def test_the_rule_of_newer_epochs_alone_would_miss_a_row() -> None:
-    # Read at offset 9 from a leader of epoch 5 that was lost; the log went on in epoch 6 at offset 12.
+def test_checking_newer_epochs_alone_would_miss_a_row() -> None:
+    # Read at offset 9 from a leader of epoch 5 that was lost; the log continued in epoch 6 at offset 12.
     log = FakeLog([3] * 12 + [6] * 4, leader_epoch=6)
     view = view_of(log)
     assert view.epochs == (EpochStart(3, 0), EpochStart(6, 12))
@@ -139,11 +140,11 @@ def test_rows_above_the_end_are_stale_only_when_a_later_leader_ends_there() -> N
     ]  # fmt: skip
 
 
-def test_below_the_logs_start_only_what_can_be_proved_is_stale() -> None:
+def test_below_the_log_start_only_provably_stale_rows_are_stale() -> None:
     log = FakeLog([1] * 5 + [3] * 10, leader_epoch=3, start=8)
     view = view_of(log)
     rows = [(2, 1), (2, 4), (6, 3), (4, 3), (7, 2)]
-    # (4, 3) never was in the log, but retention took what would show it.
+    # (4, 3) never was in the log, but retention deleted the proof.
     assert [judge_row(view, *row) for row in rows] == [
         RowVerdict.EXPIRED, RowVerdict.NEWER, RowVerdict.EXPIRED, RowVerdict.EXPIRED, RowVerdict.EXPIRED,
     ]  # fmt: skip
@@ -163,7 +164,7 @@ def test_rows_that_no_leader_wrote_are_stale_on_both_sides_of_their_epoch() -> N
     # A leader that has written nothing yet.
     view = LogEpochs(4, 0, 20, (EpochStart(0, 0), EpochStart(2, 10), EpochStart(4, 20)))
     assert stale_rows(view, *arrays([(19, 4), (20, 4), (20, 2)])).tolist() == [True, False, True]
-    # A log of which no epoch is known any more: only what is above its end can be told.
+    # A log with no known epochs: only rows above its end can be proven stale.
     view = LogEpochs(4, 0, 20)
     assert stale_rows(view, *arrays([(5, 3), (19, 3), (20, 3), (20, 4)])).tolist() == [False, False, True, False]
 
@@ -177,13 +178,13 @@ def test_brokers_without_epochs_prove_nothing() -> None:
     ]  # fmt: skip
 
 
-def test_an_answer_that_is_older_than_the_row_proves_nothing() -> None:
+def test_an_answer_older_than_the_row_proves_nothing() -> None:
     view = view_of(FakeLog([1] * 10, leader_epoch=1))
     assert held_interval(view, 2) == held_interval(view, -1)
     assert not stale_rows(view, *arrays([(3, 2), (50, 2)])).any()
 
 
-def test_many_partitions_are_asked_in_rounds_and_kept_while_their_leaders_stay() -> None:
+def test_partitions_are_queried_in_rounds_and_cached_while_leaders_stay() -> None:
     cluster = FakeCluster(t=40, gone=1)
     for index in range(40):
         log = cluster.log("t", index)
@@ -206,7 +207,7 @@ def test_many_partitions_are_asked_in_rounds_and_kept_while_their_leaders_stay()
     assert views.get(wanted)[TopicPartition("t", 3)].leader_epoch == 9
 
 
-def test_an_election_between_two_questions_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_repeated_after_an_election_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(t=1)
     log = cluster.log("t")
     log.append(5)

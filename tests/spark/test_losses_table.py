@@ -1,4 +1,4 @@
-"""`option("losses", True)`: what logs have lost, as a table."""
+"""`option("losses", True)`: the losses of logs, as a table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(monkeypatch: pytest.MonkeyPatch, reader: LossesReader, *values: bytes |
     return [row for found in reader.read(task) for row in found.to_pylist()]
 
 
-def test_the_last_word_on_each_loss_counts_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_receipt_of_each_loss_counts_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     found = read(
         monkeypatch,
         losses_reader(GIVEN),
@@ -73,23 +73,23 @@ def test_the_last_word_on_each_loss_counts_oldest_first(monkeypatch: pytest.Monk
     }
 
 
-def test_what_is_no_receipt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_are_no_receipts_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InternalError, match="no loss receipt"):
         read(monkeypatch, losses_reader(GIVEN), receipt("a", 1), b'{"id": "b"}')
 
 
-def test_topics_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_can_be_limited_to_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = losses_reader({**GIVEN, "subscribe": "t, u"})
     found = read(monkeypatch, reader, receipt("a", 1), receipt("b", 2, "u"), receipt("c", 3, "v"))
     assert [row["id"] for row in found] == ["a", "b"]
 
 
-def test_a_cluster_that_never_lost_anything_has_an_empty_table() -> None:
+def test_a_cluster_without_losses_has_an_empty_table() -> None:
     (task,) = LossesReader({}, None, FakeCluster()).partitions()
     assert list(LossesReader({}, None).read(task)) == []
 
 
-def test_what_can_not_be_meant_is_refused() -> None:
+def test_contradictory_options_are_rejected() -> None:
     with pytest.raises(OperatorError, match="cannot be used with 'losses'"):
         losses_reader({**GIVEN, "startingOffsets": "latest"})
     with pytest.raises(OperatorError, match=r"kafka\.bootstrap\.servers"):

@@ -1,9 +1,9 @@
 """The stream source against replicas that lead in turn, unclean elections included: no Spark session, no broker.
 
-Each example is a history: records are appended, any replica may become leader with what it has, followers copy. Between
-any two steps, also in the middle of a task, the log may change. A query with `onTruncation=rewind` reads, crashes and
-replays all the while, into a sink that first removes what it has from a batch's first offset on. When it is over, what
-the sink holds is what the log holds, once, and whatever else it holds is stale by the rule of offset and epoch.
+Each example is a history: records are appended, any replica may become leader with its current log, followers copy.
+Between any two steps, also in the middle of a task, the log may change. A query with `onTruncation=rewind` reads,
+crashes and replays throughout, into a sink that first removes its rows from a batch's first offset on. At the end the
+sink holds every record of the log exactly once, and every other row in it is stale by the rule of offset and epoch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Replicas:
         self.show()
 
     def show(self) -> None:
-        """The leader's log is what the cluster answers with."""
+        """The cluster answers with the leader's log."""
         self.cluster.logs[TP] = FakeLog(list(self.logs[self.leader]), leader_epoch=self.epoch)
 
     def act(self, action: tuple[str, int]) -> None:
@@ -70,7 +70,8 @@ class Replicas:
 
 
 class FakeReader:
-    """Reads from the leader, three records a fetch, checking as brokers and client do. `meanwhile` runs after each."""
+    """Reads from the leader, three records a fetch, with the checks of brokers and client. `meanwhile` runs after
+    each fetch."""
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
@@ -123,7 +124,7 @@ def _batch(rows: list[Row]) -> pa.RecordBatch:
 
 
 class Query:
-    """What Spark does with a source: plan, read, commit; and what a sink keeps."""
+    """Spark's calls of a source: plan, read, commit; and the rows of a sink."""
 
     def __init__(self, replicas: Replicas, reader: FakeReader, limit: int | None) -> None:
         self._replicas, self._client = replicas, reader
@@ -147,8 +148,8 @@ class Query:
         self.source = FencelineStreamReader(options, self._plan, self._replicas.cluster)
 
     def batch(self, before_reading: Callable[[], None], *, crashes: int) -> bool:
-        """One micro-batch, begun anew after each crash. False when there was nothing to do."""
-        # A batch that is in the checkpoint is replayed without a new plan (S8).
+        """One micro-batch, restarted after each crash. False if there was no batch to run."""
+        # A batch in the checkpoint is replayed without a new plan (S8).
         end = self._planned or json.dumps(self.source.latestOffset(json.loads(self.at), self._limit))
         if end == self.at:
             return False
@@ -170,7 +171,7 @@ class Query:
 
 
 def _act(replicas: Replicas, actions: list[tuple[str, int]], count: int) -> None:
-    """The next ones of `actions`, which are then over."""
+    """Run the next `count` of `actions` and remove them from the list."""
     for _ in range(min(count, len(actions))):
         replicas.act(actions.pop(0))
 
@@ -201,7 +202,7 @@ _steps = st.lists(
 
 @given(_steps, st.none() | st.integers(3, 9))
 @settings(max_examples=150)
-def test_the_sink_holds_what_the_log_holds(steps: list[Any], limit: int | None) -> None:
+def test_the_sink_equals_the_log(steps: list[Any], limit: int | None) -> None:
     replicas = Replicas()
     client = FakeReader(replicas)
     with _patched(client, replicas.cluster):
@@ -213,7 +214,7 @@ def test_the_sink_holds_what_the_log_holds(steps: list[Any], limit: int | None) 
             try:
                 query.batch(partial(_act, replicas, between, len(between)), crashes=crashes)
             except OffsetOutOfRangeError:
-                # The log lags behind what was planned, or seems to: the query ends, and somebody starts it again.
+                # The log lags behind the planned end, or seems to: the query fails and is restarted.
                 query.restart()
         client.meanwhile = lambda: None
         for _ in range(500):
@@ -227,8 +228,8 @@ def test_the_sink_holds_what_the_log_holds(steps: list[Any], limit: int | None) 
 
 @given(_steps)
 @settings(max_examples=150)
-def test_nothing_that_was_read_changes_without_an_error(steps: list[Any]) -> None:
-    """With `onTruncation=fail`: as long as the query lives, what it has read is in the log."""
+def test_read_records_never_change_without_an_error(steps: list[Any]) -> None:
+    """With `onTruncation=fail`: as long as the query runs, all records it has read are in the log."""
     replicas = Replicas()
     client = FakeReader(replicas)
     with _patched(client, replicas.cluster):

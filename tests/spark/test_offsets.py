@@ -21,7 +21,7 @@ def test_the_json_form_is_the_documented_one() -> None:
     )
 
 
-def test_the_text_does_not_depend_on_the_order_in_which_positions_were_found() -> None:
+def test_the_json_does_not_depend_on_the_order_of_positions() -> None:
     positions = {T0: Position(1, 1), T1: Position(2, 2)}
     turned = dict(reversed(positions.items()))
     ids = {"flights": "x"}
@@ -33,7 +33,7 @@ _positions = st.dictionaries(_partitions, st.builds(Position, st.integers(0, 2**
 
 
 @given(_positions, st.none() | _positions)
-def test_what_was_written_is_read_back(
+def test_written_offsets_are_read_back(
     positions: dict[TopicPartition, Position], start: dict[TopicPartition, Position] | None
 ) -> None:
     def offset(of: dict[TopicPartition, Position], begin: SourceOffset | None = None) -> SourceOffset:
@@ -67,13 +67,13 @@ def test_offsets_of_sparks_kafka_source_are_understood() -> None:
         [1],
     ],
 )
-def test_anything_else_is_refused(bad: object) -> None:
+def test_other_formats_are_rejected(bad: object) -> None:
     with pytest.raises(OperatorError) as caught:
         decode(bad)
     assert caught.value.advice
 
 
-def test_where_added_partitions_begin_is_kept() -> None:
+def test_start_offsets_of_added_partitions_are_kept() -> None:
     positions = {T0: Position(900, 0), T1: Position(7, 0)}
     offset = SourceOffset(positions, {"flights": "id"}, added={T0: 800}, unproven={T1: 7})
     assert offset.encode()["added"] == {"flights": {"0": 800}}

@@ -46,7 +46,7 @@ def write(cluster: ScriptedCluster, tp: TopicPartition, first: int, count: int) 
 
 
 @pytest.mark.parametrize("versions", [{}, KAFKA_2_4, KAFKA_2_3, KAFKA_2_1])
-def test_a_truncation_is_noticed_and_gone_back_from(versions: dict[ApiKey, tuple[int, int]]) -> None:
+def test_a_truncation_is_detected_and_rewound(versions: dict[ApiKey, tuple[int, int]]) -> None:
     with ScriptedCluster(versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
         write(cluster, tp, 0, 15)
@@ -63,7 +63,7 @@ def test_a_truncation_is_noticed_and_gone_back_from(versions: dict[ApiKey, tuple
             assert [one["resume_offset"] for one in end["truncations"]] == [10]
 
 
-def test_brokers_without_epochs_work_and_it_is_said_that_they_are_blind(caplog: pytest.LogCaptureFixture) -> None:
+def test_brokers_without_epochs_work_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with ScriptedCluster(versions=OLD) as cluster:
         del cluster.versions[ApiKey.OFFSET_FOR_LEADER_EPOCH]
         (tp,) = cluster.add_topic("t")
@@ -77,18 +77,18 @@ def test_brokers_without_epochs_work_and_it_is_said_that_they_are_blind(caplog: 
             with pytest.raises(DataLossError) as error:
                 driver.batch(end)
             assert [(loss.divergent_offset, loss.offset) for loss in error.value.losses] == [(None, 15)]
-            # The log has grown again: nothing tells that it is another one.
+            # The log has grown again: nothing shows that its records were replaced.
             write(cluster, tp, 100, 10)
             _, rows = driver.batch(end)
             assert [offset for offset, _, _ in rows] == list(range(15, 20))
 
 
 @pytest.mark.parametrize("format_is_old", [False, True])
-def test_brokers_that_tell_not_everybody_work_and_it_is_said(
+def test_brokers_that_deny_epoch_requests_work_with_a_warning(
     format_is_old: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Kafka 2.1 with an authorizer wants ClusterAction; and a topic of an old message format has a leader's epoch, and
-    none in its records."""
+    """Kafka 2.1 with an authorizer requires ClusterAction; and a topic with an old message format has a leader
+    epoch, but none in its records."""
     with ScriptedCluster(versions=KAFKA_2_1) as cluster:
         (tp,) = cluster.add_topic("t")
         write(cluster, tp, 0, 15)

@@ -1,4 +1,4 @@
-"""Audit and repair of tables whose brokers are of several ages, over real sockets: no Spark session."""
+"""Audit and repair of tables with brokers of several versions, over real sockets: no Spark session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = ["topic", "partition", "offset", "leader_epoch", "value"]
 
 
 def without_epochs() -> ScriptedCluster:
-    """Kafka 2.0: clients are not told where an epoch ends, nor which one a leader is in."""
+    """Kafka 2.0: clients cannot request the end of an epoch or the epoch of a leader."""
     cluster = ScriptedCluster(versions=OLD)
     del cluster.versions[ApiKey.OFFSET_FOR_LEADER_EPOCH]
     return cluster
@@ -34,7 +34,7 @@ def chosen(cluster: ScriptedCluster) -> Settings:
 
 
 def log_rows(cluster: ScriptedCluster, tp: TopicPartition) -> pa.Table:
-    """All that the log holds, as the source gives it."""
+    """All records of the log, as the source returns them."""
     with RangeReader({"bootstrap.servers": cluster.bootstrap, **QUICK}) as reader:
         batches = list(reader.read({tp: (0, cluster.logs[tp].end_offset)}))
     return pa.Table.from_batches(batches).select(COLUMNS)
@@ -53,7 +53,7 @@ def audited(cluster: ScriptedCluster, table: Path) -> Audit:
 
 
 def repaired(cluster: ScriptedCluster, table: Path) -> tuple[int, int]:
-    """Rows that went, rows that came."""
+    """The numbers of removed and added rows."""
     try:
         kinds = ("stale", "beyond", "duplicate", "missing", "behind")
         done = repair_here(str(table), chosen(cluster), apply=True, kinds=kinds)
@@ -69,8 +69,8 @@ def close(cluster: ScriptedCluster) -> None:
             connect.forget(kind, properties)
 
 
-def told(found: Audit) -> dict[str, list[int]]:
-    """The offsets that findings of each kind name."""
+def offsets_by_kind(found: Audit) -> dict[str, list[int]]:
+    """The offsets of the findings of each kind."""
     kinds: dict[str, set[int]] = {}
     for row in found.findings.to_pylist():
         kinds.setdefault(row["kind"], set()).update(range(row["start_offset"], row["end_offset_exclusive"]))
@@ -78,7 +78,7 @@ def told(found: Audit) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("versions", [None, KAFKA_2_1, KAFKA_2_4])
-def test_what_needs_no_epochs_is_found_and_repaired(versions: Versions | None, tmp_path: Path) -> None:
+def test_differences_that_need_no_epochs_are_found_and_repaired(versions: Versions | None, tmp_path: Path) -> None:
     table = tmp_path / "table"
     with without_epochs() if versions is None else ScriptedCluster(versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
@@ -89,9 +89,9 @@ def test_what_needs_no_epochs_is_found_and_repaired(versions: Versions | None, t
         write_deltalake(str(table), spoilt, partition_by=["topic", "partition"])
         found = audited(cluster, table)
         differs = {"missing": [*range(5, 10)], "duplicate": [3, 4], "beyond": [40, 41]}
-        # Nothing proves that rows are those of the log.
+        # Nothing proves that the rows match the log.
         unproven = {"unproven": [*range(5), *range(10, 30)]} if versions is None else {}
-        assert told(found) == {**differs, **unproven}
+        assert offsets_by_kind(found) == {**differs, **unproven}
         assert found.verdict.sees_truncation is (versions is not None)
         assert ("truncation cannot be detected" in str(found)) is (versions is None)
         assert repaired(cluster, table) == (4, 5)
@@ -101,7 +101,7 @@ def test_what_needs_no_epochs_is_found_and_repaired(versions: Versions | None, t
 
 
 @pytest.mark.parametrize("versions", [KAFKA_2_1, KAFKA_2_4])
-def test_stale_rows_are_found_and_repaired_where_brokers_tell_epochs(versions: Versions, tmp_path: Path) -> None:
+def test_stale_rows_are_found_and_repaired_where_brokers_return_epochs(versions: Versions, tmp_path: Path) -> None:
     table = tmp_path / "table"
     with ScriptedCluster(versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
@@ -109,27 +109,27 @@ def test_stale_rows_are_found_and_repaired_where_brokers_tell_epochs(versions: V
         write_deltalake(str(table), log_rows(cluster, tp), partition_by=["topic", "partition"])
         cluster.logs[tp].elect(1, cut_to=10)
         write(cluster, tp, 100, 10)
-        assert told(audited(cluster, table))["stale"] == [*range(10, 15)]
+        assert offsets_by_kind(audited(cluster, table))["stale"] == [*range(10, 15)]
         repaired(cluster, table)
         assert audited(cluster, table).verdict.is_equal
         assert [value for _, value in table_rows(table)] == cluster.logs[tp].values()
 
 
-def test_without_epochs_the_verdict_says_what_it_can_not_see(tmp_path: Path) -> None:
+def test_without_epochs_the_verdict_states_its_limits(tmp_path: Path) -> None:
     table = tmp_path / "table"
     with without_epochs() as cluster:
         (tp,) = cluster.add_topic("t")
         write(cluster, tp, 0, 15)
         write_deltalake(str(table), log_rows(cluster, tp), partition_by=["topic", "partition"])
         cluster.logs[tp].elect(1, cut_to=10)
-        # A log that is shorter than the table is seen all the same,
+        # A log that is shorter than the table is still detected,
         found = audited(cluster, table)
-        assert told(found) == {"beyond": [*range(10, 15)], "unproven": [*range(10)]}
+        assert offsets_by_kind(found) == {"beyond": [*range(10, 15)], "unproven": [*range(10)]}
         assert found.verdict.outcome == "different"
         write(cluster, tp, 100, 5)
         # and one that has grown again is not.
         found = audited(cluster, table)
-        assert told(found) == {"unproven": [*range(15)]}
+        assert offsets_by_kind(found) == {"unproven": [*range(15)]}
         assert found.verdict.outcome == "unproven"
         assert not found.verdict.is_equal
         assert not found.verdict.sees_truncation

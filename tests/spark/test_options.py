@@ -77,7 +77,7 @@ def test_subscriptions() -> None:
 @pytest.mark.parametrize(
     "name", ["auto.offset.reset", "key.deserializer", "value.deserializer", "enable.auto.commit", "interceptor.classes"]
 )
-def test_properties_that_spark_owns_are_refused(name: str) -> None:
+def test_properties_owned_by_spark_are_rejected(name: str) -> None:
     with pytest.raises(OperatorError, match=f"Kafka option '{name}' is not supported"):
         read_options({**BASE, f"kafka.{name}": "x"}, streaming=True)
     with pytest.raises(OperatorError, match="is not supported"):
@@ -87,12 +87,12 @@ def test_properties_that_spark_owns_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("maxOffsetsPerTrigger", "0"), ("minPartitions", "x"), ("startingOffsets", "begin")]
 )
-def test_wrong_values_are_refused_when_the_data_frame_is_made(name: str, value: str) -> None:
+def test_invalid_values_are_rejected_when_the_data_frame_is_created(name: str, value: str) -> None:
     with pytest.raises(OperatorError, match=name):
         check_common_options({**BASE, name: value})
 
 
-def test_a_name_that_means_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_option_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     check_common_options(
         {**BASE, "startingOffset": "earliest", "colour": "green", "groupIdPrefix": "g", "kafka.x": "y"}
     )
@@ -102,15 +102,15 @@ def test_a_name_that_means_nothing_is_said(caplog: pytest.LogCaptureFixture) -> 
     ]
 
 
-def test_bootstrap_servers_are_needed() -> None:
+def test_bootstrap_servers_are_required() -> None:
     assert "'kafka.bootstrap.servers' must be specified" in refused(base={"subscribe": "t"})
 
 
-def test_group_settings_are_taken_and_unused() -> None:
+def test_group_settings_are_accepted_and_unused() -> None:
     assert "group.id" not in read(kafka__group__id="g", groupIdPrefix="p").client
 
 
-def test_where_to_start() -> None:
+def test_starting_positions() -> None:
     assert read(startingOffsets='{"t":{"0":23,"1":-1,"2":-2}}').starting == AtOffsets(
         {TopicPartition("t", 0): 23, TopicPartition("t", 1): -1, TopicPartition("t", 2): -2}
     )
@@ -119,7 +119,7 @@ def test_where_to_start() -> None:
     assert by_time == AtTimestamps({TopicPartition("t", 0): 5}, NoMatch.LATEST)
 
 
-def test_what_no_start_can_be() -> None:
+def test_invalid_starting_positions() -> None:
     assert "expected a single long value" in refused(startingTimestamp="soon")
     assert "not understood" in refused(startingOffsets="newest")
     assert "no valid offset" in refused(startingOffsets='{"t":{"0":-3}}')
@@ -136,7 +136,7 @@ def test_streams_have_no_end_and_batches_no_latest_start() -> None:
     assert "can't be earliest" in refused(streaming=False, endingOffsets='{"t":{"0":-2}}')
 
 
-def test_starts_and_ends_that_do_not_fit() -> None:
+def test_mismatched_starts_and_ends_are_rejected() -> None:
     both: dict[str, Any] = {"streaming": False, "startingOffsets": '{"t":{"0":9}}'}
     assert "greater than its ending offset" in refused(**both, endingOffsets='{"t":{"0":8}}')
     assert "same partitions" in refused(**both, endingOffsets='{"t":{"1":8}}')
@@ -182,7 +182,7 @@ def test_write_options() -> None:
         write_options({"topic": "t"})
 
 
-def test_losses_are_gone_on_from_as_the_options_say() -> None:
+def test_losses_are_tolerated_as_the_options_specify() -> None:
     def tolerated(**options: str) -> set[str]:
         return {str(kind) for kind in read(True, **options).policy.tolerated}
 
@@ -199,7 +199,7 @@ def test_losses_are_gone_on_from_as_the_options_say() -> None:
         tolerated(onTruncation="skip")
 
 
-def test_an_address_without_a_port_is_refused_when_it_is_loaded() -> None:
+def test_an_address_without_a_port_is_rejected_on_load() -> None:
     words = "Option 'kafka.bootstrap.servers': 'broker' is not the address of a broker: it has no port"
     assert words in refused(base={"kafka.bootstrap.servers": "a:1, broker", "subscribe": "t"})
     with pytest.raises(OperatorError, match=words):
@@ -210,7 +210,7 @@ def test_an_address_without_a_port_is_refused_when_it_is_loaded() -> None:
             write(StructType(), False)
 
 
-def test_what_to_do_with_an_unproven_checkpoint() -> None:
+def test_unproven_checkpoint_option() -> None:
     def accepts(**options: str) -> bool:
         return read_options({**BASE, **options}, streaming=True).accepts_unproven
 

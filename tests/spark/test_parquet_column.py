@@ -1,4 +1,4 @@
-"""Parquet files with one column more: the others are what they were, for every reader."""
+"""Parquet files with an added column: the other columns are unchanged for every reader."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def all_structs(found: Any) -> Iterator[parquet_column._Struct]:
         {"row_group_size": 10, "write_statistics": False},
     ],
 )
-def test_a_column_is_added_behind_the_others(options: dict[str, Any]) -> None:
+def test_a_column_is_appended_after_the_others(options: dict[str, Any]) -> None:
     rows = table()
     source = written(rows, **options)
     found = pq.read_table(copied(source))
@@ -88,13 +88,13 @@ def test_a_column_is_added_behind_the_others(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.int16()])
-def test_a_column_of_the_name_is_replaced_where_it_stands(kind: pa.DataType) -> None:
+def test_a_column_of_the_same_name_is_replaced_in_place(kind: pa.DataType) -> None:
     rows = table(leader_epoch=pa.nulls(ROWS, pa.int64()))
     epochs = EPOCHS.cast(kind)
     found = pq.read_table(copied(written(rows), epochs=epochs))
     place = rows.schema.get_field_index("leader_epoch")
     assert found.equals(rows.set_column(place, "leader_epoch", epochs))
-    # Once more, now in a file that has pages which nothing names.
+    # Again, now in a file with unreferenced pages.
     again = pq.read_table(copied(copied(written(rows)), epochs=epochs))
     assert again.equals(found)
 
@@ -110,14 +110,14 @@ def test_rows_are_found_by_their_statistics() -> None:
     ]
 
 
-def test_what_a_writer_says_of_its_schema_is_left_out() -> None:
+def test_schema_metadata_of_the_writer_is_omitted() -> None:
     rows = table().replace_schema_metadata({"ours": "kept"})
     source = written(rows)
     assert b"ARROW:schema" in pq.read_metadata(source).metadata
     assert pq.read_metadata(copied(source)).metadata == {b"ours": b"kept"}
 
 
-def test_a_footer_is_written_as_it_was_read() -> None:
+def test_a_footer_round_trips() -> None:
     for options in ({}, {"write_page_index": True, "sorting_columns": [pq.SortingColumn(0)]}, {"row_group_size": 1}):
         source = written(table(), **options)
         footer, begin = parquet_column._read_footer(source)
@@ -126,7 +126,7 @@ def test_a_footer_is_written_as_it_was_read() -> None:
         assert footer.encode() == source.getvalue()[begin:-8]
 
 
-def test_every_type_of_thrift_is_written_as_it_was_read() -> None:
+def test_every_thrift_type_round_trips() -> None:
     kinds = parquet_column._Type
     numbers = parquet_column._Sequence(kinds.I32, [0, -1, 1, -(1 << 31), *range(20)])
     pairs = parquet_column._Map(kinds.BINARY, kinds.TRUE, [(b"a", 1), (b"b", 2)])
@@ -143,7 +143,7 @@ def test_every_type_of_thrift_is_written_as_it_was_read() -> None:
         parquet_column._Reader(b"\x1e\0").structure()
 
 
-def test_bounds_that_not_every_row_group_knows_are_none(tmp_path: Path) -> None:
+def test_bounds_missing_in_one_row_group_are_omitted(tmp_path: Path) -> None:
     whole = table(
         leader_epoch=EPOCHS,
         at=pa.array([row * 1000 + 1 for row in range(ROWS)], pa.timestamp("ns", "UTC")),
@@ -151,7 +151,7 @@ def test_bounds_that_not_every_row_group_knows_are_none(tmp_path: Path) -> None:
     )
     source = written(whole)
     footer, begin = parquet_column._read_footer(source)
-    # As a writer that has no statistics of one row group.
+    # As by a writer that has no statistics for one row group.
     row_groups, columns, meta_data, path_in_schema, statistics = 4, 1, 3, 3, 12
     (chunk,) = [
         chunk
@@ -173,7 +173,7 @@ def test_bounds_that_not_every_row_group_knows_are_none(tmp_path: Path) -> None:
     assert found["nullCount"].keys() == {"value", "topic", "leader_epoch", "at", "number"}
 
 
-def test_what_is_no_parquet_file_is_refused() -> None:
+def test_files_that_are_not_parquet_are_rejected() -> None:
     whole = written(table()).getvalue()
     for other in (b"", b"PAR1", whole[:-4] + b"PARE", whole[:-1]):
         with pytest.raises(OperatorError, match="no Parquet file with a plain footer"):
@@ -181,7 +181,7 @@ def test_what_is_no_parquet_file_is_refused() -> None:
 
 
 @pytest.mark.spark
-def test_spark_reads_files_of_its_own_with_a_column_more(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_its_own_files_with_an_added_column(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.range(0, ROWS, 1, 1).selectExpr(
         "id offset", "cast(id as string) value", "named_struct('a', id, 'b', array(id)) nested", "map(id, id / 2) map"
     )

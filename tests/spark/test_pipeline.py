@@ -1,4 +1,4 @@
-"""The example of a Spark Declarative Pipeline, run as a user runs it: source and sink in a pipeline's spec."""
+"""The example of a Spark Declarative Pipeline, run as by a user: source and sink in a pipeline's spec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_S = 280
 
 
 def run(folder: Path, broker: Broker) -> None:
-    """One run, which ends when everything that there is has been read."""
+    """One run, which ends when all available records have been read."""
     text = (EXAMPLE / "spark-pipeline.yml").read_text()
     for placeholder, value in {
         "file:///tmp/flights-pipeline": f"file://{folder}/storage",
@@ -48,7 +48,7 @@ def run(folder: Path, broker: Broker) -> None:
         running.await_success(PATIENCE_S)
 
 
-def test_the_pipelines_table_stays_the_log(tmp_path: Path) -> None:
+def test_the_table_of_the_pipeline_stays_equal_to_the_log(tmp_path: Path) -> None:
     need_java()
     if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("yaml") is None:
         unavailable("pyspark[pipelines] is not installed")
@@ -62,7 +62,7 @@ def test_the_pipelines_table_stays_the_log(tmp_path: Path) -> None:
         assert audit_here(table, settings(broker.bootstrap, topic)).verdict.is_equal
         assert DeltaTable(table).to_pyarrow_table().num_rows == 150
         restart_cut(node, topic, 100)
-        # Nobody writes any more: what may go, the sink reads from the checkpoint in the pipeline's storage.
+        # The topic is idle: the sink reads which rows may be removed from the checkpoint in the pipeline's storage.
         run(tmp_path, Broker("fenceline", node.bootstrap))
         assert audit_here(table, settings(node.bootstrap, topic)).verdict.is_equal
         lines = DeltaTable(table).to_pyarrow_table().sort_by("offset").column("line").to_pylist()

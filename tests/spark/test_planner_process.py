@@ -43,7 +43,7 @@ def test_a_planner_ends_with_its_parent(polls: bool) -> None:
             assert parent.stdout is not None
             assert parent.stdout.readline() == b"watches\n"
             parent.kill()
-            # The planner holds the pipe as well: it ends when both are gone.
+            # The planner also holds the pipe open: the pipe closes when both have ended.
             assert select.select([parent.stdout], [], [], 30)[0]
             assert parent.stdout.read() == b""
         finally:
@@ -51,7 +51,7 @@ def test_a_planner_ends_with_its_parent(polls: bool) -> None:
                 os.killpg(parent.pid, signal.SIGKILL)
 
 
-def test_no_process_but_sparks_planner_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_planner_of_spark_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[int] = []
     monkeypatch.setattr(planner_process, "end_with", watched.append)
     monkeypatch.setattr(planner_process, "_is_watched", False)

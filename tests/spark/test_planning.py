@@ -18,7 +18,7 @@ def test_small_ranges_share_a_task() -> None:
     assert len(plan_tasks(ranges(5, 5, 5, 5))) == 1
 
 
-def test_large_ranges_keep_their_own() -> None:
+def test_large_ranges_have_their_own_tasks() -> None:
     assert len(plan_tasks(ranges(*[10 * RECORDS_WORTH_A_TASK] * 4))) == 4
 
 
@@ -27,13 +27,13 @@ def test_empty_ranges_cost_nothing() -> None:
     assert [r.topic_partition.partition for task in plan_tasks(ranges(0, 5)) for r in task] == [1]
 
 
-def test_min_partitions_cuts_the_largest() -> None:
+def test_min_partitions_splits_the_largest_ranges() -> None:
     tasks = plan_tasks(ranges(10, 90), min_partitions=10)
     assert len(tasks) == 10
     assert sum(1 for task in tasks for r in task if r.topic_partition.partition == 1) == 9
 
 
-def test_min_partitions_is_not_packed_away() -> None:
+def test_min_partitions_is_not_undone_by_packing() -> None:
     assert len(plan_tasks(ranges(1, 1, 1, 1), min_partitions=3)) == 3
 
 
@@ -47,13 +47,13 @@ def test_max_partitions_packs_large_ranges() -> None:
     assert [len(task) for task in tasks] == [10, 10]
 
 
-def test_only_the_first_piece_keeps_the_epoch_before_it() -> None:
+def test_only_the_first_split_keeps_the_previous_epoch() -> None:
     first, second = split(ranges(10)[0], 2)
     assert (first.start_epoch, second.start_epoch) == (3, -1)
     assert (first.end_epoch, second.end_epoch) == (4, 4)
 
 
-def test_pieces_know_their_own_epochs() -> None:
+def test_splits_know_their_own_epochs() -> None:
     epochs = (EpochStart(2, 5), EpochStart(3, 12), EpochStart(4, 17))
     whole = OffsetRange(TopicPartition("t", 0), 10, 20, 2, 4, epochs)
     first, second = split(whole, 2)

@@ -16,7 +16,7 @@ from tests.spark.streams import make
 T0, T1, T2 = (TopicPartition("t", index) for index in range(3))
 
 
-def test_the_figures_are_those_of_sparks_kafka_source() -> None:
+def test_the_metrics_are_those_of_the_kafka_source_of_spark() -> None:
     end = offset_of({T0: (90, 0), T1: (50, 0)}, {"t": "id"})
     latest = offset_of({T0: (100, 0), T1: (50, 1), T2: (20, 0)}, {"t": "id"})
     theirs = {"endOffset": json.dumps({"t": {"0": 1}}), "latestOffset": json.dumps({"t": {"0": 9}})}

@@ -1,4 +1,4 @@
-"""Whether a query keeps state, and what a stream does at a truncation then. No Spark session, no broker."""
+"""Whether a query keeps state, and how a stream handles a truncation then. No Spark session, no broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("no_idle_wait")
 OFFSET = {"query": "one", "topics": {}, "version": 1}
 
 
-def a_checkpoint(folder: Path, offset: dict[str, Any], *, state: bool) -> str:
+def make_checkpoint(folder: Path, offset: dict[str, Any], *, state: bool) -> str:
     write_entry(folder, "q", 0, entry(offset))
     if state:
         (folder / "state" / "0" / "0").mkdir(parents=True, exist_ok=True)
@@ -39,28 +39,28 @@ def a_checkpoint(folder: Path, offset: dict[str, Any], *, state: bool) -> str:
 
 @pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
 def test_the_checkpoint_shows_state(tmp_path: Path, form: str) -> None:
-    with_state = a_checkpoint(tmp_path / "a", OFFSET, state=True)
-    without = a_checkpoint(tmp_path / "b", OFFSET, state=False)
+    with_state = make_checkpoint(tmp_path / "a", OFFSET, state=True)
+    without = make_checkpoint(tmp_path / "b", OFFSET, state=False)
     found = query_state(StateHint(checkpoint=form.format(with_state)), OFFSET)
     assert isinstance(found, Stateful)
     assert with_state in found.because
     assert query_state(StateHint(checkpoint=form.format(without)), OFFSET) == Stateless()
 
 
-def test_an_empty_folder_is_no_state(tmp_path: Path) -> None:
-    place = a_checkpoint(tmp_path, OFFSET, state=False)
+def test_an_empty_state_folder_is_no_state(tmp_path: Path) -> None:
+    place = make_checkpoint(tmp_path, OFFSET, state=False)
     (tmp_path / "state").mkdir()
     assert query_state(StateHint(checkpoint=place), OFFSET) == Stateless()
 
 
-def test_state_that_the_checkpoint_shows_wins_over_the_option(tmp_path: Path) -> None:
-    place = a_checkpoint(tmp_path, OFFSET, state=True)
+def test_state_in_the_checkpoint_overrides_the_option(tmp_path: Path) -> None:
+    place = make_checkpoint(tmp_path, OFFSET, state=True)
     assert isinstance(query_state(StateHint(is_stateful=False, checkpoint=place), OFFSET), Stateful)
 
 
 @pytest.mark.parametrize("kind", ["missing", "another query's", "its twin's", "of another format", "behind"])
-def test_a_checkpoint_that_says_nothing(tmp_path: Path, kind: str) -> None:
-    place = a_checkpoint(tmp_path / "checkpoint", OFFSET, state=False)
+def test_a_checkpoint_without_evidence_of_state(tmp_path: Path, kind: str) -> None:
+    place = make_checkpoint(tmp_path / "checkpoint", OFFSET, state=False)
     match kind:
         case "missing":
             place = str(tmp_path / "other")
@@ -69,32 +69,32 @@ def test_a_checkpoint_that_says_nothing(tmp_path: Path, kind: str) -> None:
         case "behind":
             write_entry(tmp_path / "checkpoint", "q", 1, entry({**OFFSET, "cluster": "c"}))
         case "its twin's":
-            # Another query at the very same place.
+            # Another query at the same offset.
             write_entry(tmp_path / "checkpoint", "q", 0, entry({**OFFSET, "query": "another"}))
         case _:
             write_entry(tmp_path / "checkpoint", "q", 0, entry({"t": {"0": 5}}))
     found = query_state(StateHint(checkpoint=place), OFFSET)
     assert isinstance(found, NotKnown)
     assert place in found.because
-    # The option decides then.
+    # In that case the option decides.
     assert query_state(StateHint(False, place), OFFSET) == Stateless()
     assert isinstance(query_state(StateHint(True, place), OFFSET), Stateful)
 
 
-def test_an_offset_without_an_id_may_be_that_of_another_query(tmp_path: Path) -> None:
+def test_an_offset_without_an_id_may_belong_to_another_query(tmp_path: Path) -> None:
     bare = {"topics": {}, "version": 1}
-    found = query_state(StateHint(checkpoint=a_checkpoint(tmp_path, bare, state=False)), bare)
+    found = query_state(StateHint(checkpoint=make_checkpoint(tmp_path, bare, state=False)), bare)
     assert isinstance(found, NotKnown)
 
 
-def test_the_state_of_a_query_without_its_id_is_seen_all_the_same(tmp_path: Path) -> None:
-    """What is found wins over what is not known: the checkpoint is most likely the query's."""
+def test_the_state_of_a_query_without_an_id_is_detected(tmp_path: Path) -> None:
+    """Evidence of state takes precedence over missing ids: the checkpoint is most likely the query's."""
     bare = {"topics": {}, "version": 1}
-    place = a_checkpoint(tmp_path, bare, state=True)
+    place = make_checkpoint(tmp_path, bare, state=True)
     assert isinstance(query_state(StateHint(False, place), bare), Stateful)
 
 
-def test_two_queries_at_one_place_are_told_apart() -> None:
+def test_two_queries_at_the_same_offset_are_distinguished() -> None:
     cluster = cluster_with(150)
     (_, one), (_, other) = planned(cluster), planned(cluster)
     assert one["topics"] == other["topics"]
@@ -105,12 +105,12 @@ def test_two_queries_at_one_place_are_told_apart() -> None:
     assert make(cluster, onUnproven="accept").latestOffset({"t": {"0": 150}}, ALL)["query"]
 
 
-def test_without_a_word_nothing_is_known() -> None:
+def test_without_the_option_state_is_unknown() -> None:
     assert isinstance(query_state(StateHint(), OFFSET), NotKnown)
 
 
 @pytest.mark.parametrize("state", [Stateful("It keeps state"), NotKnown("It is not known")])
-def test_a_refusal_names_the_ways_out(state: Stateful | NotKnown) -> None:
+def test_a_rejection_lists_the_remedies(state: Stateful | NotKnown) -> None:
     text = why_no_rewind(state)
     assert text is not None
     assert text.startswith(state.because)
@@ -124,7 +124,7 @@ def test_a_refusal_names_the_ways_out(state: Stateful | NotKnown) -> None:
 
 
 def cut_at_100() -> tuple[FakeCluster, dict[str, Any]]:
-    """A query has read 150 records; 100 of them are left, and 100 others."""
+    """A query has read 150 records; 100 of them are left, followed by 100 others."""
     cluster = cluster_with(150)
     _, end = planned(cluster)
     cluster.log("t").elect(2, keep=100)
@@ -133,9 +133,9 @@ def cut_at_100() -> tuple[FakeCluster, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("lenient", [{"onTruncation": "rewind"}, {"failOnDataLoss": "false"}])
-def test_a_stateful_query_does_not_go_back(tmp_path: Path, lenient: dict[str, str]) -> None:
+def test_a_stateful_query_does_not_rewind(tmp_path: Path, lenient: dict[str, str]) -> None:
     cluster, end = cut_at_100()
-    place = a_checkpoint(tmp_path, end, state=True)
+    place = make_checkpoint(tmp_path, end, state=True)
     for hint in ({"checkpointLocation": place}, {"statefulQuery": "true"}):
         with pytest.raises(DataLossError, match="keeps state") as caught:
             make(cluster, **lenient, **hint).latestOffset(end, ALL)
@@ -144,13 +144,13 @@ def test_a_stateful_query_does_not_go_back(tmp_path: Path, lenient: dict[str, st
         assert "offsets 100 to 149" in str(caught.value)
 
 
-def test_a_query_of_which_nothing_is_known_does_not_go_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_query_with_unknown_state_does_not_rewind(caplog: pytest.LogCaptureFixture) -> None:
     cluster, end = cut_at_100()
-    # An option that is given, and says nothing.
+    # An option that is set but undecided.
     hint = {"checkpointLocation": ""}
     with pytest.raises(DataLossError, match='statefulQuery="false"'):
         make(cluster, onTruncation="rewind", **hint).latestOffset(end, ALL)
-    # It is said when the first batch is planned, not only when it is too late.
+    # It is logged when the first batch is planned, not only at the truncation.
     fresh = make(cluster, onTruncation="rewind", **hint)
     caplog.clear()
     begin = fresh.initialOffset()
@@ -159,18 +159,18 @@ def test_a_query_of_which_nothing_is_known_does_not_go_back(caplog: pytest.LogCa
     assert "will end at a truncation" in caplog.text
 
 
-def test_a_query_without_state_goes_back(tmp_path: Path) -> None:
+def test_a_query_without_state_rewinds(tmp_path: Path) -> None:
     cluster, end = cut_at_100()
-    reader = make(cluster, onTruncation="rewind", checkpointLocation=a_checkpoint(tmp_path, end, state=False))
+    reader = make(cluster, onTruncation="rewind", checkpointLocation=make_checkpoint(tmp_path, end, state=False))
     later = reader.latestOffset(end, ALL)
     assert ends(later) == {"t-0": 200}
     write_entry(tmp_path, "q", 1, entry(later))
     assert reads(reader, end, later) == {"t-0": (100, 200)}
 
 
-def test_the_refusal_begins_with_what_happened(tmp_path: Path) -> None:
+def test_the_rejection_begins_with_the_loss(tmp_path: Path) -> None:
     cluster, end = cut_at_100()
-    place = a_checkpoint(tmp_path, end, state=True)
+    place = make_checkpoint(tmp_path, end, state=True)
     with pytest.raises(DataLossError) as caught:
         make(cluster, onTruncation="rewind", checkpointLocation=place).latestOffset(end, ALL)
     text = str(caught.value)
@@ -178,40 +178,40 @@ def test_the_refusal_begins_with_what_happened(tmp_path: Path) -> None:
     assert text.index("keeps state") < text.index("Options: ") < text.index("LOG_TRUNCATED {")
 
 
-def test_the_checkpoint_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_is_inspected_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_with(150)
     _, first = planned(cluster)
     cluster.log("t").append(50)
     _, second = planned(cluster, first)
-    place = a_checkpoint(tmp_path, second, state=False)
+    place = make_checkpoint(tmp_path, second, state=False)
     reader = make(cluster, onTruncation="rewind", checkpointLocation=place)
     assert no_rewind_of(reader, first, second) == {None}
     monkeypatch.setattr(stream, "query_state", lambda *_: pytest.fail("looked again"))
     assert no_rewind_of(reader, first, second) == {None}
 
 
-def test_state_that_the_first_batch_leaves_is_seen(tmp_path: Path) -> None:
-    """No state before the first batch does not say that there is none after it."""
+def test_state_written_by_the_first_batch_is_detected(tmp_path: Path) -> None:
+    """No state before the first batch does not prove that there is none after it."""
     cluster = cluster_with(150)
     reader = make(cluster, onTruncation="rewind", checkpointLocation=str(tmp_path))
     begin = reader.initialOffset()
     end = reader.latestOffset(begin, ALL)
-    a_checkpoint(tmp_path, end, state=False)
+    make_checkpoint(tmp_path, end, state=False)
     reads(reader, begin, end)
-    a_checkpoint(tmp_path, end, state=True)
+    make_checkpoint(tmp_path, end, state=True)
     cluster.log("t").elect(2, keep=100)
     with pytest.raises(DataLossError, match="keeps state"):
         reader.latestOffset(end, ALL)
 
 
-def test_a_replay_of_a_stateful_query_does_not_go_back(tmp_path: Path) -> None:
+def test_a_replay_of_a_stateful_query_does_not_rewind(tmp_path: Path) -> None:
     cluster = cluster_with(150)
     _, first = planned(cluster)
     cluster.log("t").append(50)
     _, second = planned(cluster, first)
     cluster.log("t").elect(2, keep=180)
     cluster.log("t").append(100)
-    place = a_checkpoint(tmp_path, second, state=True)
+    place = make_checkpoint(tmp_path, second, state=True)
     with pytest.raises(DataLossError, match="keeps state"):
         make(cluster, onTruncation="rewind", checkpointLocation=place).partitions(first, second)
 
@@ -222,29 +222,29 @@ def no_rewind_of(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> set
     return {one.no_rewind for one in found}
 
 
-def test_tasks_learn_that_their_query_may_not_go_back(tmp_path: Path) -> None:
+def test_tasks_know_that_their_query_may_not_rewind(tmp_path: Path) -> None:
     cluster = cluster_with(150)
     begin, first = planned(cluster)
     cluster.log("t").append(50)
     _, second = planned(cluster, first)
-    place = a_checkpoint(tmp_path, first, state=False)
-    # Before a batch has run there is no state to be seen.
+    place = make_checkpoint(tmp_path, first, state=False)
+    # Before a batch has run there is no visible state.
     reader = make(cluster, onTruncation="rewind", checkpointLocation=place)
     assert no_rewind_of(reader, begin, first) == {FIRST_BATCH}
     assert no_rewind_of(make(cluster, onTruncation="rewind", statefulQuery="false"), begin, first) == {None}
-    a_checkpoint(tmp_path, second, state=True)
+    make_checkpoint(tmp_path, second, state=True)
     (told,) = no_rewind_of(reader, first, second)
     assert told is not None
     assert "keeps state" in told
     assert no_rewind_of(make(cluster), first, second) == {None}
 
 
-def test_elections_in_a_batch_are_no_reason_to_read_it_again_where_tasks_may_not_end_early(tmp_path: Path) -> None:
+def test_elections_cause_no_reread_where_tasks_may_not_end_early(tmp_path: Path) -> None:
     cluster = cluster_with(150)
     reader = make(cluster, onTruncation="rewind", checkpointLocation=str(tmp_path))
     begin = reader.initialOffset()
     end = reader.latestOffset(begin, ALL)
-    a_checkpoint(tmp_path, end, state=True)
+    make_checkpoint(tmp_path, end, state=True)
     assert reads(reader, begin, end) == {"t-0": (0, 150)}
     cluster.log("t").elect(2)
     assert reader.latestOffset(end, ALL) == end

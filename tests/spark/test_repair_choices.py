@@ -1,4 +1,4 @@
-"""What a repair must leave alone: rows of one record, rows that were deleted on purpose, what nobody asked for."""
+"""What a repair must not change: rows of one record, deliberately deleted rows, kinds that were not requested."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def audited(broker: Broker, table: str, topic: str, **options: Any) -> Audit:
     return audit_here(table, settings(broker.bootstrap, topic, **options))
 
 
-def told(found: Audit) -> list[tuple[str, int, int, int]]:
+def findings_of(found: Audit) -> list[tuple[str, int, int, int]]:
     return [
         (row["kind"], row["start_offset"], row["end_offset_exclusive"], row["rows"])
         for row in found.findings.to_pylist()
@@ -58,7 +58,7 @@ def offsets(table: str) -> list[int]:
 
 
 def exploded(rows: pa.Table, parts: int = 2) -> pa.Table:
-    """Each record as several rows, which a column `line` tells apart."""
+    """Each record as several rows, distinguished by a column `line`."""
     lines = [rows.append_column("line", pa.array([number] * rows.num_rows, pa.int32())) for number in range(parts)]
     return pa.concat_tables(lines).sort_by([("offset", "ascending"), ("line", "ascending")])
 
@@ -68,19 +68,19 @@ def test_rows_of_one_record_are_no_duplicates(filled: Broker, topic: str, tmp_pa
     rows = exploded(records(filled, topic, 0, 100))
     write_deltalake(table, rows.slice(0, 101))
     write_deltalake(table, rows.slice(101), mode="append")
-    # Without a word on them they are no equal of the log, and nothing of them goes.
+    # Without the option the table does not equal the log, and no row is removed.
     found = audited(filled, table, topic)
-    assert (told(found), found.verdict.outcome) == ([("duplicate", 0, 100, 100)], "different")
+    assert (findings_of(found), found.verdict.outcome) == ([("duplicate", 0, 100, 100)], "different")
     done = repaired(filled, table, topic, ("stale", "duplicate"))
     assert (done.version, done.removed_rows) == (None, 0)
     assert "row_key" in done.left[0]["detail"]
     assert "1 findings are left unchanged (duplicate)" in done.sentence()
     assert len(offsets(table)) == 200
-    # With the column that tells them apart the table is the log, and rows that are there twice by it go.
+    # With the distinguishing column the table equals the log, and rows duplicated by it are removed.
     assert audited(filled, table, topic, row_key=["line"]).verdict.is_equal
     write_deltalake(table, rows.slice(20, 10), mode="append")
     found = audited(filled, table, topic, row_key=["line"])
-    assert told(found) == [("duplicate", 10, 15, 10)]
+    assert findings_of(found) == [("duplicate", 10, 15, 10)]
     done = repaired(filled, table, topic, ("duplicate",), row_key=["line"])
     assert done.removed_rows == 10
     assert audited(filled, table, topic, row_key=["line"]).verdict.is_equal
@@ -90,7 +90,7 @@ def test_rows_of_one_record_are_no_duplicates(filled: Broker, topic: str, tmp_pa
         audited(filled, table, topic, row_key=["lines"])
 
 
-def test_of_duplicates_only_rows_that_are_equal_in_every_column_go(filled: Broker, topic: str, tmp_path: Path) -> None:
+def test_only_duplicates_equal_in_every_column_are_removed(filled: Broker, topic: str, tmp_path: Path) -> None:
     table = str(tmp_path / "t")
     rows = records(filled, topic, 0, 100)
     write_deltalake(table, rows)
@@ -100,10 +100,10 @@ def test_of_duplicates_only_rows_that_are_equal_in_every_column_go(filled: Broke
     done = repaired(filled, table, topic, ("duplicate",))
     assert done.removed_rows == 10
     assert [(one["kind"], one["start_offset"]) for one in done.left] == [("duplicate", 10), ("duplicate", 50)]
-    assert told(audited(filled, table, topic)) == [("duplicate", 50, 55, 5)]
+    assert findings_of(audited(filled, table, topic)) == [("duplicate", 50, 55, 5)]
 
 
-def test_nothing_is_changed_until_it_is_applied_and_only_what_is_proven_wrong(tmp_path: Path) -> None:
+def test_only_an_applied_repair_changes_rows_and_only_proven_ones(tmp_path: Path) -> None:
     topic, table = "cut", str(tmp_path / "t")
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -111,7 +111,7 @@ def test_nothing_is_changed_until_it_is_applied_and_only_what_is_proven_wrong(tm
         for first in (0, 100):
             broker.produce(topic, range(first, first + 100))
         rows = records(broker, topic, 0, 200)
-        # Ten are missing, five twice, and 100 to 199 become stale.
+        # Ten are missing, five duplicated, and 100 to 199 become stale.
         write_deltalake(table, pa.concat_tables([rows.slice(0, 50), rows.slice(60), rows.slice(0, 5)]))
         restart_cut(node, topic, 100)
         broker = Broker("fenceline", node.bootstrap)
@@ -132,10 +132,10 @@ def test_nothing_is_changed_until_it_is_applied_and_only_what_is_proven_wrong(tm
         (entry,) = DeltaTable(table).history(1)
         counts = {name: entry["operationMetrics"][name] for name in ("numDeletedRows", "numCopiedRows")}
         assert counts == {"numDeletedRows": "100", "numCopiedRows": "95"}
-        assert {kind for kind, *_ in told(audited(broker, table, topic))} == {"missing", "behind", "duplicate"}
+        assert {kind for kind, *_ in findings_of(audited(broker, table, topic))} == {"missing", "behind", "duplicate"}
 
 
-def test_kinds_that_have_no_repair_are_refused() -> None:
+def test_kinds_without_a_repair_are_rejected() -> None:
     assert chosen_kinds(None) == PROVEN_WRONG == {"stale", "beyond"}
     assert chosen_kinds("missing") == {"missing"}
     with pytest.raises(OperatorError, match="does not support findings of the kind expired, sdale") as caught:
@@ -143,10 +143,10 @@ def test_kinds_that_have_no_repair_are_refused() -> None:
     assert "aborted, behind, beyond" in caught.value.advice
 
 
-# Deleted on purpose ---------------------------------------------------------------------------------------------------
+# Deliberately deleted rows --------------------------------------------------------------------------------------------
 
 
-def test_rows_that_others_deleted_do_not_come_back(filled: Broker, topic: str, tmp_path: Path) -> None:
+def test_rows_deleted_by_other_writers_are_not_restored(filled: Broker, topic: str, tmp_path: Path) -> None:
     table = str(tmp_path / "t")
     rows = records(filled, topic, 0, 100)
     write_deltalake(table, pa.concat_tables([rows.slice(0, 30), rows.slice(33, 47)]))
@@ -154,9 +154,9 @@ def test_rows_that_others_deleted_do_not_come_back(filled: Broker, topic: str, t
     opened.delete("offset in (10, 11, 79)")
     opened.update(predicate="offset = 20", updates={"leader_epoch": "leader_epoch"})
     opened.optimize.compact()
-    # Whatever the log still has of them, they are not missing; the table's own log names who took them out.
+    # They are not missing, even where the log still has them; the table's own log names the deletion.
     found = audited(filled, table, topic)
-    assert told(found) == [
+    assert findings_of(found) == [
         ("deleted", 10, 12, 2),
         ("missing", 30, 33, 3),
         ("deleted", 79, 80, 1),
@@ -172,12 +172,12 @@ def test_rows_that_others_deleted_do_not_come_back(filled: Broker, topic: str, t
         "The table equals the log except for rows that were deleted on purpose (97 rows of 1 partitions: 3 deleted)"
         in (str(found))
     )
-    # A repair's own entry deletes nothing on purpose, and by name they do come back.
+    # A repair's own entry is no deliberate deletion, and on request the rows are restored.
     assert repaired(filled, table, topic, ("deleted",)).added_rows == 3
     assert offsets(table) == [*range(100)]
 
 
-def test_the_records_behind_stale_rows_that_others_deleted_are_missing(tmp_path: Path) -> None:
+def test_records_behind_deleted_stale_rows_are_missing(tmp_path: Path) -> None:
     topic, table = "cut", str(tmp_path / "t")
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -189,15 +189,15 @@ def test_the_records_behind_stale_rows_that_others_deleted_are_missing(tmp_path:
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1050))
         write_deltalake(table, records(broker, topic, 140, 150), mode="append")
-        # Someone cleans up by hand: the old history, and two rows that are the log's.
+        # A manual cleanup deletes the old history, and two rows that are in the log.
         DeltaTable(table).delete("leader_epoch = 0 and (offset >= 100 or offset in (7, 8))")
         found = audited(broker, table, topic)
-        assert told(found) == [("deleted", 7, 9, 2), ("missing", 100, 140, 40)]
+        assert findings_of(found) == [("deleted", 7, 9, 2), ("missing", 100, 140, 40)]
         assert repaired(broker, table, topic, ABSENT).added_rows == 40
         assert offsets(table) == [o for o in range(150) if o not in (7, 8)]
 
 
-def test_where_it_cannot_be_told_what_was_deleted_nothing_is_added(filled: Broker, topic: str, tmp_path: Path) -> None:
+def test_nothing_is_added_when_deleted_rows_are_unknown(filled: Broker, topic: str, tmp_path: Path) -> None:
     table = str(tmp_path / "t")
     rows = records(filled, topic, 0, 100)
     write_deltalake(table, pa.concat_tables([rows.slice(0, 30), rows.slice(33, 67)]))
@@ -205,23 +205,23 @@ def test_where_it_cannot_be_told_what_was_deleted_nothing_is_added(filled: Broke
     opened.delete("offset = 10")
     opened.vacuum(0, dry_run=False, enforce_retention_duration=False)
     found = audited(filled, table, topic)
-    assert told(found) == [("missing", 10, 11, 1), ("missing", 30, 33, 3)]
+    assert findings_of(found) == [("missing", 10, 11, 1), ("missing", 30, 33, 3)]
     assert "the rows deleted by version 1 of the table (DELETE) are unknown: vacuum has removed its files" in str(found)
     done = repaired(filled, table, topic, ABSENT)
     assert (done.version, done.added_rows, len(done.left)) == (None, 0, 2)
     assert "may have been deleted on purpose by version 1" in done.sentence()
     assert (done.removed, done.added) == ([], [])
-    # What the caller knows of it is enough, or that it shall all come back.
+    # The caller can name the deleted rows, or request that all are restored.
     named = pa.table({"topic": [topic], "partition": [0], "start_offset": [10], "end_offset_exclusive": [11]})
-    assert told(audited(filled, table, topic, deleted=named)) == [("deleted", 10, 11, 1), ("missing", 30, 33, 3)]
+    assert findings_of(audited(filled, table, topic, deleted=named)) == [("deleted", 10, 11, 1), ("missing", 30, 33, 3)]
     assert repaired(filled, table, topic, ("missing", "deleted"), deleted=named).added_rows == 4
     assert offsets(table) == [*range(100)]
 
 
-def test_records_are_named_as_deleted_by_their_keys(filled: Broker, topic: str, tmp_path: Path) -> None:
+def test_deleted_records_can_be_given_by_key(filled: Broker, topic: str, tmp_path: Path) -> None:
     table = str(tmp_path / "t")
     rows = records(filled, topic, 0, 100)
-    # The keys are k0 to k4; all of k3 is gone, and ten rows more.
+    # The keys are k0 to k4; all rows of k3 are missing, and ten more.
     kept = [row for row in range(100) if row % 5 != 3 and not 50 <= row < 60]
     write_deltalake(table, rows.take(pa.array(kept)))
     for keys in (pa.table({"key": ["k3"]}), pa.table({"key": [b"k3", b"k4"], "topic": [topic, "another"]})):

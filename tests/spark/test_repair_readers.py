@@ -1,4 +1,4 @@
-"""What follows a table downstream while `repair` changes it: a repair's entries, and what comes between them."""
+"""Downstream readers of a table while `repair` changes it: the entries of a repair, and commits between them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOPIC = "cut"
 KINDS = ("stale", "missing", "behind")
 
 
-class Ended(BaseException):
+class ProcessEnded(BaseException):
     """The process ends."""
 
 
@@ -63,18 +63,18 @@ def story(tmp_path: Path) -> Iterator[tuple[str, Settings, Broker]]:
         yield table, settings(broker.bootstrap, TOPIC), broker
 
 
-def held(table: str, version: int | None = None) -> Counter[RowKey]:
+def rows_at(table: str, version: int | None = None) -> Counter[RowKey]:
     rows = DeltaTable(table, version=version).to_pyarrow_table(columns=[*COLUMNS])
     return Counter((row["topic"], row["partition"], row["offset"], row["leader_epoch"]) for row in rows.to_pylist())
 
 
 def end_after(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
-    """The process ends when it has made so many entries, and is about to make the next one."""
+    """The process ends after that number of entries, before the next one."""
     left = iter(range(entries))
 
     def commit(*arguments: Any, **options: Any) -> None:
         if next(left, None) is None:
-            raise Ended
+            raise ProcessEnded
         commit_entry(*arguments, **options)
 
     monkeypatch.setattr(repair_table, "commit_entry", commit)
@@ -82,45 +82,45 @@ def end_after(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
 
 def check_repaired(table: str, chosen: Settings) -> None:
     assert audit_here(table, chosen).verdict.is_equal
-    assert sorted(offset for _, _, offset, _ in held(table).elements()) == [*range(160)]
+    assert sorted(offset for _, _, offset, _ in rows_at(table).elements()) == [*range(160)]
     check_readers(table)
 
 
-def test_a_reader_that_begins_between_the_entries_of_a_repair_reads_on(
+def test_a_reader_starting_between_the_entries_of_a_repair_continues(
     story: tuple[str, Settings, Broker],
 ) -> None:
     table, chosen, _ = story
     done = repair_here(table, chosen, apply=True, kinds=KINDS)
     assert (done.removed_rows, done.added_rows, done.version) == (50, 70, 3)
     check_repaired(table, chosen)
-    # The table's rows as they are between the entries, and then what comes: nothing is lost, doubled or a change.
-    assert held(table, 2) + stream(table, 3) == held(table)
-    # One that begins before the repair has to skip it, and gets every new row.
+    # A snapshot between the entries, and then later rows: nothing is lost, duplicated or changed.
+    assert rows_at(table, 2) + stream(table, 3) == rows_at(table)
+    # A reader that starts before the repair must skip it, and gets every new row.
     with pytest.raises(ChangeFound):
         stream(table, 2)
-    assert not held(table) - stream_without_changes(table)
-    assert change_feed(table) == held(table)
+    assert not rows_at(table) - stream_without_changes(table)
+    assert change_feed(table) == rows_at(table)
 
 
-def test_a_repair_that_ended_between_its_entries_is_completed_by_the_next_one(
+def test_an_interrupted_repair_is_completed_by_the_next_one(
     story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, _ = story
     with monkeypatch.context() as patch:
         end_after(patch, 1)
-        with pytest.raises(Ended):
+        with pytest.raises(ProcessEnded):
             repair_here(table, chosen, apply=True, kinds=KINDS)
-    # Neither history beside the other: the table is a beginning of the log, with its hole.
-    assert sorted(offset for _, _, offset, _ in held(table)) == [*range(50), *range(60, 100)]
+    # The histories are not mixed: the table is a prefix of the log, with its gap.
+    assert sorted(offset for _, _, offset, _ in rows_at(table)) == [*range(50), *range(60, 100)]
     assert audit_here(table, chosen).verdict.rows == {"missing": 10, "behind": 60}
-    between = held(table)
+    between = rows_at(table)
     done = repair_here(table, chosen, apply=True, kinds=KINDS)
     assert (done.removed_rows, done.added_rows) == (0, 70)
-    assert between + stream(table, 3) == held(table)
+    assert between + stream(table, 3) == rows_at(table)
     check_repaired(table, chosen)
 
 
-def test_an_entry_that_landed_and_still_failed_is_not_made_twice(
+def test_a_failed_entry_that_landed_is_not_repeated(
     story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, _ = story
@@ -139,7 +139,7 @@ def test_an_entry_that_landed_and_still_failed_is_not_made_twice(
     check_repaired(table, chosen)
 
 
-def test_files_of_an_entry_that_may_have_landed_stay(
+def test_files_of_an_entry_that_may_have_landed_are_kept(
     story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, _ = story
@@ -150,18 +150,18 @@ def test_files_of_an_entry_that_may_have_landed_stay(
         entries += 1
         commit_entry(*arguments, **options)
         if entries == 1:
-            # It lands, others write its files anew, and then comes the failure.
+            # It lands, other writers rewrite its files, and then the failure follows.
             DeltaTable(table).delete("offset = 3")
             raise CommitFailedError("the answer was lost")
 
     monkeypatch.setattr(repair_table, "commit_entry", commit)
     repair_here(table, chosen, apply=True, kinds=KINDS)
     for version in range(DeltaTable(table).version() + 1):
-        held(table, version)
-    assert sorted(offset for _, _, offset, _ in held(table)) == [offset for offset in range(160) if offset != 3]
+        rows_at(table, version)
+    assert sorted(offset for _, _, offset, _ in rows_at(table)) == [offset for offset in range(160) if offset != 3]
 
 
-def test_what_another_writer_does_between_the_entries_is_seen(
+def test_changes_of_another_writer_between_the_entries_are_seen(
     story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, broker = story
@@ -177,11 +177,11 @@ def test_what_another_writer_does_between_the_entries_is_seen(
 
     monkeypatch.setattr(repair_table, "commit_entry", commit)
     done: Repair = repair_here(table, chosen, apply=True, kinds=KINDS)
-    # What it did before it looked again is told too.
+    # Changes made before the refresh are reported too.
     assert (done.removed_rows, done.added_rows) == (50, 60)
     assert done.before.rows["stale"] == 50
     check_repaired(table, chosen)
-    # Files of the attempt that was overtaken do not stay behind.
+    # Files of the conflicting attempt are deleted.
     on_disk = {path.name for path in Path(table).rglob("*.parquet")}
     known = {Path(path).name for version in range(5) for path in DeltaTable(table, version=version).file_uris()}
     assert on_disk == known

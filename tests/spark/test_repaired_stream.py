@@ -1,4 +1,5 @@
-"""A stream into a table that is compared with the log, under Spark: the whole way from a cut log to an equal table."""
+"""A stream into a table that is compared with the log, under Spark: all steps from a truncated log to an equal
+table."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def offsets(table: str) -> list[tuple[int, int]]:
     return sorted((row["partition"], row["offset"]) for row in rows)
 
 
-def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+def test_a_truncated_log_its_table_and_derived_tables(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     table, topic = str(tmp_path / "table"), "cut"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -54,7 +55,7 @@ def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tm
         kinds = {row.kind: (row.start_offset, row.end_offset_exclusive) for row in found.findings.collect()}
         assert kinds == {"stale": (100, 150), "behind": (100, 200)}
 
-        # Told to go on, the source goes back, and the sink takes the old history out with the new one's first batch.
+        # With onTruncation=rewind the sink removes the old history with the first batch of the new one.
         keep_equal(tracked(spark, broker.bootstrap, topic), table, checkpoint, broker.bootstrap)
         assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
         assert offsets(table) == [(0, offset) for offset in range(200)]
@@ -65,7 +66,7 @@ def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tm
         went = changed.where("_change_type = 'delete'").selectExpr("min(offset) a", "max(offset) b").first()
         assert tuple(went) == (100, 149)
 
-        # A frame of any form is audited as the table is.
+        # A frame of any schema is audited like the table.
         frame = spark.createDataFrame(
             [("cut", 0, 5, 0), ("cut", 0, 5, 0), ("cut", 0, 150, 0)],
             "topic string, partition int, offset long, leader_epoch int",
@@ -75,10 +76,9 @@ def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tm
         assert found_kinds == {("duplicate", 1), ("stale", 1), ("missing", 94), ("behind", 100)}
 
 
-def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
-    spark: SparkSession, tmp_path: Path, checkpoint: str
-) -> None:
-    """The batch that carries the truncation has no record at all: what it may take out, Spark's checkpoint tells."""
+def test_stale_rows_of_an_idle_partition_are_removed(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+    """The batch that reports the truncation has no records: the sink reads from Spark's checkpoint which rows may be
+    removed."""
     table, topic = str(tmp_path / "table"), "quiet"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -107,14 +107,14 @@ def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_an_audit_says_the_same_wherever_it_is_judged(
+def test_an_audit_has_the_same_result_on_driver_and_tasks(
     spark: SparkSession,
     fenceline_node: Broker,
     topic: str,
     everything: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Few runs are judged by this process, as far as the log need not be read; many, and the rest, by tasks."""
+    """Few runs are checked by this process if the log need not be read; many runs, and the rest, by tasks."""
     fenceline_node.create(topic, 3)
     for partition in (0, 1, 2):
         fenceline_node.produce(topic, range(300), partition=partition)
@@ -138,11 +138,11 @@ def test_an_audit_says_the_same_wherever_it_is_judged(
         assert equal.findings.count() == 0
     assert said[0] == said[1]
     kinds = {row[2] for row in said[0][0]}
-    # The log has one epoch only: there the row without one is proven.
+    # The log has only one epoch: there the row without an epoch is proven.
     assert kinds == {"behind", "duplicate", "foreign", "invalid", "missing"}
 
 
-def test_repair_fills_a_table_of_other_columns_by_a_transform(
+def test_repair_fills_a_table_with_other_columns_by_a_transform(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     table = str(tmp_path / "table")
@@ -174,9 +174,7 @@ def test_repair_fills_a_table_of_other_columns_by_a_transform(
     assert again.version is None
 
 
-def test_a_second_query_adds_nothing_that_is_there(
-    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
-) -> None:
+def test_a_second_query_adds_no_existing_rows(spark: SparkSession, broker: Broker, topic: str, tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     broker.create(topic, 2)
     for partition in (0, 1):
@@ -190,7 +188,7 @@ def test_a_second_query_adds_nothing_that_is_there(
     assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
 
 
-def test_a_frame_without_epochs_is_refused_before_anything_is_written(
+def test_a_frame_without_epochs_is_rejected_before_anything_is_written(
     spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
     fenceline_node.create(topic)

@@ -1,4 +1,4 @@
-"""Streams that take back what their logs lost. No Spark session, no broker: logs in memory, what is kept on disk."""
+"""Streams that retract records lost by their logs. No Spark session, no broker: in-memory logs, evidence on disk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def value(offset: int, epoch: int) -> bytes:
 
 
 def keep_log(folder: Path, epochs: Sequence[int], *, start: int = 0, topic_id: UUID = TOPIC_ID) -> Path:
-    """A replica's directory of `t-0`: record `i` is of epoch `epochs[i]`, three to a batch."""
+    """A replica's directory of `t-0`: record `i` has epoch `epochs[i]`, three records per batch."""
     place = folder / "t-0"
     log = PartitionLog.open(
         OsDisk(),
@@ -86,7 +86,7 @@ SCHEMA = "value binary, offset bigint, leader_epoch int, _change_type string"
 
 
 class Story:
-    """A query over a log in memory; its rows are those that its tasks would deliver, and kept ones are really read."""
+    """A query over an in-memory log; its rows are those that its tasks would deliver; evidence is read from disk."""
 
     def __init__(self, cluster: FakeCluster, **options: str) -> None:
         self.cluster = cluster
@@ -118,7 +118,7 @@ class Story:
         return self.reader
 
     def plan(self) -> Offset:
-        """The next batch's end, as the checkpoint would have it."""
+        """The end offset of the next batch, as stored in the checkpoint."""
         end: Offset = json.loads(json.dumps(self.reader.latestOffset(self.at, ALL)))
         if end != self.at:
             self.batches.append((self.at, end))
@@ -142,7 +142,7 @@ class Story:
         return rows
 
     def replay(self, end: Offset) -> Counter[Row]:
-        """The rows of the batch that was planned up to `end`, read by a driver that has started again."""
+        """The rows of the batch that was planned up to `end`, read by a restarted driver."""
         self.start()
         rows = self.rows_of(self.at, end)
         self.rows += rows
@@ -150,7 +150,7 @@ class Story:
         return rows
 
     def run(self) -> Offset:
-        """A whole batch."""
+        """Plan, read and commit one batch."""
         end = self.plan()
         if end != self.at:
             self.rows += self.rows_of(self.at, end)
@@ -158,7 +158,7 @@ class Story:
         return end
 
     def sums(self) -> Counter[tuple[int, int]]:
-        """What a subtracting aggregate has: offset and epoch, each as often as it is counted."""
+        """The state of a subtracting aggregate: offset and epoch, each with its count."""
         found: Counter[tuple[int, int]] = Counter()
         for (change, offset, epoch, content), times in self.rows.items():
             assert content == value(offset, epoch)
@@ -182,7 +182,7 @@ def cut_at_100(cluster: FakeCluster) -> None:
     cluster.log("t").append(100)
 
 
-def test_lost_rows_come_again_as_deletes(evidence: str) -> None:
+def test_lost_rows_are_delivered_as_deletes(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     cut_at_100(story.cluster)
@@ -193,14 +193,14 @@ def test_lost_rows_come_again_as_deletes(evidence: str) -> None:
     assert {row for row in batch if row[0] == "insert"} == {("insert", o, 2, value(o, 2)) for o in range(100, 200)}
     assert set(batch.values()) == {1}
     story.assert_equal_to_the_log()
-    # The next one takes nothing back any more.
+    # The next batch retracts nothing.
     story.cluster.log("t").append(10)
     assert "retractions" not in story.run()
     story.assert_equal_to_the_log()
 
 
-def test_a_quiet_log_is_enough(evidence: str) -> None:
-    """No record of the new history has come yet."""
+def test_retractions_need_no_new_records(evidence: str) -> None:
+    """The new history has no records yet."""
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     story.cluster.log("t").elect(2, keep=100)
@@ -208,7 +208,7 @@ def test_a_quiet_log_is_enough(evidence: str) -> None:
     story.assert_equal_to_the_log()
 
 
-def test_the_evidence_that_receipts_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_named_by_receipts_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = keep_log(tmp_path / "node", [0] * 150) / "t-0"
     (kept / "lost+found").mkdir()
     paths = []
@@ -224,7 +224,7 @@ def test_the_evidence_that_receipts_name(tmp_path: Path, monkeypatch: pytest.Mon
     story = Story(cluster_with(150))
     story.run()
     cut_at_100(story.cluster)
-    # Before the replica is back it has not told of it.
+    # The replica writes the receipt only after its restart.
     with pytest.raises(DataLossError, match="there is no receipt of the loss"):
         story.plan()
     told.append(receipt._replace(evidence=("/elsewhere/t-0/lost+found/x",)))
@@ -238,7 +238,7 @@ def test_the_evidence_that_receipts_name(tmp_path: Path, monkeypatch: pytest.Mon
     story.assert_equal_to_the_log()
 
 
-def test_evidence_of_another_topic_of_that_name_does_not_count(tmp_path: Path) -> None:
+def test_evidence_of_another_topic_of_the_same_name_is_ignored(tmp_path: Path) -> None:
     other = keep_log(tmp_path / "node", [0] * 150, topic_id=UUID(int=8))
     story = Story(cluster_with(150), retractionEvidence=str(other))
     story.run()
@@ -247,7 +247,7 @@ def test_evidence_of_another_topic_of_that_name_does_not_count(tmp_path: Path) -
         story.plan()
 
 
-def test_records_of_another_epoch_do_not_count(tmp_path: Path) -> None:
+def test_evidence_of_another_epoch_is_ignored(tmp_path: Path) -> None:
     other = keep_log(tmp_path / "node", [0] * 120 + [1] * 30)
     story = Story(cluster_with(150), retractionEvidence=str(other))
     story.run()
@@ -302,13 +302,13 @@ def test_one_partition_of_several_is_cut(evidence: str) -> None:
         (0, 100, 150)
     ]
     assert end["since"] == {"t": {"0": 0, "1": 0}}
-    # A partition that comes later is delivered from its beginning.
+    # A partition added later is delivered from its beginning.
     story.cluster.logs[TopicPartition("t", 2)] = FakeLog([2] * 5, 2)
     story.at = end
     assert story.plan()["since"] == {"t": {"0": 0, "1": 0, "2": 0}}
 
 
-def test_receipts_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unauthorized_receipts_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not allowed")
 
@@ -324,8 +324,8 @@ def test_receipts_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
     story.assert_equal_to_the_log()
 
 
-def test_what_was_never_delivered_is_not_taken_back(tmp_path: Path) -> None:
-    """The query began behind the point where the logs part."""
+def test_records_never_delivered_are_not_retracted(tmp_path: Path) -> None:
+    """The query started after the divergence point."""
     kept = keep_log(tmp_path / "node", [0] * 150)
     cluster = cluster_with(120)
     story = Story(cluster, retractionEvidence=str(kept), startingOffsets="latest")
@@ -337,7 +337,7 @@ def test_what_was_never_delivered_is_not_taken_back(tmp_path: Path) -> None:
     end = story.run()
     assert [(one["offset"], one["end_offset_exclusive"]) for one in end["retractions"]] == [(120, 150)]
     story.assert_equal_to_the_log(since=100)
-    # From there on all has been delivered.
+    # All records from there on have been delivered.
     assert end["since"] == {"t": {"0": 100}}
 
 
@@ -345,11 +345,11 @@ def test_what_was_never_delivered_is_not_taken_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_repaired", [False, True])
-def test_the_history_of_a_table(tmp_path: Path, is_repaired: bool) -> None:
+def test_lost_rows_are_read_from_the_history_of_a_table(tmp_path: Path, is_repaired: bool) -> None:
     table = write_table(tmp_path / "table", dict.fromkeys(range(90), 0))
     write_table(tmp_path / "table", dict.fromkeys(range(90, 150), 0))
     if is_repaired:
-        # Its own query was there first.
+        # Its own query was first.
         DeltaTable(table).delete("offset >= 100 and leader_epoch = 0")
         write_table(tmp_path / "table", dict.fromkeys(range(100, 200), 2))
     story = Story(cluster_with(150), retractionTable=table)
@@ -384,7 +384,7 @@ def test_evidence_and_table_together(tmp_path: Path) -> None:
     ]
 
 
-def test_a_vacuumed_table_says_so(tmp_path: Path) -> None:
+def test_a_vacuumed_table_is_reported(tmp_path: Path) -> None:
     table = write_table(tmp_path / "table", dict.fromkeys(range(150), 0))
     DeltaTable(table).delete("offset >= 100")
     opened = DeltaTable(table)
@@ -396,7 +396,7 @@ def test_a_vacuumed_table_says_so(tmp_path: Path) -> None:
         story.plan()
 
 
-def test_a_table_without_the_columns_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_table_without_the_columns_is_rejected_immediately(tmp_path: Path) -> None:
     path = tmp_path / "table"
     rows = {"topic": ["t"], "partition": pa.array([0], pa.int32()), "offset": [1], "value": ["text"]}
     write_deltalake(str(path), pa.table(rows))
@@ -405,7 +405,7 @@ def test_a_table_without_the_columns_is_refused_at_once(tmp_path: Path) -> None:
         story.run()
 
 
-def test_a_table_that_comes_later(tmp_path: Path) -> None:
+def test_a_table_created_later_is_used(tmp_path: Path) -> None:
     story = Story(cluster_with(150), retractionTable=str(tmp_path / "table"))
     story.run()
     cut_at_100(story.cluster)
@@ -416,8 +416,8 @@ def test_a_table_that_comes_later(tmp_path: Path) -> None:
     story.assert_equal_to_the_log()
 
 
-def test_rows_of_an_older_topic_of_that_name_do_not_count(tmp_path: Path) -> None:
-    """The table's sink has taken them out when the topic was created anew."""
+def test_rows_of_an_older_topic_of_the_same_name_are_ignored(tmp_path: Path) -> None:
+    """The table's sink removed them when the topic was recreated."""
     path = tmp_path / "table"
     write_table(path, dict.fromkeys(range(150), 0))
     entry = path / "_delta_log" / f"{0:020}.json"
@@ -435,7 +435,7 @@ def test_rows_of_an_older_topic_of_that_name_do_not_count(tmp_path: Path) -> Non
         story.plan()
 
 
-def test_a_replay_of_which_the_table_knows_the_version_no_more(tmp_path: Path) -> None:
+def test_a_replay_without_the_table_version_fails(tmp_path: Path) -> None:
     table = write_table(tmp_path / "table", dict.fromkeys(range(150), 0))
     story = Story(cluster_with(150), retractionTable=table)
     story.run()
@@ -453,7 +453,7 @@ def test_a_replay_of_which_the_table_knows_the_version_no_more(tmp_path: Path) -
 # Replays --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_replay_takes_the_same_rows_back(evidence: str) -> None:
+def test_a_replay_retracts_the_same_rows(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     cut_at_100(story.cluster)
@@ -463,7 +463,7 @@ def test_a_replay_takes_the_same_rows_back(evidence: str) -> None:
     assert story.rows_of(story.at, end) == first
 
 
-def test_a_replay_whose_rows_have_gone_fails(evidence: str) -> None:
+def test_a_replay_without_its_rows_fails(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     cut_at_100(story.cluster)
@@ -481,15 +481,15 @@ def test_a_replay_reads_the_table_as_it_was(tmp_path: Path) -> None:
     cut_at_100(story.cluster)
     end = story.plan()
     first = story.rows_of(story.at, end)
-    # Later versions are not looked at, nor is another table.
+    # Later versions are not read, nor is another table.
     write_table(tmp_path / "table", dict.fromkeys(range(100, 150), 0), mode="overwrite", value=pa.array([b"x"] * 50))
     story.options["retractionTable"] = str(tmp_path / "other")
     story.start()
     assert story.rows_of(story.at, end) == first
 
 
-def test_a_batch_whose_own_records_were_lost_is_replayed_from_what_is_kept(evidence: str) -> None:
-    """It may have been written already: the sink keeps the first version, and the state must be that one's."""
+def test_a_batch_of_lost_records_is_replayed_from_evidence(evidence: str) -> None:
+    """It may have been written already: the sink keeps the first version, and the state must match it."""
     story = Story(cluster_with(120), retractionEvidence=evidence)
     story.run()
     story.cluster.log("t").append(30)
@@ -502,7 +502,7 @@ def test_a_batch_whose_own_records_were_lost_is_replayed_from_what_is_kept(evide
     story.assert_equal_to_the_log()
 
 
-def test_a_batch_that_lies_above_the_cut_is_replayed_whole(evidence: str) -> None:
+def test_a_batch_above_the_truncation_is_replayed_completely(evidence: str) -> None:
     story = Story(cluster_with(120), retractionEvidence=evidence)
     story.run()
     story.cluster.log("t").append(30)
@@ -538,14 +538,14 @@ def test_a_retracting_batch_whose_new_records_are_lost_too(tmp_path: Path) -> No
     story.assert_equal_to_the_log()
 
 
-def test_compacted_topics_are_refused_when_the_query_starts() -> None:
+def test_compacted_topics_are_rejected_when_the_query_starts() -> None:
     cluster = cluster_with(150)
     cluster.policies["t"] = "compact,delete"
     with pytest.raises(OperatorError, match="Rows of t cannot be retracted: the topic is compacted"):
         Story(cluster).plan()
 
 
-def test_a_topic_that_is_compacted_later(evidence: str) -> None:
+def test_a_topic_compacted_later_is_rejected(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     story.cluster.policies["t"] = "compact"
@@ -565,10 +565,10 @@ def test_a_topic_whose_configuration_may_not_be_read(monkeypatch: pytest.MonkeyP
         Story(cluster).plan()
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Rejections -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_was_made_without_it(evidence: str) -> None:
+def test_a_checkpoint_made_without_retractions_is_rejected(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     end = story.run()
     del end["since"]
@@ -577,7 +577,7 @@ def test_a_checkpoint_that_was_made_without_it(evidence: str) -> None:
         story.reader.latestOffset(end, ALL)
 
 
-def test_where_the_point_is_not_known(evidence: str) -> None:
+def test_an_unknown_divergence_point_is_rejected(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     end = story.run()
     place = end["topics"]["t"]["partitions"]["0"]
@@ -599,7 +599,7 @@ def test_records_of_the_new_history_that_expired_before_they_were_read(evidence:
         story.plan()
 
 
-def test_transactions_are_not_guessed(tmp_path: Path) -> None:
+def test_transactional_evidence_is_rejected_at_read_committed(tmp_path: Path) -> None:
     node = tmp_path / "node"
     keep_log(node, [0] * 150)
     for segment in sorted((node / "t-0").glob("*.log")):
@@ -631,19 +631,19 @@ BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "includeRetractions"
         {"failOnDataLoss": "false"},
     ],
 )
-def test_it_goes_with_truncations_alone(others: dict[str, str]) -> None:
+def test_retractions_are_for_truncations_only(others: dict[str, str]) -> None:
     with pytest.raises(OperatorError, match="includeRetractions needs onTruncation=rewind"):
         read_options({**BASE, **others}, streaming=True)
 
 
-def test_batches_and_options_without_it_are_refused() -> None:
+def test_batch_reads_and_incomplete_options_are_rejected() -> None:
     with pytest.raises(OperatorError, match="is for streams"):
         read_options(BASE, streaming=False)
     with pytest.raises(OperatorError, match="requires includeRetractions"):
         read_options({**BASE, "includeRetractions": "false", "retractionTable": "/x"}, streaming=True)
 
 
-def test_a_schema_without_the_change_type_is_refused() -> None:
+def test_a_schema_without_the_change_type_is_rejected() -> None:
     schema = spark_schema(include_headers=False, include_leader_epoch=False)
     with pytest.raises(OperatorError, match="has no column _change_type"):
         check_schema(schema, include_headers=False, include_leader_epoch=False, include_retractions=True)
@@ -653,7 +653,7 @@ def test_a_schema_without_the_change_type_is_refused() -> None:
         check_schema(whole, include_headers=False, include_leader_epoch=False)
 
 
-def test_a_range_is_cut_at_its_epochs() -> None:
+def test_a_range_is_split_at_its_epochs() -> None:
     lost = LostRange(TopicPartition("t", 0), 5, 20, (EpochStart(0, 0), EpochStart(2, 10), EpochStart(4, 15)))
     assert lost.spans() == [(5, 10, 0), (10, 15, 2), (15, 20, 4)]
     assert lost.part(10, 12).epochs == (EpochStart(2, 10),)
@@ -661,7 +661,7 @@ def test_a_range_is_cut_at_its_epochs() -> None:
         LostRange(TopicPartition("t", 0), 5, 20, (EpochStart(2, 10),))
 
 
-def test_ends_go_back(evidence: str) -> None:
+def test_end_offsets_move_back(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     story.cluster.log("t").elect(2, keep=100)
@@ -669,7 +669,7 @@ def test_ends_go_back(evidence: str) -> None:
     assert ends(story.run()) == {"t-0": 103}
 
 
-def test_what_is_damaged_or_was_compacted_is_missing(tmp_path: Path) -> None:
+def test_corrupt_and_compacted_evidence_is_missing(tmp_path: Path) -> None:
     node = keep_log(tmp_path / "node", [0] * 150)
     segment = sorted((node / "t-0").glob("*.log"))[-1]
     first = int(segment.name[:20])
@@ -681,7 +681,7 @@ def test_what_is_damaged_or_was_compacted_is_missing(tmp_path: Path) -> None:
     cut_at_100(story.cluster)
     with pytest.raises(DataLossError, match=f"offsets {first} to {first + 2} of t-0 were not found"):
         story.plan()
-    # What a compaction took out leaves a gap as well: what was read there is not known.
+    # Compaction also leaves a gap: the records read there are unknown.
     size = int.from_bytes(content[8:12], "big") + 12
     segment.write_bytes(content[size:])
     with pytest.raises(DataLossError, match=f"offsets {first} to {first + 2} of t-0 were not found"):

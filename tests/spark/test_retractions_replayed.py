@@ -1,4 +1,4 @@
-"""A driver is killed in the batch that takes lost rows back; the next one replays that batch."""
+"""A driver is killed in the batch that retracts lost rows; the next driver replays that batch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
-    """With a topic `t` of 150 records, of which a cut leaves 100."""
+    """With a topic `t` of 150 records, which a truncation cuts to 100."""
     with node_to_cut() as running:
         yield running
 
 
-def test_a_replay_takes_the_same_rows_back(node: EmbeddedNode, tmp_path: Path, checkpoint: str) -> None:
+def test_a_replay_retracts_the_same_rows(node: EmbeddedNode, tmp_path: Path, checkpoint: str) -> None:
     need_java()
     given, evidence = tmp_path / "given", tmp_path / "evidence"
     given.mkdir()

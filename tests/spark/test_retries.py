@@ -1,4 +1,4 @@
-"""Brokers that are away for a while: on the driver, in a task that reads, and in the sink. The cluster is in memory."""
+"""Temporarily unavailable brokers: on the driver, in a reading task, and in the sink. The cluster is in memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_options_of_sparks_source_and_their_defaults() -> None:
 
 
 def failing(times: int, error: Exception) -> Callable[[], int]:
-    """Fails so often, then says how often it was called."""
+    """Fails `times` times, then returns the number of calls."""
     calls = 0
 
     def work() -> int:
@@ -57,14 +57,14 @@ def failing(times: int, error: Exception) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("error", AWAY)
-def test_so_many_attempts_are_made(error: Exception) -> None:
+def test_the_configured_number_of_attempts_is_made(error: Exception) -> None:
     assert with_retries(failing(2, error), THREE) == 3
     with pytest.raises(type(error)) as caught:
         with_retries(failing(3, error), THREE)
     assert ("fetchOffset.numRetries: 3" in str(caught.value)) is (error is NOBODY)
 
 
-def test_what_no_attempt_would_mend_is_raised_at_once() -> None:
+def test_permanent_errors_are_raised_immediately() -> None:
     refused = PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "topic t")
     with pytest.raises(PeerError, match="topic t"):
         with_retries(failing(1, refused), THREE)
@@ -77,7 +77,7 @@ def test_there_is_a_pause_between_two_attempts(monkeypatch: pytest.MonkeyPatch) 
     assert pauses == [0.25, 0.25]
 
 
-# Tasks that read ------------------------------------------------------------------------------------------------------
+# Reading tasks --------------------------------------------------------------------------------------------------------
 
 
 def read(monkeypatch: pytest.MonkeyPatch, reader: FakeReader) -> list[int]:
@@ -88,8 +88,8 @@ def read(monkeypatch: pytest.MonkeyPatch, reader: FakeReader) -> list[int]:
     return [offset for batch in read_ranges(plan, task) for offset in batch.column("offset").to_pylist()]
 
 
-class Away(FakeReader):
-    """Brokers that are away, so often in a row each time, before the offsets that are named."""
+class UnavailableReader(FakeReader):
+    """Brokers that are unavailable before the given offsets, each time for that number of consecutive attempts."""
 
     def __init__(self, error: Exception, times: Mapping[int, int]) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Away(FakeReader):
         self.troubles = {offset: self.error for offset, left in self.left.items() if left > 0}
 
     def close(self) -> None:
-        # A task drops its connections after each failure, of which the reader has told once.
+        # A task closes its connections after each failure that the reader has reported.
         super().close()
         met = next(offset for offset, left in self.left.items() if offset not in self.troubles and left > 0)
         self.left[met] -= 1
@@ -108,29 +108,27 @@ class Away(FakeReader):
 
 
 @pytest.mark.parametrize("error", AWAY)
-def test_a_task_reads_on_where_it_was_when_the_brokers_are_back(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    reader = Away(error, {20: 2})
+def test_a_task_resumes_at_its_position_when_brokers_return(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    reader = UnavailableReader(error, {20: 2})
     assert read(monkeypatch, reader) == list(range(40))
     assert [asked[TP].start_offset for asked in reader.asked] == [0, 20, 20]
 
 
-def test_a_task_counts_attempts_anew_once_it_has_read_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read(monkeypatch, Away(NOBODY, {10: 2, 20: 2, 30: 2})) == list(range(40))
+def test_a_task_resets_its_attempts_after_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(monkeypatch, UnavailableReader(NOBODY, {10: 2, 20: 2, 30: 2})) == list(range(40))
 
 
 @pytest.mark.parametrize("error", AWAY)
-def test_a_task_ends_when_brokers_stay_away(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    reader = Away(error, {0: 3})
+def test_a_task_fails_when_brokers_stay_unavailable(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    reader = UnavailableReader(error, {0: 3})
     with pytest.raises(type(error)):
         read(monkeypatch, reader)
     assert len(reader.asked) == 3
 
 
 @pytest.mark.parametrize("code", [ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
-def test_a_task_does_not_wait_for_what_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, code: ErrorCode) -> None:
-    reader = Away(ClientError(code, "t-0"), {0: 3})
+def test_a_task_does_not_retry_permanent_errors(monkeypatch: pytest.MonkeyPatch, code: ErrorCode) -> None:
+    reader = UnavailableReader(ClientError(code, "t-0"), {0: 3})
     with pytest.raises(ClientError):
         read(monkeypatch, reader)
     assert len(reader.asked) == 1
@@ -139,8 +137,8 @@ def test_a_task_does_not_wait_for_what_stays_as_it_is(monkeypatch: pytest.Monkey
 # The sink -------------------------------------------------------------------------------------------------------------
 
 
-class Flaky(FakeCluster):
-    """Does not answer so many times before each question about topics."""
+class FlakyCluster(FakeCluster):
+    """Fails that number of times before each metadata request."""
 
     away = 0
 
@@ -152,15 +150,15 @@ class Flaky(FakeCluster):
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Flaky:
-    made = Flaky(t=2)
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FlakyCluster:
+    made = FlakyCluster(t=2)
     monkeypatch.setattr(connect, "connect", lambda _: made)
     monkeypatch.setattr(delta_evidence, "_caches", {})
     made.log("t").append(10)
     return made
 
 
-def test_a_writing_task_asks_again(cluster: Flaky) -> None:
+def test_a_writing_task_retries(cluster: FlakyCluster) -> None:
     cluster.away = 2
     assert delta_evidence.gather_evidence({}, (), {TP: 0}, THREE).leader_epochs == {TP: 0}
     cluster.away = 3
@@ -168,13 +166,13 @@ def test_a_writing_task_asks_again(cluster: Flaky) -> None:
         delta_evidence.gather_evidence({}, (), {TP: 0}, THREE)
 
 
-def test_a_commit_asks_again(cluster: Flaky, tmp_path: Path) -> None:
+def test_a_commit_retries(cluster: FlakyCluster, tmp_path: Path) -> None:
     given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"}
     options = delta_options({**given, "fetchOffset.numRetries": "3", "fetchOffset.retryIntervalMs": "0"})
     write(options, 0, records(cluster, 0, 10))
     cluster.log("t").elect(1, keep=7)
     cluster.log("t").append(2)
-    # Rows are taken out on what the commit itself hears from the leader.
+    # Rows are removed by the answer that the commit itself gets from the leader.
     files, evidence = task(options, records(cluster, 7, 9))
     cluster.away = 3
     with pytest.raises(BrokersUnreachable, match="numRetries: 3"):

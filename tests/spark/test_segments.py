@@ -1,4 +1,4 @@
-"""`format("fenceline_segments")` under Spark: beside what a broker's fetch gives, and over replicas."""
+"""`format("fenceline_segments")` under Spark: compared with a broker's fetch, and across replicas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(spark: SparkSession, path: Path | list[str], **options: Any) -> DataFra
     return frame.load(target[0]) if len(target) == 1 else frame.load(target)
 
 
-def test_records_are_what_a_fetch_gives(spark: SparkSession, broker: Broker, topic: str) -> None:
+def test_records_equal_those_of_a_fetch(spark: SparkSession, broker: Broker, topic: str) -> None:
     broker.create(topic, 2)
     for partition in (0, 1):
         for start in (0, 40, 90):
@@ -44,7 +44,7 @@ def test_records_are_what_a_fetch_gives(spark: SparkSession, broker: Broker, top
         .load()
         .select(columns)
     )
-    # Its node runs on: nothing of it is disturbed, and what was acknowledged is in the files.
+    # The node keeps running undisturbed, and acknowledged records are in the files.
     found = read(spark, broker.log_dir, mode="records", topics=topic, includeHeaders=True).select(columns)
     assert found.count() == 243
     order = ["partition", "offset"]
@@ -55,7 +55,7 @@ def test_records_are_what_a_fetch_gives(spark: SparkSession, broker: Broker, top
     assert severe.collect() == []
 
 
-def test_replicas_after_an_unclean_election_are_told_apart_by_a_query(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_distinguishes_replicas_after_an_unclean_election(spark: SparkSession, tmp_path: Path) -> None:
     make_log(tmp_path / "one" / "rain-2")
     make_log(tmp_path / "two" / "rain-2", epochs=2)
     other = tmp_path / "three" / "rain-2"
@@ -63,7 +63,7 @@ def test_replicas_after_an_unclean_election_are_told_apart_by_a_query(spark: Spa
     frame = read(spark, [str(tmp_path / "one"), str(tmp_path / "two")])
     frame.createOrReplaceTempView("batches")
     assert spark.sql(SPLIT).collect() == []
-    # The third replica went on in epoch 5 from offset 45 on.
+    # The third replica continued in epoch 5 at offset 45.
     for path in segments(other):
         content, position = bytearray(path.read_bytes()), 0
         while position < len(content):
@@ -75,7 +75,7 @@ def test_replicas_after_an_unclean_election_are_told_apart_by_a_query(spark: Spa
     assert [tuple(row) for row in spark.sql(SPLIT).collect()] == [("rain", 2, 45)]
 
 
-def test_damage_is_a_row_and_ends_a_read_of_records(spark: SparkSession, tmp_path: Path) -> None:
+def test_corruption_is_a_row_and_ends_a_read_of_records(spark: SparkSession, tmp_path: Path) -> None:
     make_log(tmp_path / "one" / "rain-2")
     flip(segments(tmp_path / "one" / "rain-2")[0], 70)
     (row,) = read(spark, tmp_path, maxPartitions=2).where("not crc_ok").collect()

@@ -1,4 +1,4 @@
-"""The segments source without a Spark session: what its tasks hand over."""
+"""The segments source without a Spark session: the rows that its tasks return."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_a_row_for_each_batch(partition: Path) -> None:
     assert sum(row["size"] for row in found) == sum(path.stat().st_size for path in segments(partition))
 
 
-def test_without_checks_nothing_is_claimed(partition: Path) -> None:
+def test_without_checks_validity_is_null(partition: Path) -> None:
     flip(segments(partition)[0], 70)
     found = rows(partition, verify=False)
     assert len(found) == 30
     assert {row["crc_ok"] for row in found} == {None}
 
 
-def test_damage_has_a_row_of_its_own(partition: Path) -> None:
+def test_corruption_has_a_separate_row(partition: Path) -> None:
     first, second, *_ = segments(partition)
     flip(first, 70)
     flip(second, 16)
@@ -111,7 +111,7 @@ def test_records_are_those_of_the_log(partition: Path) -> None:
     assert found[4]["timestamp"].timestamp() == 1.004
 
 
-def test_damaged_records_end_the_query_unless_it_may_go_on(partition: Path) -> None:
+def test_corrupt_records_end_the_query_unless_tolerated(partition: Path) -> None:
     flip(segments(partition)[0], 70)
     with pytest.raises(DamagedSegment, match=r"at byte 0: the checksum .* failOnDamage=false"):
         rows(partition, mode="records")
@@ -119,7 +119,7 @@ def test_damaged_records_end_the_query_unless_it_may_go_on(partition: Path) -> N
     assert sorted(row["offset"] for row in found) == list(range(3, ROWS))
 
 
-def test_records_that_can_not_be_read_under_a_right_checksum(partition: Path) -> None:
+def test_undecodable_records_with_a_valid_checksum(partition: Path) -> None:
     from fenceline.records.batch import compute_crc
 
     path = segments(partition)[0]
@@ -133,7 +133,7 @@ def test_records_that_can_not_be_read_under_a_right_checksum(partition: Path) ->
     assert len(rows(partition, mode="records", failOnDamage=False)) == ROWS - 3
 
 
-def test_findings_are_those_of_the_command(partition: Path) -> None:
+def test_findings_equal_those_of_the_command(partition: Path) -> None:
     assert rows(partition, mode="findings") == []
     flip(segments(partition)[1], 70)
     (found,) = rows(partition.parent, mode="findings")
@@ -156,7 +156,7 @@ def test_findings_compare_replicas_of_one_partition(partition: Path, tmp_path: P
     assert "divergence" not in {row["kind"] for row in rows(tmp_path, mode="findings", compare=False)}
 
 
-def test_a_node_that_writes_has_no_damage_at_the_end(partition: Path) -> None:
+def test_a_log_being_written_has_no_corrupt_end(partition: Path) -> None:
     last = segments(partition)[-1]
     last.write_bytes(last.read_bytes()[:-10])
     assert [row["crc_ok"] for row in rows(partition.parent)].count(False) == 1
@@ -165,7 +165,7 @@ def test_a_node_that_writes_has_no_damage_at_the_end(partition: Path) -> None:
     assert len(rows(partition.parent, mode="records")) == ROWS - 3
 
 
-def test_evidence_is_told_apart_and_can_be_left_out(partition: Path) -> None:
+def test_evidence_is_marked_and_can_be_excluded(partition: Path) -> None:
     log = PartitionLog.open(
         OsDisk(),
         str(partition),
@@ -209,17 +209,17 @@ def test_several_paths_globs_and_topics(partition: Path, tmp_path: Path) -> None
         ({"path": "/x", "verify": "maybe"}, "must be true or false"),
     ],
 )
-def test_bad_options_are_answered_in_words(options: dict[str, str], words: str) -> None:
+def test_invalid_options_are_rejected_with_a_clear_message(options: dict[str, str], words: str) -> None:
     with pytest.raises(OperatorError, match=words):
         segment_options(options)
 
 
-def test_it_is_no_stream(partition: Path) -> None:
+def test_streaming_reads_are_rejected(partition: Path) -> None:
     with pytest.raises(OperatorError, match=r"format\('fenceline_segments'\) does not support streaming reads"):
         SegmentsDataSource({"path": str(partition)}).streamReader(struct("crc_ok boolean"))
 
 
-def test_a_path_that_leads_nowhere(tmp_path: Path) -> None:
+def test_a_path_without_segments_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="does not exist"):
         rows(tmp_path / "nothing")
     with pytest.raises(OperatorError, match="No file on the driver's machine matches"):
@@ -235,6 +235,6 @@ def test_tasks_are_of_about_equal_sizes() -> None:
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_every_mode_has_a_place_for_each_row(mode: Mode) -> None:
+def test_every_mode_has_the_location_columns(mode: Mode) -> None:
     names = full_schema(mode, include_headers=True).fieldNames()
     assert {"topic", "partition", "replica", "file"} <= set(names)

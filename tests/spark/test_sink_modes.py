@@ -1,5 +1,5 @@
-"""Save and output modes, `partitionBy`, keys and properties of the sinks under Spark: what works, and what Spark itself
-does with a source in Python before the sink is asked.
+"""Save and output modes, `partitionBy`, keys and properties of the sinks under Spark: what works, and how Spark
+treats a Python data source before it calls the sink.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("form", ["fenceline", "fenceline_delta"])
-def test_the_default_save_mode_is_refused_by_spark_with_the_modes_that_work(spark: SparkSession, form: str) -> None:
-    """Spark's Kafka connector takes it: it is written by Spark's older interface, which sources in Python have not."""
+def test_spark_rejects_the_default_save_mode_and_lists_the_supported_ones(spark: SparkSession, form: str) -> None:
+    """Spark's Kafka connector accepts it: it uses Spark's older interface, which Python data sources lack."""
     frame = spark.range(1).selectExpr("cast(id as string) value")
     for mode in ("errorifexists", "ignore"):
         writer = frame.write.format(form).mode(mode).option("kafka.bootstrap.servers", "b").option("topic", "t")
@@ -33,7 +33,7 @@ def test_the_default_save_mode_is_refused_by_spark_with_the_modes_that_work(spar
 
 
 @pytest.mark.parametrize("form", ["fenceline", "fenceline_delta"])
-def test_update_mode_is_refused_by_spark(spark: SparkSession, tmp_path: Path, checkpoint: str, form: str) -> None:
+def test_update_mode_is_rejected_by_spark(spark: SparkSession, tmp_path: Path, checkpoint: str, form: str) -> None:
     feed = Feed(spark, tmp_path / "in")
     feed.add(1)
     frame = feed.stream().selectExpr("cast(v as string) value").groupBy("value").count()
@@ -44,7 +44,7 @@ def test_update_mode_is_refused_by_spark(spark: SparkSession, tmp_path: Path, ch
 
 
 def test_a_table_is_partitioned_by_the_option(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
-    """Spark refuses the method in a batch write, and drops it in a stream, without a word to the sink."""
+    """Spark refuses the method in a batch write, and ignores it in a stream, without notifying the sink."""
     frame = spark.range(4).selectExpr("id % 2 p", "id v")
     table = str(tmp_path / "batch")
     with pytest.raises(Exception, match=r"(?s)partitioning or clustering columns do not match.*identity\(p\)"):
@@ -77,8 +77,8 @@ def test_a_stream_replaces_rows_of_equal_keys_once(spark: SparkSession, tmp_path
         run(frame, table, checkpoint, upsertKeys="id")
 
 
-def test_aggregates_are_kept_by_key_in_foreach_batch(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
-    """As the documentation has it: update mode, whose rows are the new values of some keys."""
+def test_foreach_batch_upserts_aggregates_by_key(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+    """As documented: update mode, whose rows are the new values of some keys."""
     feed, table = Feed(spark, tmp_path / "in"), str(tmp_path / "table")
     feed.add(1, 2, 3)
     feed.add(4)
@@ -94,7 +94,7 @@ def test_aggregates_are_kept_by_key_in_foreach_batch(spark: SparkSession, tmp_pa
     assert sorted((row["odd"], row["count"]) for row in found) == [(0, 2), (1, 2)]
 
 
-def test_a_cut_log_in_a_table_with_a_change_feed(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+def test_a_truncated_log_in_a_table_with_a_change_feed(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     from fenceline.testing.node import EmbeddedNode
 
     table, topic = str(tmp_path / "table"), "fed"

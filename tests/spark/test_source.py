@@ -1,4 +1,4 @@
-"""`format("fenceline")` under Spark against a Fenceline node: what Spark's own connector has no counterpart for."""
+"""`format("fenceline")` under Spark against a Fenceline node: features without a counterpart in Spark's connector."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_columns_can_be_chosen_and_leader_epochs_added(spark: SparkSession, fenc
     assert [tuple(row) for row in chosen.orderBy("offset").collect()] == [(i, b"%d" % i) for i in range(10)]
 
 
-def test_filters_narrow_the_ranges_when_asked_to(spark: SparkSession, fenceline_node: Broker, topic: str) -> None:
+def test_filters_narrow_the_ranges_when_enabled(spark: SparkSession, fenceline_node: Broker, topic: str) -> None:
     fenceline_node.create(topic, 2)
     for partition in (0, 1):
         fenceline_node.produce(topic, range(100), partition=partition)
@@ -50,7 +50,7 @@ def test_filters_narrow_the_ranges_when_asked_to(spark: SparkSession, fenceline_
         ({"startingOffsets": '{"TOPIC":{"0":1,"1":1}}'}, "you must specify all TopicPartitions"),
     ],
 )
-def test_bad_input_is_answered_in_words(
+def test_invalid_input_is_rejected_with_a_clear_message(
     spark: SparkSession, fenceline_node: Broker, topic: str, options: dict[str, str], message: str
 ) -> None:
     topic = topic.replace("[", "").replace("]", "")[-40:].lstrip("_-")
@@ -61,7 +61,7 @@ def test_bad_input_is_answered_in_words(
         batch(spark, fenceline_node.bootstrap, topic, **given).count()
 
 
-def test_nobody_listening_is_said(spark: SparkSession) -> None:
+def test_a_refused_connection_is_reported(spark: SparkSession) -> None:
     frame = spark.read.format("fenceline").option("kafka.bootstrap.servers", "127.0.0.1:1").option("subscribe", "t")
     frame = frame.option("kafka.default.api.timeout.ms", "500").option("kafka.request.timeout.ms", "500")
     frame = frame.option("fetchOffset.numRetries", "1")
@@ -69,7 +69,7 @@ def test_nobody_listening_is_said(spark: SparkSession) -> None:
         frame.load().count()
 
 
-def test_a_stream_stopped_and_started_lands_every_row_once(
+def test_a_restarted_stream_writes_every_row_once(
     spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
     fenceline_node.create(topic, 3)
@@ -82,7 +82,7 @@ def test_a_stream_stopped_and_started_lands_every_row_once(
             fenceline_node.produce(topic, values, partition=partition)
             expected += [(partition, first + i, b"%d" % v) for i, v in enumerate(values)]
         if run == 1:
-            # Spark forgets the last commit: the batch is replayed from the checkpoint's offsets.
+            # The last commit is lost: Spark replays the batch from the checkpoint's offsets.
             newest = max(Path(checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
             newest.unlink()
             newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def test_progress_shows_offsets_with_epochs(
     assert progress["numInputRows"] in (0, 9)
 
 
-def test_an_idle_query_asks_seldom_and_stops_at_once(
+def test_an_idle_query_polls_rarely_and_stops_immediately(
     spark: SparkSession, fenceline_node: Broker, topic: str, checkpoint: str
 ) -> None:
     fenceline_node.create(topic)
@@ -122,7 +122,7 @@ def test_an_idle_query_asks_seldom_and_stops_at_once(
     assert query.exception() is None
 
 
-def test_a_recreated_topic_ends_the_query_with_a_message_that_can_be_parsed(
+def test_a_recreated_topic_ends_the_query_with_a_parsable_message(
     spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
     table = str(tmp_path / "table")
@@ -180,7 +180,7 @@ def test_writing_and_reading_a_stream_of_topics(
         (["'x' as value", "cast(null as string) as topic"], {}, "null topic present in the data"),
     ],
 )
-def test_bad_writes_are_answered_in_words(
+def test_invalid_writes_are_rejected_with_a_clear_message(
     spark: SparkSession, fenceline_node: Broker, columns: list[str], options: dict[str, str], message: str
 ) -> None:
     frame = spark.range(1).selectExpr(*columns)

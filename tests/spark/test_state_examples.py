@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md, "State": run as they stand there, before and after two logs are cut and grow again."""
+"""The examples of docs/spark.md, "State": run unchanged, before and after two logs are truncated and grow again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 PAGE: Final = Path(__file__).parents[2] / "docs" / "spark.md"
 OLD: Final = range(150)
 FLIGHTS: Final = [*range(100), *range(120, 220)]
-"""What the log holds in the end: 120 to 149 were lost and sent again, 100 to 119 were not."""
+"""The final content of the log: 120 to 149 were lost and resent, 100 to 119 were not."""
 GATES: Final = [0, 1, 2, 13]
 
 
@@ -49,7 +49,7 @@ def key(flight: int) -> str:
 
 
 class Results:
-    """What the examples' queries have given, as somebody sums it up who writes it down."""
+    """The results of the examples' queries, as a sink would accumulate them."""
 
     def __init__(self, spark: SparkSession, bootstrap: str, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Results:
         for row in rows.collect():
             self.pairs[int(row.flight), int(row.gate)] += row.change
 
-    def assert_are_of(self, flights: list[int], gates: list[int]) -> None:
+    def assert_equal_to(self, flights: list[int], gates: list[int]) -> None:
         found = DeltaTable(f"{self.names['lake']}/counts").to_pyarrow_table().to_pylist()
         per_key = Counter(map(key, flights))
         assert {row["key"].decode(): row["flights"] for row in found if row["flights"]} == per_key
@@ -98,7 +98,7 @@ class Results:
         return Counter({bytes(row.key).decode(): row.flights for row in rows})
 
 
-def test_the_examples_are_right_after_a_truncation(spark: SparkSession, node: EmbeddedNode, tmp_path: Path) -> None:
+def test_the_examples_are_correct_after_a_truncation(spark: SparkSession, node: EmbeddedNode, tmp_path: Path) -> None:
     def fill_tables() -> None:
         for topic in ("flights", "gates"):
             frame = tracked(spark, node.bootstrap, topic)
@@ -107,7 +107,7 @@ def test_the_examples_are_right_after_a_truncation(spark: SparkSession, node: Em
     fill_tables()
     results = Results(spark, node.bootstrap, tmp_path)
     results.run()
-    results.assert_are_of([*OLD], [*range(5)])
+    results.assert_equal_to([*OLD], [*range(5)])
     before = DeltaTable(str(tmp_path / "lake" / "flights")).version()
     counted = results.changed_counts(0)
 
@@ -118,9 +118,9 @@ def test_the_examples_are_right_after_a_truncation(spark: SparkSession, node: Em
     broker = Broker("fenceline", node.bootstrap)
     broker.produce("flights", FLIGHTS[100:])
     broker.produce("gates", GATES[3:])
-    # The tables are repaired first: the lost rows are only in files that they have taken out.
+    # The tables are repaired first: the lost rows are only in removed files.
     fill_tables()
     results.run()
-    results.assert_are_of(FLIGHTS, GATES)
+    results.assert_equal_to(FLIGHTS, GATES)
     counted.update(results.changed_counts(before + 1))
     assert counted == Counter(map(key, FLIGHTS))

@@ -1,5 +1,5 @@
-"""Queries with state over a log that is cut and grows again: they end rather than be wrong. The numbers that they would
-give without that are in the tests, by an option that says that there is no state."""
+"""Stateful queries over a log that is truncated and grows again: they fail rather than return wrong results. The
+tests also show the wrong results, by an option that declares the query stateless."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
-    """With a topic `t` of 150 records, of which a cut leaves 100."""
+    """With a topic `t` of 150 records, which a truncation cuts to 100."""
     with node_to_cut() as running:
         yield running
 
 
 class Query:
-    """A query over `t` that is started and ended again and again; `results` has what its last run gave."""
+    """A query over `t` that is restarted repeatedly; `results` has the results of its last run."""
 
     def __init__(self, spark: SparkSession, node: EmbeddedNode, checkpoint: str, plan: Any, mode: str) -> None:
         self._spark, self._node, self._checkpoint, self._plan, self._mode = spark, node, checkpoint, plan, mode
@@ -47,7 +47,7 @@ class Query:
 
 
 def cut_and_grow(node: EmbeddedNode, values: range) -> None:
-    """The log has 100 of what was in it, and others."""
+    """The log keeps 100 of its records, followed by others."""
     restart_cut(node, "t", 100)
     Broker("fenceline", node.bootstrap).produce("t", values)
 
@@ -59,7 +59,7 @@ def assert_refused(error: BaseException, checkpoint: str) -> None:
     assert "offsets 100 to 149" in str(error)
 
 
-def test_a_count_is_not_wrong(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
+def test_a_count_fails_rather_than_being_wrong(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
     query = Query(spark, node, checkpoint, lambda frame: frame.groupBy().count(), "complete")
     query.run(checkpointLocation=checkpoint)
     assert query.results[-1]["count"] == 150
@@ -70,27 +70,27 @@ def test_a_count_is_not_wrong(spark: SparkSession, node: EmbeddedNode, checkpoin
         if "checkpointLocation" in hint:
             assert_refused(caught.value, checkpoint)
     assert query.results[-1]["count"] == 150
-    # The log holds 200: what a word against the truth would have given.
+    # The log holds 200 records: the result of a false declaration.
     query.run(statefulQuery=False)
     assert query.results[-1]["count"] == 250
 
 
-def test_deduplication_drops_nothing(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
+def test_deduplication_drops_no_new_records(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
     query = Query(spark, node, checkpoint, lambda frame: frame.select("value").dropDuplicates(), "append")
     query.run(checkpointLocation=checkpoint)
     assert len(query.results) == 150
-    # The producers send what was lost again, in another order.
+    # The producers resend the lost records in another order.
     cut_and_grow(node, range(149, 99, -1))
     with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
         query.run(checkpointLocation=checkpoint)
     assert_refused(caught.value, checkpoint)
-    # A sink that takes the stale rows out would never have got the new ones.
+    # A sink that removes the stale rows would never have received the new ones.
     query.results.clear()
     query.run(statefulQuery=False)
     assert query.results == []
 
 
-def test_a_query_without_state_goes_back(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
+def test_a_query_without_state_rewinds(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
     query = Query(spark, node, checkpoint, lambda frame: frame.select("value"), "append")
     query.run(checkpointLocation=checkpoint)
     cut_and_grow(node, range(1000, 1100))

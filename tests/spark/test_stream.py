@@ -1,4 +1,4 @@
-"""The stream reader against a cluster in memory: what offsets say, and what it asks when nothing happens. No Spark
+"""The stream reader against an in-memory cluster: the content of offsets, and its requests when idle. No Spark
 session, no broker."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.spark.streams import ALL, cluster_with, ends, make, reads
 pytestmark = pytest.mark.usefixtures("no_idle_wait")
 
 
-def test_the_first_batch_carries_its_start_so_that_a_replay_reads_the_same() -> None:
+def test_the_first_batch_stores_its_start_for_replays() -> None:
     cluster = cluster_with(5, 3)
     first = make(cluster)
     end = first.latestOffset(first.initialOffset(), ALL)
@@ -41,11 +41,11 @@ def test_latest_is_pinned_by_the_first_batch() -> None:
     cluster.log("t").append(2)
     later = reader.latestOffset(end, ALL)
     assert reads(make(cluster), end, later) == {"t-0": (5, 7)}
-    # A replay of batch 0 by another process, when "latest" has moved on.
+    # A replay of batch 0 by another process, after "latest" has moved.
     assert reads(make(cluster, startingOffsets="latest"), reader.initialOffset(), end) == {}
 
 
-def test_latest_does_not_drift_while_the_first_batch_is_planned() -> None:
+def test_latest_does_not_move_while_the_first_batch_is_planned() -> None:
     cluster = cluster_with(5)
     reader = make(cluster, startingOffsets="latest")
     reader.latestOffset(reader.initialOffset(), ALL)
@@ -54,7 +54,7 @@ def test_latest_does_not_drift_while_the_first_batch_is_planned() -> None:
     assert reads(reader, reader.initialOffset(), end) == {"t-0": (5, 7)}
 
 
-def test_without_news_the_start_comes_back_unchanged() -> None:
+def test_without_new_records_the_start_is_returned_unchanged() -> None:
     reader = make(cluster_with(5))
     end = reader.latestOffset(reader.initialOffset(), ALL)
     kept = json.loads(json.dumps(end))
@@ -62,7 +62,7 @@ def test_without_news_the_start_comes_back_unchanged() -> None:
     assert "from" in kept
 
 
-def test_an_idle_query_asks_nothing_but_for_news(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_query_only_polls_for_new_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "REFRESH_S", math.inf)
     cluster = cluster_with(10)
     reader = make(cluster)
@@ -79,7 +79,7 @@ def test_an_idle_query_asks_nothing_but_for_news(monkeypatch: pytest.MonkeyPatch
 
 
 class Clock:
-    """Stands for `time`: who sleeps is told the time that he wanted to wait for."""
+    """Replaces `time`: sleeping advances the clock by the requested time."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -92,7 +92,7 @@ class Clock:
 
 
 def idle_reader(monkeypatch: pytest.MonkeyPatch) -> tuple[FencelineStreamReader, FakeCluster, dict[str, Any], Clock]:
-    """It has read ten records, and found none once."""
+    """A reader that has read ten records, and then found none once."""
     clock = Clock()
     monkeypatch.setattr(stream, "time", clock)
     monkeypatch.setattr(stream, "IDLE_WAIT_MS", 2_000)
@@ -104,8 +104,8 @@ def idle_reader(monkeypatch: pytest.MonkeyPatch) -> tuple[FencelineStreamReader,
     return reader, cluster, end, clock
 
 
-def test_brokers_that_answer_early_are_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not after the rest of the time that was meant for them, with nobody waiting for records."""
+def test_brokers_that_answer_early_are_polled_again_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only after the rest of the poll timeout, with no poll waiting for records."""
     reader, cluster, end, clock = idle_reader(monkeypatch)
     answers = iter([False, False, True])
     monkeypatch.setattr(cluster, "await_news", lambda positions, timeout_ms: next(answers))
@@ -118,10 +118,10 @@ def test_brokers_that_answer_early_are_asked_again_at_once(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("interval_s", "waits_ms"), [(0.01, [40, 80, 160, 320, 640, 1280, 2000, 2000]), (1, [20] * 8)])
-def test_looks_last_longer_and_longer_but_not_longer_than_a_trigger_interval(
+def test_polls_grow_longer_up_to_the_trigger_interval(
     monkeypatch: pytest.MonkeyPatch, interval_s: float, waits_ms: list[int]
 ) -> None:
-    """Spark warns of a query that falls behind its trigger."""
+    """Spark warns if a query falls behind its trigger."""
     reader, cluster, end, clock = idle_reader(monkeypatch)
     found: list[int] = []
 
@@ -137,7 +137,7 @@ def test_looks_last_longer_and_longer_but_not_longer_than_a_trigger_interval(
     assert found == waits_ms
 
 
-def test_an_idle_query_looks_for_new_topics_and_partitions_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_query_periodically_discovers_topics_and_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "REFRESH_S", -1.0)
     cluster = cluster_with(10)
     cluster.has_news = False
@@ -156,7 +156,7 @@ def test_the_start_is_dropped_from_later_offsets() -> None:
     assert "from" not in reader.latestOffset(end, ALL)
 
 
-def test_positions_carry_the_epoch_of_the_record_before() -> None:
+def test_positions_have_the_epoch_of_the_previous_record() -> None:
     cluster = cluster_with(5)
     cluster.log("t").elect(4)
     reader = make(cluster)
@@ -165,14 +165,14 @@ def test_positions_carry_the_epoch_of_the_record_before() -> None:
     assert end["topics"]["t"]["id"] == cluster.ids["t"]
 
 
-def test_an_executors_copy_carries_no_connection() -> None:
+def test_the_pickled_reader_has_no_connection() -> None:
     reader = make(cluster_with(5))
     reader.latestOffset(reader.initialOffset(), ALL)
     copy = pickle.loads(pickle.dumps(reader))
     assert copy._connected is None
 
 
-def test_a_reader_that_is_refused_is_made_and_says_why_when_it_is_asked() -> None:
+def test_a_rejected_reader_reports_its_error_on_first_use() -> None:
     source = FencelineDataSource({"kafka.bootstrap.servers": "h:1", "subscribe": "t", "endingOffsets": "latest"})
     reader = source.streamReader(spark_schema(include_headers=False, include_leader_epoch=False))
     assert isinstance(reader, RefusedStreamReader)

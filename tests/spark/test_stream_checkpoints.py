@@ -1,5 +1,5 @@
-"""A stream that goes on from a checkpoint of an older release (of Spark's Kafka source: `test_adoption`). No session,
-no broker."""
+"""A stream that continues from a checkpoint of an older release (of Spark's Kafka source: `test_adoption`). No
+session, no broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.spark.streams import ALL, cluster_with, losing, make, reads
 pytestmark = pytest.mark.usefixtures("no_idle_wait")
 
 
-def test_a_checkpoint_of_an_older_release_goes_back_to_the_beginning_when_it_can_not_know_better() -> None:
+def test_an_old_checkpoint_with_unknown_divergence_restarts_at_the_beginning() -> None:
     cluster = cluster_with(100)
     cluster.logs[TopicPartition("t", 0)] = FakeLog([3] * 60 + [4] * 90, leader_epoch=6)
     ids = cluster.ids["t"]
@@ -22,16 +22,16 @@ def test_a_checkpoint_of_an_older_release_goes_back_to_the_beginning_when_it_can
     later = reader.latestOffset(old, ALL)
     assert reads(reader, old, later) == {"t-0": (0, 150)}
     assert "divergent_offset" not in later["truncations"][0]
-    # Where it still holds it learns its epochs with the next batch.
+    # If it is still valid it gets its epochs with the next batch.
     fine = {"topics": {"t": {"id": ids, "partitions": {"0": {"leader_epoch": 4, "offset": 120}}}}, "version": 1}
     later = reader.latestOffset(fine, ALL)
     assert later["topics"]["t"]["partitions"]["0"]["epochs"] == [[3, 0], [4, 60]]
 
 
-def test_a_checkpoint_without_epochs_notices_at_least_a_shorter_log() -> None:
+def test_a_checkpoint_without_epochs_detects_a_shorter_log() -> None:
     cluster = cluster_with(100)
     error = losing(cluster, {"t": {"0": 150}})
     assert (error.kind, error.losses[0].offset) == (LossKind.LOG_TRUNCATED, 150)
-    # Where the histories part is not known: all of the log is read again rather than less than what changed.
+    # The divergence point is unknown: the complete log is reread rather than less than what changed.
     reader = make(cluster, onTruncation="rewind")
     assert reads(reader, {"t": {"0": 150}}, reader.latestOffset({"t": {"0": 150}}, ALL)) == {"t-0": (0, 100)}

@@ -1,4 +1,4 @@
-"""How much one batch of a stream takes, by its options and its trigger. No Spark session, no broker."""
+"""The size of one batch of a stream, by its options and its trigger. No Spark session, no broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_trigger_once_ignores_the_limit() -> None:
     assert ends(reader.latestOffset(reader.initialOffset(), ALL)) == {"t-0": 900, "t-1": 100}
 
 
-def test_min_offsets_hold_a_batch_back_until_the_delay_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_min_offsets_delay_a_batch_until_the_maximum_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_with(5)
     reader = make(cluster, minOffsetsPerTrigger="10", maxTriggerDelay="1m")
     limit = reader.getDefaultReadLimit()
@@ -52,7 +52,7 @@ def test_min_and_max_together() -> None:
     assert reader.latestOffset(end, limit) == end
 
 
-def test_available_now_stops_at_what_was_there_when_it_began() -> None:
+def test_available_now_stops_at_the_end_offsets_of_its_start() -> None:
     cluster = cluster_with(100)
     reader = make(cluster, maxOffsetsPerTrigger="60", minOffsetsPerTrigger="50")
     reader.prepareForTriggerAvailableNow()

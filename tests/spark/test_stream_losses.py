@@ -1,4 +1,4 @@
-"""A stream whose topic is another one, has expired, or is gone. No Spark session, no broker."""
+"""A stream whose topic was recreated, has expired, or was deleted. No Spark session, no broker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.spark.streams import ALL, cluster_with, ends, losing, make, planned, 
 pytestmark = pytest.mark.usefixtures("no_idle_wait")
 
 
-def test_what_was_known_of_a_topic_is_forgotten_with_it() -> None:
+def test_the_history_of_a_deleted_topic_is_forgotten() -> None:
     cluster = cluster_with(0)
     cluster.log("t").elect(3)
     cluster.log("t").append(50)
@@ -27,7 +27,7 @@ def test_what_was_known_of_a_topic_is_forgotten_with_it() -> None:
     assert later["topics"]["t"] == {"id": "new", "partitions": {"0": place}}
 
 
-def test_a_recreated_topic_is_noticed_even_when_it_is_longer() -> None:
+def test_a_recreated_topic_is_detected_even_when_it_is_longer() -> None:
     cluster = cluster_with(5)
     _, end = planned(cluster)
     old = cluster.ids["t"]
@@ -46,7 +46,7 @@ def test_a_recreated_topic_is_noticed_even_when_it_is_longer() -> None:
     assert later["topics"]["t"]["id"] == "new"
 
 
-def test_a_checkpoint_of_another_cluster_is_named_as_that() -> None:
+def test_a_checkpoint_of_another_cluster_is_reported_as_such() -> None:
     cluster = cluster_with(5)
     _, end = planned(cluster)
     other = FakeCluster(t=1)
@@ -55,11 +55,11 @@ def test_a_checkpoint_of_another_cluster_is_named_as_that() -> None:
     error = losing(other, end)
     assert error.kind is LossKind.TOPIC_RECREATED
     assert "checkpoint is of cluster a-cluster" in str(error)
-    # Brokers that give topics no ids: the cluster's tells it.
+    # Brokers without topic ids: the cluster id shows it.
     cluster.ids["t"] = other.ids["t"] = None
     _, end = planned(cluster)
     assert losing(other, end).kind is LossKind.TOPIC_RECREATED
-    # A cluster that was moved as it was keeps its topics' ids, and is held against its epochs.
+    # A migrated cluster keeps its topic ids, and is checked by its epochs.
     cluster.ids["t"] = other.ids["t"] = "same"
     other.log("t").append(9)
     _, end = planned(cluster)
@@ -68,7 +68,7 @@ def test_a_checkpoint_of_another_cluster_is_named_as_that() -> None:
     assert "leads to cluster another-cluster" in str(losing(other, end))
 
 
-def test_expired_offsets_are_noticed() -> None:
+def test_expired_offsets_are_detected() -> None:
     cluster = cluster_with(5)
     _, end = planned(cluster)
     cluster.log("t").append(20)
@@ -80,7 +80,7 @@ def test_expired_offsets_are_noticed() -> None:
     assert reads(lax, end, later) == {"t-0": (9, 25)}
 
 
-def test_expiry_of_what_is_read_already_is_no_loss() -> None:
+def test_expiry_of_read_records_is_no_loss() -> None:
     cluster = cluster_with(5)
     _, end = planned(cluster)
     cluster.log("t").start = 5
@@ -88,14 +88,14 @@ def test_expiry_of_what_is_read_already_is_no_loss() -> None:
     assert reader.latestOffset(end, ALL) == end
 
 
-def test_a_new_partition_that_lost_its_first_records_is_noticed() -> None:
+def test_a_new_partition_that_lost_its_first_records_is_detected() -> None:
     cluster = cluster_with(5)
     _, end = planned(cluster)
     cluster.logs[TopicPartition("t", 1)] = type(cluster.log("t"))([0] * 9, start=4)
     assert losing(cluster, end).kind is LossKind.OFFSETS_EXPIRED
 
 
-def test_partitions_that_are_gone_are_noticed() -> None:
+def test_deleted_partitions_are_detected() -> None:
     cluster = cluster_with(5)
     cluster.create("u", 1)
     cluster.log("u").append(2)

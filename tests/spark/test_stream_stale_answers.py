@@ -1,5 +1,5 @@
-"""Brokers whose answers are older than what a stream knows: it asks again, and takes none of them for a loss. No Spark
-session, no broker."""
+"""Brokers whose answers are older than the state of a stream: it retries, and treats none of them as a loss. No
+Spark session, no broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.spark.streams import ALL, cluster_with, ends, make, planned
 pytestmark = pytest.mark.usefixtures("no_idle_wait")
 
 
-def test_a_leader_that_does_not_know_the_newest_epoch_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_unaware_of_the_newest_epoch_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_with(100)
     cluster.log("t").elect(3)
     cluster.log("t").append(50)
@@ -34,7 +34,7 @@ def test_a_leader_that_does_not_know_the_newest_epoch_yet_is_asked_again(monkeyp
     assert len(looks) > 1
 
 
-def test_a_broker_that_has_not_heard_of_a_partition_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_unaware_of_a_partition_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_with(5, 3)
     _, end = planned(cluster)
     log = cluster.logs.pop(TopicPartition("t", 1))
@@ -51,14 +51,14 @@ def test_a_broker_that_has_not_heard_of_a_partition_yet_is_asked_again(monkeypat
     assert len(looks) > 1
 
 
-def test_an_end_that_was_stale_is_looked_at_again() -> None:
+def test_a_stale_end_offset_is_requested_again() -> None:
     cluster = cluster_with(160)
     cluster.stale_ends[TopicPartition("t", 0)] = [120, 130]
     reader = make(cluster, onUnproven="accept")
     assert ends(reader.latestOffset({"t": {"0": 150}}, ALL)) == {"t-0": 160}
 
 
-def test_a_high_watermark_that_lags_behind_a_matching_epoch_is_no_loss() -> None:
+def test_a_high_watermark_lagging_behind_a_matching_epoch_is_no_loss() -> None:
     cluster = cluster_with(150)
     _, end = planned(cluster)
     cluster.log("t").elect(1)
@@ -67,7 +67,7 @@ def test_a_high_watermark_that_lags_behind_a_matching_epoch_is_no_loss() -> None
     assert reader.latestOffset(end, ALL) == end
 
 
-def test_an_election_between_two_questions_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_repeated_after_an_election_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_with(5)
     _, end = planned(cluster)
     real = cluster.epoch_ends

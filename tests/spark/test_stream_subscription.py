@@ -24,7 +24,7 @@ def test_new_partitions_are_read_from_their_beginning() -> None:
     assert reads(reader, end, later) == {"t-1": (0, 3)}
 
 
-def test_patterns_pick_new_topics_up_and_leave_internal_ones_out() -> None:
+def test_patterns_include_new_topics_and_exclude_internal_ones() -> None:
     cluster = FakeCluster(ta=1, x=1)
     cluster.create("t__internal", 1)
     cluster.internal.add("t__internal")
@@ -49,7 +49,7 @@ def test_a_topic_that_does_not_exist_is_named() -> None:
         reader.latestOffset(reader.initialOffset(), ALL)
 
 
-def test_explicit_starting_offsets_must_name_all_and_exist() -> None:
+def test_explicit_starting_offsets_must_name_all_existing_partitions() -> None:
     cluster = cluster_with(5, 5)
     for wrong in ('{"t":{"0":1}}', '{"t":{"0":1,"1":1,"2":1}}'):
         reader = make(cluster, startingOffsets=wrong)
@@ -87,7 +87,7 @@ def expired_topic(cluster: FakeCluster, name: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["subscribePattern", "subscribe", "assign"])
-def test_a_topic_that_is_added_has_lost_nothing_of_before(how: str) -> None:
+def test_an_added_topic_has_no_earlier_losses(how: str) -> None:
     cluster = FakeCluster(ta=1)
     cluster.log("ta").append(1)
     one, both = {
@@ -101,14 +101,14 @@ def test_a_topic_that_is_added_has_lost_nothing_of_before(how: str) -> None:
     reader = make(cluster, **{how: both})
     later = reader.latestOffset(end, ALL)
     assert reads(reader, end, later) == {"tb-0": (800, 1000)}
-    # A replay reads the same, and what expires from now on is missed.
+    # A replay reads the same, and records that expire from now on are reported.
     assert reads(make(cluster, **{how: both}), end, later) == {"tb-0": (800, 1000)}
     cluster.log("tb").start = 900
     with pytest.raises(DataLossError, match="offsets 800 to 899 were deleted"):
         make(cluster, **{how: both}).partitions(end, later)
 
 
-def test_a_partition_that_is_assigned_later_has_lost_nothing_of_before() -> None:
+def test_a_partition_assigned_later_has_no_earlier_losses() -> None:
     cluster = cluster_with(5, 1000)
     first = make(cluster, assign='{"t":[0]}')
     end = first.latestOffset(first.initialOffset(), ALL)
@@ -117,7 +117,7 @@ def test_a_partition_that_is_assigned_later_has_lost_nothing_of_before() -> None
     assert reads(reader, end, reader.latestOffset(end, ALL)) == {"t-1": (800, 1000)}
 
 
-def test_a_partition_that_its_topic_gained_has_lost_what_expired() -> None:
+def test_a_partition_added_to_its_topic_reports_expired_records() -> None:
     cluster = cluster_with(5)
     first = make(cluster)
     end = first.latestOffset(first.initialOffset(), ALL)
@@ -126,7 +126,7 @@ def test_a_partition_that_its_topic_gained_has_lost_what_expired() -> None:
         make(cluster).latestOffset(end, ALL)
 
 
-def test_what_expires_after_a_running_query_saw_the_topic_is_missed() -> None:
+def test_records_expired_after_discovery_of_the_topic_are_reported() -> None:
     cluster = FakeCluster(ta=1)
     cluster.log("ta").append(1)
     reader = make(cluster, subscribePattern="t.*", onExpired="continue")
@@ -138,7 +138,7 @@ def test_what_expires_after_a_running_query_saw_the_topic_is_missed() -> None:
     later = reader.latestOffset(end, ALL)
     assert [(loss["offset"], loss["log_start_offset"]) for loss in later["expired"]] == [(0, 800)]
     assert reads(reader, end, later) == {"tb-0": (800, 1000)}
-    # A topic of that name that is created anew is another one.
+    # A recreated topic of the same name is a different topic.
     cluster.delete("tb")
     cluster.create("tb", 1)
     cluster.log("tb").append(10)

@@ -1,4 +1,5 @@
-"""A stream whose log was cut: when it plans, when it replays, told to fail or go back. No Spark session, no broker."""
+"""A stream whose log was truncated: while planning and while replaying, with the policies fail and rewind. No Spark
+session, no broker."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.spark.streams import ALL, cluster_with, ends, losing, make, planned, 
 pytestmark = pytest.mark.usefixtures("no_idle_wait")
 
 
-def test_truncation_and_regrowth_is_noticed_in_latest_offset() -> None:
+def test_truncation_and_regrowth_is_detected_in_latest_offset() -> None:
     cluster = cluster_with(150)
     _, end = planned(cluster)
     cluster.log("t").elect(2, keep=100)
@@ -27,7 +28,7 @@ def test_truncation_and_regrowth_is_noticed_in_latest_offset() -> None:
 
 
 @pytest.mark.parametrize("known", ["here", None])
-def test_a_truncation_names_the_cluster_that_the_checkpoint_knows(known: str | None) -> None:
+def test_a_truncation_names_the_cluster_of_the_checkpoint(known: str | None) -> None:
     cluster = cluster_with(150)
     cluster.id = known
     _, first = planned(cluster)
@@ -41,7 +42,7 @@ def test_a_truncation_names_the_cluster_that_the_checkpoint_knows(known: str | N
         assert f'"cluster_id": {json.dumps(known)}' in str(error)
 
 
-def test_a_running_query_notices_it_too() -> None:
+def test_a_running_query_detects_a_truncation() -> None:
     cluster = cluster_with(150)
     reader = make(cluster)
     end = reader.latestOffset(reader.initialOffset(), ALL)
@@ -55,7 +56,7 @@ def test_a_running_query_notices_it_too() -> None:
         reader.latestOffset(end, ALL)
 
 
-def test_truncation_is_noticed_when_a_batch_is_replayed() -> None:
+def test_truncation_is_detected_when_a_batch_is_replayed() -> None:
     cluster = cluster_with(150)
     _, first = planned(cluster)
     cluster.log("t").append(50)
@@ -64,14 +65,14 @@ def test_truncation_is_noticed_when_a_batch_is_replayed() -> None:
     cluster.log("t").append(100)
     error = losing(cluster, first, second)
     assert (error.kind, error.losses[0].divergent_offset, error.losses[0].offset) == (LossKind.LOG_TRUNCATED, 180, 200)
-    # Below the start as well: told once, for the start.
+    # Below the start as well: reported once, for the start.
     cluster.log("t").elect(3, keep=100)
     cluster.log("t").append(200)
     error = losing(cluster, first, second)
     assert [(loss.divergent_offset, loss.offset) for loss in error.losses] == [(100, 150)]
 
 
-def test_truncation_without_failing_goes_on_from_the_divergence_point() -> None:
+def test_a_tolerated_truncation_continues_from_the_divergence_point() -> None:
     cluster = cluster_with(150)
     _, end = planned(cluster)
     cluster.log("t").elect(2, keep=100)
@@ -83,7 +84,7 @@ def test_truncation_without_failing_goes_on_from_the_divergence_point() -> None:
     assert lax.latestOffset(later, ALL) == later
 
 
-def test_without_failing_offsets_may_go_back() -> None:
+def test_tolerated_losses_may_move_offsets_back() -> None:
     cluster = cluster_with(150)
     _, end = planned(cluster)
     cluster.log("t").elect(2, keep=100)
@@ -96,7 +97,7 @@ def test_without_failing_offsets_may_go_back() -> None:
     assert reads(lax, later, lax.latestOffset(later, ALL)) == {"t-0": (120, 125)}
 
 
-def test_each_policy_is_for_its_own_kind() -> None:
+def test_each_policy_applies_to_its_own_kind() -> None:
     cluster = cluster_with(150)
     _, end = planned(cluster)
     cluster.log("t").elect(2, keep=100)
@@ -110,7 +111,7 @@ def test_each_policy_is_for_its_own_kind() -> None:
         other.latestOffset(end, ALL)
 
 
-def test_the_offset_tells_what_was_lost_and_only_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_offset_reports_each_loss_once(caplog: pytest.LogCaptureFixture) -> None:
     cluster = cluster_with(150)
     _, end = planned(cluster)
     cluster.log("t").elect(2, keep=100)
@@ -144,7 +145,7 @@ def test_the_offset_tells_what_was_lost_and_only_once(caplog: pytest.LogCaptureF
 
 
 def test_a_rewind_is_replayed_as_it_was_planned() -> None:
-    """Also when by then the log is again what it was before: what was planned is in the checkpoint."""
+    """Even if the log has returned to its earlier state by then: the plan is in the checkpoint."""
     cluster = cluster_with(150)
     _, end = planned(cluster)
     before = list(cluster.log("t").epochs)
@@ -161,7 +162,7 @@ def test_a_rewind_is_replayed_as_it_was_planned() -> None:
     assert reads(again, later, third) == {"t-0": (100, 150)}
 
 
-def test_a_replay_reads_what_is_left_of_its_range_and_goes_back_for_the_rest() -> None:
+def test_a_replay_reads_the_rest_of_its_range_and_then_rewinds() -> None:
     cluster = cluster_with(150)
     _, first = planned(cluster)
     cluster.log("t").append(50)
@@ -171,15 +172,15 @@ def test_a_replay_reads_what_is_left_of_its_range_and_goes_back_for_the_rest() -
     cluster.log("t").append(5)
     reader = make(cluster, onTruncation="rewind")
     assert reads(reader, first, second) == {"t-0": (150, 180)}
-    # An unclean election later the log is what it was: what the batch left out is read nevertheless.
+    # After another unclean election the log is in its earlier state: records that the batch skipped are still read.
     cluster.logs[TopicPartition("t", 0)] = FakeLog(before, leader_epoch=3)
     third = reader.latestOffset(second, ALL)
     assert reads(reader, second, third) == {"t-0": (180, 200)}
     assert third["truncations"][0]["resume_offset"] == 180
 
 
-def test_two_elections_within_a_batch_are_reason_to_read_it_again() -> None:
-    """A task may have met the log of the first one and have left something out, and the second may have undone it."""
+def test_two_elections_within_a_batch_cause_a_reread() -> None:
+    """A task may have read the log of the first election and skipped records, and the second may have restored them."""
     cluster = cluster_with(150)
     reader = make(cluster, onTruncation="rewind")
     first = reader.latestOffset(reader.initialOffset(), ALL)
@@ -189,16 +190,15 @@ def test_two_elections_within_a_batch_are_reason_to_read_it_again() -> None:
     cluster.log("t").elect(2)
     third = reader.latestOffset(second, ALL)
     assert reads(reader, second, third) == {"t-0": (150, 200)}
-    # Once that is settled, elections are of no interest.
+    # After the reread, elections are ignored.
     assert reader.latestOffset(third, ALL) == third
     cluster.log("t").elect(9)
     assert reader.latestOffset(third, ALL) == third
     assert make(cluster).latestOffset(second, ALL) == second
 
 
-def test_a_batch_that_is_read_again_for_two_elections_each_time_differs_each_time() -> None:
-    """Spark runs no batch whose end is, as text, where the query stands (S4): what lies behind it would wait for
-    ever."""
+def test_batches_reread_after_two_elections_have_distinct_end_offsets() -> None:
+    """Spark runs no batch whose end offset equals, as text, the current one (S4): later records would never be read."""
     cluster = cluster_with(5)
     reader = make(cluster, onTruncation="rewind")
     limit = ReadMaxRows(4)
@@ -222,7 +222,7 @@ def test_a_rewind_over_several_elections_is_exact() -> None:
         log.elect(epoch)
         log.append(10)
         end = reader.latestOffset(end, ALL)
-    # The leader of epoch 3 had 107 records, wrote 20 of its own, and wins.
+    # The leader of epoch 3 had 107 records, appended 20, and is elected.
     cluster.logs[TopicPartition("t", 0)] = FakeLog([0] * 100 + [2] * 7 + [3] * 50, leader_epoch=6)
     with pytest.raises(DataLossError) as caught:
         make(cluster).latestOffset(end, ALL)
@@ -234,7 +234,7 @@ def test_a_rewind_over_several_elections_is_exact() -> None:
     assert later["topics"]["t"]["partitions"]["0"] == place
 
 
-def test_an_election_without_loss_goes_unremarked() -> None:
+def test_an_election_without_loss_is_not_reported() -> None:
     cluster = cluster_with(5)
     begin, end = planned(cluster)
     cluster.log("t").elect(7)

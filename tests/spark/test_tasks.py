@@ -1,4 +1,4 @@
-"""What a task does with the client's answers; the client is a fake."""
+"""How a task handles the client's answers; the client is a fake."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ID = UUID(int=7)
 
 
 class FakeReader:
-    """Gives ranges in batches of ten; `troubles` are raised, once each, before the offset they are keyed by."""
+    """Returns ranges in batches of ten; each of `troubles` is raised once, before the offset that is its key."""
 
     def __init__(self, log_start: int = 0, troubles: Mapping[int, Exception] | None = None) -> None:
         self.log_start = log_start
@@ -78,8 +78,8 @@ class FakeReader:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, reader: FakeReader, cluster: FakeCluster | None = None) -> FakeReader:
-    """`cluster`: what the leader says when a task asks it whether the log was cut; 12 records of epoch 2 if not given,
-    then 40 of epoch 9."""
+    """`cluster`: the leader that tasks query for truncations; by default a log with 12 records of epoch 2, then 40
+    of epoch 9."""
     if cluster is None:
         cluster = FakeCluster(t=2)
         cluster.logs[TP] = FakeLog([2] * 12 + [9] * 40, leader_epoch=9)
@@ -105,14 +105,14 @@ def offsets(
     return found
 
 
-def test_a_range_is_read_with_what_the_plan_knew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_is_read_with_the_epochs_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = use(monkeypatch, FakeReader())
     assert offsets((OffsetRange(TP, 5, 25, 2, 3),)) == list(range(5, 25))
     (asked,) = reader.asked
     assert (asked[TP].leader_epoch, asked[TP].max_leader_epoch, asked[TP].topic_id) == (2, 3, ID)
 
 
-def test_pieces_of_one_partition_are_read_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_of_one_partition_are_read_sequentially(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = use(monkeypatch, FakeReader())
     assert offsets((OffsetRange(TP, 0, 5), OffsetRange(TP, 10, 15))) == [*range(5), *range(10, 15)]
     assert len(reader.asked) == 2
@@ -124,7 +124,7 @@ def test_only_chosen_columns_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert offsets((OffsetRange(TP, 0, 3),), schema=StructType([whole["offset"], whole["key"]])) == [0, 1, 2]
 
 
-def test_the_partition_that_spark_stands_in_reads_nothing() -> None:
+def test_the_placeholder_partition_of_spark_reads_nothing() -> None:
     plan = ReadPlan({}, spark_schema(include_headers=False, include_leader_epoch=False), STRICT)
     assert list(read_ranges(plan, InputPartition(None))) == []
 
@@ -142,7 +142,7 @@ TROUBLES = [
 
 
 @pytest.mark.parametrize(("trouble", "kind", "offset", "divergence"), TROUBLES)
-def test_the_clients_findings_become_losses_with_what_the_leader_says_of_the_range(
+def test_client_errors_become_losses_with_the_range_of_the_leader(
     monkeypatch: pytest.MonkeyPatch, trouble: ClientError, kind: LossKind, offset: int, divergence: int | None
 ) -> None:
     reader = use(monkeypatch, FakeReader(troubles={20: trouble}))
@@ -155,7 +155,7 @@ def test_the_clients_findings_become_losses_with_what_the_leader_says_of_the_ran
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_any_other_refusal_stays_what_it_is(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
+def test_other_errors_are_raised_unchanged(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
     refusal = ClientError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no")
     reader = use(monkeypatch, FakeReader(troubles={20: refusal}))
     with pytest.raises(ClientError, match="no"):
@@ -163,22 +163,20 @@ def test_any_other_refusal_stays_what_it_is(monkeypatch: pytest.MonkeyPatch, str
     assert reader.closed == 1
 
 
-def test_without_failing_expired_records_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tolerated_expired_records_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     expired = OffsetOutOfRangeError("t", 0, 20, log_start_offset=25, log_end_offset=90)
     use(monkeypatch, FakeReader(troubles={20: expired}))
     assert offsets((OffsetRange(TP, 0, 40),), strict=False) == [*range(20), *range(25, 40)]
 
 
-def test_without_failing_a_cut_range_ends_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tolerated_truncated_range_ends_and_others_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeReader(troubles={20: CUT}))
     other = OffsetRange(TopicPartition("t", 1), 100, 105)
     assert offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS), other), strict=False) == [*range(20), *range(100, 105)]
 
 
 @pytest.mark.parametrize("trouble", [CUT, TopicReplacedError("t", ID, UUID(int=8))])
-def test_a_query_without_a_next_plan_can_not_leave_anything_to_it(
-    monkeypatch: pytest.MonkeyPatch, trouble: ClientError
-) -> None:
+def test_a_query_without_a_next_plan_must_fail(monkeypatch: pytest.MonkeyPatch, trouble: ClientError) -> None:
     use(monkeypatch, FakeReader(troubles={20: trouble}))
     with pytest.raises(DataLossError, match="run the query again"):
         offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),), policy=LENIENT.for_one_batch())
@@ -190,15 +188,15 @@ def test_a_query_without_a_next_plan_can_not_leave_anything_to_it(
         offsets((OffsetRange(TP, 0, 40),), policy=STRICT.for_one_batch())
 
 
-def test_without_failing_a_range_is_read_up_to_where_the_next_plan_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan goes back to 12, and what lies below is still to be read: ending here would lose it in silence."""
+def test_a_tolerated_range_is_read_up_to_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan rewinds to 12, and the records below must still be read: ending here would lose them silently."""
     behind = OffsetOutOfRangeError("t", 0, 5, log_start_offset=0, log_end_offset=5)
     use(monkeypatch, FakeReader(troubles={5: behind}))
     assert offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),), strict=False) == list(range(12))
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_log_that_only_lags_is_no_truncation(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
+def test_a_lagging_log_is_no_truncation(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
     cluster = FakeCluster(t=1)
     cluster.logs[TP] = FakeLog([2] * 15 + [3] * 25, leader_epoch=3)
     behind = OffsetOutOfRangeError("t", 0, 20, log_start_offset=0, log_end_offset=20)
@@ -208,20 +206,22 @@ def test_a_log_that_only_lags_is_no_truncation(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("trouble", [CUT, EpochMismatchError("t", 0, 22, 5, 3)])
-def test_what_the_leader_does_not_confirm_is_read_again(monkeypatch: pytest.MonkeyPatch, trouble: ClientError) -> None:
+def test_records_the_leader_does_not_confirm_are_read_again(
+    monkeypatch: pytest.MonkeyPatch, trouble: ClientError
+) -> None:
     cluster = FakeCluster(t=1)
     cluster.logs[TP] = FakeLog([2] * 15 + [3] * 25, leader_epoch=3)
     use(monkeypatch, FakeReader(troubles={20: trouble}), cluster)
     assert offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),)) == list(range(40))
 
 
-def test_a_plan_without_epochs_ends_where_the_log_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_without_epochs_ends_at_the_log_end(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = OffsetOutOfRangeError("t", 0, 20, log_start_offset=0, log_end_offset=20)
     use(monkeypatch, FakeReader(troubles={20: gone}))
     assert offsets((OffsetRange(TP, 0, 40),), strict=False) == list(range(20))
 
 
-def test_a_topic_that_was_replaced_is_left_to_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recreated_topic_is_left_to_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeReader(troubles={20: TopicReplacedError("t", ID, UUID(int=8))}))
     found = offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS), OffsetRange(TopicPartition("t", 1), 0, 5)), strict=False)
     assert found == list(range(20))

@@ -1,5 +1,5 @@
-"""A log that is cut under a running checkpoint and grows again beyond it: the case that offsets alone never show
-(`pyspark.md` S32). The cut is made in the stopped node's files, as an unclean election would leave them.
+"""A log that is truncated below a checkpoint and grows again beyond it: the case that offsets alone never show
+(`pyspark.md` S32). The log is truncated in the stopped node's files, as after an unclean election.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def test_a_cut_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+def test_a_truncated_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     table, topic = str(tmp_path / "table"), "cut"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -45,7 +45,7 @@ def test_a_cut_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path:
         assert (loss.kind, loss.offset, loss.divergent_offset) == (LossKind.LOG_TRUNCATED, 150, 100)
         assert len(rows(table)) == 150
 
-        # Told to go on, it reads all of the new history, from the divergence point.
+        # With the rewind policy it reads all of the new history, from the divergence point.
         drain(stream(spark, broker.bootstrap, topic, onTruncation="rewind"), table, checkpoint)
         new = [value for _, offset, value in rows(table) if offset >= 100 and int(value) >= 1000]
         assert new == [b"%d" % value for value in range(1000, 1100)]
@@ -53,20 +53,20 @@ def test_a_cut_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path:
 
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
-    """With a topic `t` of 150 records, 100 of them in batches of their own."""
+    """With a topic `t` of 150 records, 100 of them in separate batches."""
     with node_to_cut() as running:
         yield running
 
 
 def cut_and_grow(node: EmbeddedNode) -> Broker:
-    """The log has 100 of what was in it, and 100 others."""
+    """The log keeps 100 of its records, followed by 100 others."""
     restart_cut(node, "t", 100)
     broker = Broker("fenceline", node.bootstrap)
     broker.produce("t", range(1000, 1100))
     return broker
 
 
-def told(error: BaseException | None) -> list[tuple[LossKind, int | None, int]]:
+def losses_in(error: BaseException | None) -> list[tuple[LossKind, int | None, int]]:
     assert error is not None
     return [(loss.kind, loss.divergent_offset, loss.offset) for loss in parse(error) or ()]
 
@@ -75,8 +75,8 @@ def values(spark: SparkSession, table: str) -> list[int]:
     return sorted(int(row.value) for row in spark.read.parquet(table).collect())
 
 
-def test_a_batch_read_is_told_when_the_log_is_cut_after_it_was_planned(spark: SparkSession, node: EmbeddedNode) -> None:
-    """Whatever its options say: no later batch would read what it left out."""
+def test_a_batch_read_fails_when_the_log_is_truncated_after_planning(spark: SparkSession, node: EmbeddedNode) -> None:
+    """Whatever its options: no later batch would read the skipped records."""
     before = Broker("fenceline", node.bootstrap)
     frames = [batch(spark, before.bootstrap, "t"), batch(spark, before.bootstrap, "t", onTruncation="rewind")]
     for frame in frames:
@@ -85,15 +85,15 @@ def test_a_batch_read_is_told_when_the_log_is_cut_after_it_was_planned(spark: Sp
     for frame in frames:
         with pytest.raises(Exception, match="run the query again") as caught:
             frame.collect()
-        assert told(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
+        assert losses_in(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
     assert batch(spark, after.bootstrap, "t").count() == 200
 
 
 @pytest.mark.parametrize("policy", ["fail", "rewind"])
-def test_a_stream_is_told_when_the_log_is_cut_between_plan_and_read(
+def test_a_stream_detects_a_truncation_between_plan_and_read(
     spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str, policy: str
 ) -> None:
-    """What executors find (`pyspark.md` S14): the batch was planned while all of it was there."""
+    """Losses found by executors (`pyspark.md` S14): the batch was planned while all its records existed."""
     table, seen = str(tmp_path / "table"), list[int]()
 
     def write(frame: DataFrame, batch_id: int) -> None:
@@ -113,23 +113,23 @@ def test_a_stream_is_told_when_the_log_is_cut_between_plan_and_read(
     if policy == "fail":
         with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
             run()
-        assert told(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
+        assert losses_in(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
         assert not list(Path(table).glob("*.parquet"))
-        # The batch is in the checkpoint, and is planned anew from there: that is told, too (S8).
+        # The batch is in the checkpoint, and is replanned from there: that is reported, too (S8).
         with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
             run()
-        assert told(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
+        assert losses_in(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
     queries = [run(onTruncation="rewind"), run(onTruncation="rewind")]
     losses = [loss for query in queries for progress in query.recentProgress for loss in losses_of(progress)]
     assert (LossKind.LOG_TRUNCATED, 100, 150) in [(loss.kind, loss.divergent_offset, loss.offset) for loss in losses]
-    # A node that starts again has been elected twice since the plan: what was read under it may be read again.
+    # A restarted node has been elected twice since the plan: records read under it may be read again.
     assert sorted(set(values(spark, table))) == [*range(100), *range(1000, 1100)]
 
 
-def test_a_batch_that_is_replayed_is_told(
+def test_a_replayed_batch_detects_a_truncation(
     spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str
 ) -> None:
-    """Spark replays a batch that it has no commit of without asking for offsets first (S8)."""
+    """Spark replays an uncommitted batch without requesting offsets first (S8)."""
     table = str(tmp_path / "table")
 
     def run(**options: Any) -> list[Loss]:
@@ -147,7 +147,7 @@ def test_a_batch_that_is_replayed_is_told(
     cut_and_grow(node)
     with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
         run()
-    assert told(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
+    assert losses_in(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
     losses = run(onTruncation="rewind")
     assert [(loss.divergent_offset, loss.resume_offset) for loss in losses] == [(100, 100)]
     assert values(spark, table) == [*range(100), *range(1000, 1100)]

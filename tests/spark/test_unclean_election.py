@@ -1,5 +1,5 @@
-"""Both sources over a real unclean election, on three brokers of Apache Kafka 4.3.1 and on three of Fenceline: the case
-of `pyspark.md` S25, S26 and S32, with `unclean.leader.election.enable`, as it comes to pass in production.
+"""Both sources across a real unclean election, on three brokers of Apache Kafka 4.3.1 and on three of Fenceline: the
+case of `pyspark.md` S25, S26 and S32, with `unclean.leader.election.enable`, as it happens in production.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def found_in(losses: tuple[Loss, ...] | list[Loss] | None) -> list[tuple[LossKin
 
 
 @pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`")
-def test_the_connector_goes_on_and_the_source_does_not(
-    spark: SparkSession, story: UncleanStory, tmp_path: Path
-) -> None:
+def test_the_connector_continues_and_the_source_fails(spark: SparkSession, story: UncleanStory, tmp_path: Path) -> None:
     kept, lost = story.part()
     sinks = Sinks(spark, story.bootstrap, story.tp.topic, tmp_path)
     for word in (OURS, THEIRS):
@@ -66,7 +64,7 @@ def test_the_connector_goes_on_and_the_source_does_not(
     story.lead_uncleanly(SECOND, instead_of=FIRST)
     new = story.write(2 * LOST, "new")
 
-    # The connector, told to fail on data loss: no error. What is stale stays, and what is new below 150 is never read.
+    # The connector with failOnDataLoss=true: no error. Stale rows stay, and new records below 150 are never read.
     sinks.drain(THEIRS, failOnDataLoss=True)
     assert sinks.rows(THEIRS) == sorted([*at(0, [*kept, *lost]), *at(END, new[LOST:])])
 
@@ -79,13 +77,13 @@ def test_the_connector_goes_on_and_the_source_does_not(
     assert sinks.rows(OURS) == sorted([*at(0, [*kept, *lost]), *at(KEPT, new)])
     told = [loss for progress in query.recentProgress for loss in losses_of(progress)]
     assert found_in(told) == [(LossKind.LOG_TRUNCATED, KEPT, END)]
-    # The old leader comes back and cuts its log: nothing more is told.
+    # The old leader returns and truncates its log: no further loss is reported.
     story.restart(FIRST)
     sinks.drain(OURS)
     assert len(sinks.rows(OURS)) == KEPT + LOST + len(new)
 
 
-def test_a_query_that_runs_all_the_while_is_told(spark: SparkSession, story: UncleanStory, tmp_path: Path) -> None:
+def test_a_running_query_detects_an_unclean_election(spark: SparkSession, story: UncleanStory, tmp_path: Path) -> None:
     given = {
         "kafka.bootstrap.servers": story.bootstrap,
         "subscribe": story.tp.topic,
@@ -106,7 +104,7 @@ def test_a_query_that_runs_all_the_while_is_told(spark: SparkSession, story: Unc
         query.processAllAvailable()
         assert rows() == at(0, [*kept, *lost])
         story.lead_uncleanly(SECOND, instead_of=FIRST)
-        # Told before anything is written in the new history.
+        # Reported before anything is written in the new history.
         eventually(lambda: not query.isActive, "the query has ended", wait_s=WAIT_S)
     finally:
         query.stop()
@@ -120,7 +118,7 @@ def test_a_query_that_runs_all_the_while_is_told(spark: SparkSession, story: Unc
         query.processAllAvailable()
         told = [loss for progress in query.recentProgress for loss in losses_of(progress)]
         assert set(found_in(told)) == {(LossKind.LOG_TRUNCATED, KEPT, END)}
-        # Another one, while it runs: back to the old history, which the other replica still has.
+        # Another election while it runs: back to the old history, which the other replica still has.
         story.lead_uncleanly(FIRST, instead_of=SECOND)
         newest = story.write(1, "newest")
         eventually(lambda: at(END, newest)[0] in rows(), "what came last", wait_s=WAIT_S)
@@ -129,20 +127,20 @@ def test_a_query_that_runs_all_the_while_is_told(spark: SparkSession, story: Unc
     assert query.exception() is None
     read = set(rows())
     assert read == {*at(0, [*kept, *lost]), *at(KEPT, new), *at(END, newest)}
-    # What had been read of the history that is back again is delivered again, in the epoch that it was written in.
+    # Records of the restored history are delivered again, in their original epoch.
     assert [offset for offset, value in rows() if value in lost] == sorted([*range(KEPT, END)] * 2)
 
 
-def test_a_table_is_the_log_again_by_its_stream_and_by_a_repair(
+def test_a_table_equals_the_log_again_after_its_stream_and_after_a_repair(
     spark: SparkSession, story: UncleanStory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same table twice: one goes on with its query, the other one is repaired by Spark's tasks."""
+    """The same table twice: one is continued by its query, the other is repaired by Spark's tasks."""
     topic, table, copy = story.tp.topic, str(tmp_path / "table"), str(tmp_path / "copy")
-    # Also for few files.
+    # Even for few files.
     monkeypatch.setattr(repair_executor, "_THREADS", 0)
 
     def fill() -> None:
-        # The third file has records of before and after the point where the histories part.
+        # The third file has records from before and after the divergence point.
         frame = tracked(spark, story.bootstrap, topic, maxOffsetsPerTrigger=LOST - 10)
         keep_equal(frame, table, str(tmp_path / "checkpoint"), story.bootstrap)
 
@@ -153,14 +151,14 @@ def test_a_table_is_the_log_again_by_its_stream_and_by_a_repair(
             (row.kind, row.start_offset, row.end_offset_exclusive, row.rows) for row in rows
         )
 
-    def held(path: str) -> list[Row]:
+    def table_rows(path: str) -> list[Row]:
         found = DeltaTable(path).to_pyarrow_table(columns=["offset", "value"]).to_pylist()
         return sorted((row["offset"], row["value"]) for row in found)
 
     kept, lost = story.part()
     fill()
     assert audited(table) == ("equal", [])
-    assert held(table) == at(0, [*kept, *lost])
+    assert table_rows(table) == at(0, [*kept, *lost])
     story.lead_uncleanly(SECOND, instead_of=FIRST)
     new = story.write(2 * LOST, "new")
     differs = [("behind", KEPT, KEPT + 2 * LOST, 2 * LOST), ("stale", KEPT, END, LOST)]
@@ -177,10 +175,10 @@ def test_a_table_is_the_log_again_by_its_stream_and_by_a_repair(
     assert (done.removed_rows, done.added_rows) == (LOST, 2 * LOST)
     assert f"{LOST} stale" in done.sentence()
     for path in (table, copy):
-        assert held(path) == at(0, [*kept, *new])
+        assert table_rows(path) == at(0, [*kept, *new])
         assert audited(path) == ("equal", [])
     assert pyspark_fenceline.repair(copy, story.bootstrap, topic, apply=True, kinds=kinds).version is None
-    # The old leader comes back and cuts its log: nothing is changed any more.
+    # The old leader returns and truncates its log: nothing changes.
     story.restart(FIRST)
     version = DeltaTable(table).version()
     fill()
@@ -188,11 +186,11 @@ def test_a_table_is_the_log_again_by_its_stream_and_by_a_repair(
     assert audited(table) == ("equal", [])
 
 
-def test_a_count_that_subtracts_is_that_of_the_log(
+def test_a_subtracting_count_equals_the_log(
     spark: SparkSession, story: UncleanStory, checkpoint: str, cluster: MixedCluster
 ) -> None:
-    """Evidence is what Fenceline's replica keeps when it cuts its log; a replica of Kafka keeps nothing, so that its
-    directory is read before it comes back."""
+    """Evidence is kept by a Fenceline replica when it truncates its log; a Kafka replica keeps none, so its
+    directory is read before it restarts."""
     from pyspark.sql import functions as f
 
     counts: dict[bytes, int] = {}

@@ -1,4 +1,5 @@
-"""A worker's first use leaves nothing for Spark's collections between uses; other processes are left alone."""
+"""The first task of a worker freezes its objects, so that Spark's garbage collections skip them; other processes are
+unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: object()))
 
 
-def test_what_a_worker_holds_after_its_first_task_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_alive_after_the_first_task_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_task(monkeypatch)
     workers.freeze_gc()
     held = gc.get_freeze_count()
@@ -42,12 +43,12 @@ def test_only_the_first_task_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_a_process_that_runs_no_task_is_left_alone() -> None:
+def test_a_process_without_tasks_is_unchanged() -> None:
     workers.freeze_gc()
     assert gc.get_freeze_count() == 0
 
 
-def test_who_commits_and_runs_no_task_is_known_by_sparks_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_committing_process_is_identified_by_the_spark_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = ModuleType("__main__")
     daemon.__spec__ = ModuleSpec("pyspark.daemon", None)
     monkeypatch.setitem(sys.modules, "__main__", daemon)
