@@ -29,7 +29,7 @@ UNSTEADY_IN_KAFKA = frozenset({"empty_group_after_failed_join"})
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in UNSTEADY_IN_KAFKA])
-def test_kafka_says_the_same(kafka: ApacheKafka, name: str) -> None:
+def test_responses_equal_those_of_kafka(kafka: ApacheKafka, name: str) -> None:
     theirs = asyncio.run(told_to_broker(kafka.port, SCRIPTS[name])).seen
     ours = asyncio.run(told_to_handlers(SCRIPTS[name]))[0].seen
     same(ours, theirs)
@@ -81,7 +81,7 @@ def test_kafka_stores_the_same_records(kafka: ApacheKafka) -> None:
 
 
 @pytest.mark.kafka
-def test_a_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
+def test_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
     """Everything that Kafka wrote during the scripts can be read, and what we would write for it are its own bytes."""
     count = 0
     for key, value in stored_by_kafka(kafka):

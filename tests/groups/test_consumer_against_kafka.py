@@ -61,7 +61,7 @@ def kafka() -> Iterator[ApacheKafka]:
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("name", CONSUMER_SCRIPTS)
-def test_kafka_says_the_same(kafka: ApacheKafka, name: str) -> None:
+def test_responses_equal_those_of_kafka(kafka: ApacheKafka, name: str) -> None:
     theirs = asyncio.run(told_to_broker(kafka.port, CONSUMER_SCRIPTS[name])).seen
     ours = asyncio.run(told_to_handlers(CONSUMER_SCRIPTS[name], SETTINGS))[0].seen
     same(ours, theirs)
@@ -138,7 +138,7 @@ def test_kafka_stores_the_same_records(kafka: ApacheKafka) -> None:
 
 
 @pytest.mark.kafka
-def test_a_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
+def test_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
     """Everything that Kafka wrote during the scripts is read, what we would write for it are its own bytes, and the
     groups are those that Kafka describes."""
     asyncio.run(told_to_broker(kafka.port, lambda s: hands_over(s, "loaded-1")))
@@ -179,7 +179,7 @@ async def _described(node: ApacheKafka, groups: list[str]) -> Any:
 
 
 @pytest.mark.kafka
-def test_the_hash_of_topics_is_kafkas(kafka: ApacheKafka) -> None:
+def test_topic_hash_equals_that_of_kafka(kafka: ApacheKafka) -> None:
     async def comes_and_goes(session: Session) -> None:
         await enter(session, "k-hash", "a", "t")
         await beat(session, "k-hash", "a", -1)
@@ -197,7 +197,7 @@ def test_the_hash_of_topics_is_kafkas(kafka: ApacheKafka) -> None:
 
 
 @pytest.mark.kafka
-def test_kafka_loads_a_log_of_ours(tmp_path: Path) -> None:
+def test_kafka_loads_our_log(tmp_path: Path) -> None:
     """Kafka is stopped, its log of one group's partition goes on with our records, and Kafka serves the group."""
     group = "ours"
 

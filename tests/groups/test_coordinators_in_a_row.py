@@ -156,7 +156,7 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_was_answered_and_told_stays_true(seed: int) -> None:
+def test_acknowledged_commits_and_returned_offsets_stay_valid(seed: int) -> None:
     story = Story(Random(seed))
     for _ in range(1_500):
         story.step()
@@ -164,7 +164,7 @@ def test_what_was_answered_and_told_stays_true(seed: int) -> None:
     assert story.positions_told > 0
 
 
-def test_without_the_wait_positions_are_taken_back() -> None:
+def test_returned_offsets_are_reverted_without_the_wait() -> None:
     """So that the test above is known to see it."""
     found = []
     for seed in range(40):

@@ -185,7 +185,7 @@ def _stored(world: World) -> object:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), client_count=st.integers(1, 6), can_fail=st.booleans())
 @example(seed=383, client_count=1, can_fail=True)  # two new ids of one static member, both refused
-def test_random_lives(seed: int, client_count: int, can_fail: bool) -> None:
+def test_random_member_operations(seed: int, client_count: int, can_fail: bool) -> None:
     rng = Random(seed)
     world = World(GroupSettings(initial_rebalance_delay_ms=rng.choice([0, 3_000])))
     life = Life(rng, world)

@@ -14,7 +14,7 @@ from .helpers import SMALL, append, open_log
 
 @pytest.mark.parametrize("anew", [False, True], ids=["in memory", "opened again"])
 @pytest.mark.parametrize(("cut", "largest"), [(40, (20, 2_000)), (31, (20, 2_000)), (20, (19, 190)), (7, (6, 60))])
-def test_the_largest_time_is_that_of_a_record_that_is_there(
+def test_max_timestamp_is_that_of_a_remaining_record(
     disk: SimDisk, cut: int, largest: tuple[int, int], anew: bool
 ) -> None:
     """L20, L22: times rise but for offset 20, which is far ahead."""
@@ -35,7 +35,7 @@ def test_the_largest_time_is_that_of_a_record_that_is_there(
     assert log.end_offset_for_epoch(log.latest_epoch) == (log.latest_epoch, cut)
 
 
-def test_an_emptied_log_has_no_times(disk: SimDisk) -> None:
+def test_emptied_log_has_no_timestamps(disk: SimDisk) -> None:
     """L20, E19."""
     log = open_log(disk, config=SMALL)
     for number in range(9):

@@ -57,7 +57,7 @@ def lived(disk: SimDisk, config: LogConfig) -> PartitionLog:
     return log
 
 
-def test_both_are_done_to_one_log(disk: SimDisk) -> None:
+def test_log_is_compacted_and_deleted_by_time(disk: SimDisk) -> None:
     log = lived(disk, BOTH)
     active = log.segments[-1].base_offset
     compact(log, NEW_MS)
@@ -90,7 +90,7 @@ def test_both_are_done_to_one_log(disk: SimDisk) -> None:
     assert (log.log_start_offset, log.log_end_offset, records(log)) == (start, end, found)
 
 
-def test_by_size_too(disk: SimDisk) -> None:
+def test_log_is_compacted_and_deleted_by_size(disk: SimDisk) -> None:
     config = LogConfig(
         segment_bytes=500,
         index_interval_bytes=100,
@@ -106,7 +106,7 @@ def test_by_size_too(disk: SimDisk) -> None:
     assert records(log)[-1][1] == b"new-19"
 
 
-def test_compact_alone_loses_nothing_by_time_or_size(disk: SimDisk) -> None:
+def test_compact_policy_alone_deletes_nothing_by_time_or_size(disk: SimDisk) -> None:
     log = lived(disk, COMPACT)
     before = records(log)
     assert log.enforce_retention(NEW_MS * 1_000) == []
@@ -119,7 +119,7 @@ def test_compact_alone_loses_nothing_by_time_or_size(disk: SimDisk) -> None:
     assert records(log) == [each for each in before if each[0] >= log.segments[0].base_offset and each[0] >= 40]
 
 
-def test_segments_that_retention_takes_before_a_pass_begins(disk: SimDisk) -> None:
+def test_segments_deleted_by_retention_before_a_pass_starts(disk: SimDisk) -> None:
     """Nothing is left to do: the log was called one that cannot be compacted, and never looked at again."""
     log = lived(disk, BOTH)
     active = log.segments[-1].base_offset
@@ -132,7 +132,7 @@ def test_segments_that_retention_takes_before_a_pass_begins(disk: SimDisk) -> No
     assert work.end == active
 
 
-def test_a_flush_leaves_the_index_of_a_segment_that_was_exchanged_meanwhile(disk: SimDisk) -> None:
+def test_flush_keeps_the_index_of_a_segment_replaced_meanwhile(disk: SimDisk) -> None:
     """Indexes of a newest segment that a clean close saved: the segment ends after the start, and a flush begins."""
     config = LogConfig(segment_bytes=1 << 20, index_interval_bytes=100, cleanup_policy=frozenset({"compact"}))
     log = open_log(disk, config=config)

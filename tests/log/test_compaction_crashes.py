@@ -111,7 +111,7 @@ def power_is_lost(seed: int, call: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_power_is_lost_between_two_steps(seed: int) -> None:
+def test_power_loss_between_two_steps(seed: int) -> None:
     """The last steps of each segment are what there is to see: of all others some are tried."""
     count = calls_of(seed)
     for call in Random(seed).sample(range(1, count + 1), min(count, 25)):
@@ -119,7 +119,7 @@ def test_power_is_lost_between_two_steps(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whoever_stops_it_between_two_pieces_finds_the_log_as_it_was(seed: int) -> None:
+def test_compaction_stopped_between_two_pieces_leaves_the_log_unchanged(seed: int) -> None:
     for pieces in [*range(1, 8), *range(8, 80, 9)]:
         story, disk = grown(seed)
         due = story.due()
@@ -144,7 +144,7 @@ def test_whoever_stops_it_between_two_pieces_finds_the_log_as_it_was(seed: int) 
             return
 
 
-def test_a_segment_that_was_taken_out_meanwhile_is_not_exchanged() -> None:
+def test_segment_removed_during_compaction_is_not_replaced() -> None:
     story, _ = grown(3)
     due = story.due()
     assert due is not None
@@ -157,7 +157,7 @@ def test_a_segment_that_was_taken_out_meanwhile_is_not_exchanged() -> None:
     assert len(story.log.segments) <= len(before)
 
 
-def test_indexes_that_are_still_to_be_saved_are_not_written_over_those_of_the_new_segment() -> None:
+def test_segment_with_unsaved_indexes_is_not_replaced() -> None:
     story, disk = grown(3)
     story.roll()
     story.append()
@@ -182,7 +182,7 @@ def test_indexes_that_are_still_to_be_saved_are_not_written_over_those_of_the_ne
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename", "open", "read"])
-def test_a_disk_that_refuses_leaves_the_log_as_it_was(call: Call) -> None:
+def test_disk_error_leaves_the_log_unchanged(call: Call) -> None:
     story, disk = grown(5)
     due = story.due()
     assert due is not None
@@ -201,6 +201,6 @@ def test_a_disk_that_refuses_leaves_the_log_as_it_was(call: Call) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(100, 400))
-def test_power_is_lost_between_any_two_steps(seed: int) -> None:
+def test_power_loss_between_any_two_steps(seed: int) -> None:
     for call in range(1, calls_of(seed) + 1):
         power_is_lost(seed, call)

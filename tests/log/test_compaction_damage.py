@@ -48,7 +48,7 @@ def begun(log: PartitionLog, first_dirty: int = 0) -> Compaction:
     ("position", "mask"), [(57, 0x40), (58, 0x01), (59, 0x01), (60, 0x01), (17, 0x01), (80, 0x01), (23, 0x80)]
 )
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_damaged_batch_is_told(disk: SimDisk, position: int, mask: int, is_clean: bool) -> None:
+def test_damaged_batch_is_reported(disk: SimDisk, position: int, mask: int, is_clean: bool) -> None:
     """Also where an earlier compaction had seen it whole: only the second pass reads it then."""
     log = grown(disk, *[20] * 40)
     segments = list(log.segments)
@@ -60,7 +60,7 @@ def test_a_damaged_batch_is_told(disk: SimDisk, position: int, mask: int, is_cle
     assert not [name for name in disk.listdir(DIRECTORY) if name.endswith((".cleaned", ".swap", ".deleted"))]
 
 
-def test_no_memory_is_taken_for_a_batch_that_only_claims_to_be_large(
+def test_no_memory_is_allocated_for_a_false_batch_length(
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "MAX_UNVERIFIED_BYTES", 2_000)
@@ -72,7 +72,7 @@ def test_no_memory_is_taken_for_a_batch_that_only_claims_to_be_large(
     assert max(seen) <= 2_000
 
 
-def test_a_batch_that_is_large_is_compacted_like_any_other(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batch_is_compacted(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "MAX_UNVERIFIED_BYTES", 500)
     log = grown(disk, 20, 1_500, 20, 1_500, 1_500)
     run(log, begun(log))

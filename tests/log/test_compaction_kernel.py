@@ -129,7 +129,7 @@ def test_twins_are_equal(seed: int) -> None:
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("seed", range(300))
-def test_twins_are_equal_about_damage(seed: int) -> None:
+def test_twins_are_equal_for_damaged_batches(seed: int) -> None:
     rng = Random(seed)
     content = stretch(rng)
     for _ in range(rng.choice([1, 1, 4])):
@@ -156,7 +156,7 @@ def _with_crc(batch: bytearray) -> bytearray:
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_a_map_takes_as_many_keys_as_it_says(twin: Any) -> None:
+def test_map_holds_as_many_keys_as_its_capacity(twin: Any) -> None:
     keys = twin.KeyOffsets(1_000, 0.9, SECRET)
     assert all(keys.put(b"%d" % number, number) for number in range(1_000))
     assert not keys.put(b"one more", 5)
@@ -168,7 +168,7 @@ def test_a_map_takes_as_many_keys_as_it_says(twin: Any) -> None:
 
 @pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.parametrize("given", [(0, 0.9, SECRET), (1, 0.0, SECRET), (1, 1.1, SECRET), (1, 0.9, b"short")])
-def test_a_map_of_nothing_is_refused(twin: Any, given: tuple[int, float, bytes]) -> None:
+def test_invalid_map_size_is_rejected(twin: Any, given: tuple[int, float, bytes]) -> None:
     with pytest.raises(ValueError, match="needed"):
         twin.KeyOffsets(*given)
 
@@ -182,7 +182,7 @@ def test_the_hash_is_siphash_2_4_of_128_bits() -> None:
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_tombstones_are_marked_once_and_go_after_their_time(twin: Any) -> None:
+def test_tombstones_are_marked_once_and_removed_after_their_delete_horizon(twin: Any) -> None:
     keys = twin.KeyOffsets(10, 0.9, SECRET)
     made = build_batch([(1_000, b"a", None, ()), (2_000, b"b", b"v", ())])
     keys.end_offset = 0

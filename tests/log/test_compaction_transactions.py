@@ -32,7 +32,7 @@ def compacted(log: PartitionLog, now_ms: int) -> list[BatchHeader]:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_marker_goes_when_the_time_of_its_horizon_is_over(commit: bool) -> None:
+def test_marker_is_removed_after_its_delete_horizon(commit: bool) -> None:
     disk = SimDisk(1)
     log = opened(disk)
 
@@ -69,7 +69,7 @@ def test_a_marker_goes_when_the_time_of_its_horizon_is_over(commit: bool) -> Non
     log.close()
 
 
-def test_a_marker_by_which_alone_a_producer_is_known_stays() -> None:
+def test_last_marker_of_a_producer_is_kept() -> None:
     """Without its record, as in Apache Kafka."""
     log = opened(SimDisk(2))
     fence = [(1_000, bytes(4), bytes(6), ())]

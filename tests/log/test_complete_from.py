@@ -36,7 +36,7 @@ def fetched(log: PartitionLog, offset: int) -> None:
     log.append_as_follower(memoryview(made), leader_epoch=3, now_ms=1_000, epoch_starts=((3, 0),))
 
 
-def test_compaction_makes_a_log_rely_on_what_it_has_read() -> None:
+def test_compaction_raises_complete_from_to_the_end_of_its_input() -> None:
     disk = a_disk()
     log = compacted(disk)
     end = log.segments[-1].base_offset
@@ -46,7 +46,7 @@ def test_compaction_makes_a_log_rely_on_what_it_has_read() -> None:
     assert again.complete_from == CompleteFrom(end, -1), "also after a crash; the epoch is not known then"
 
 
-def test_a_cut_below_it_does_not_lower_it() -> None:
+def test_truncation_does_not_lower_complete_from() -> None:
     """Should the node stop before the log is emptied, the next life has to do it."""
     disk = a_disk()
     log = compacted(disk)
@@ -63,7 +63,7 @@ def test_a_cut_below_it_does_not_lower_it() -> None:
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_what_a_follower_fetched_relies_on_its_leaders_high_watermark(is_clean: bool) -> None:
+def test_complete_from_of_a_follower_is_persisted(is_clean: bool) -> None:
     """A flush writes it down, and so does a clean stop."""
     disk = a_disk()
     log = open_log(disk, **OURS)
@@ -109,7 +109,7 @@ def test_a_crash_before_the_flush(has_gap: bool) -> None:
     assert again.complete_from == (CompleteFrom(5, 3) if has_gap else CompleteFrom())
 
 
-def test_of_a_directory_of_kafka_all_but_the_active_segment_may_be_compacted() -> None:
+def test_log_of_kafka_may_be_compacted_up_to_the_active_segment() -> None:
     disk = a_disk()
     log = open_log(disk, config=COMPACT)
     for _ in range(10):
@@ -121,7 +121,7 @@ def test_of_a_directory_of_kafka_all_but_the_active_segment_may_be_compacted() -
 
 
 @pytest.mark.parametrize("content", [b"", b"12", b"twelve 3", b"1 2 3", b"9" * 30 + b" 1", b"12 -3"])
-def test_a_damaged_file_counts_for_any_offset(content: bytes) -> None:
+def test_damaged_file_applies_to_every_offset(content: bytes) -> None:
     disk = a_disk()
     disk.mkdir(DIRECTORY)
     replace_file(disk, f"{DIRECTORY}/{COMPLETE_FILE}", content)

@@ -26,7 +26,7 @@ def test_defaults_are_those_of_the_topic_configs() -> None:
         (None, None, " true ", True),
     ],
 )
-def test_check_of_compressed_records_comes_from_topic_brokers_or_node(
+def test_compressed_record_check_is_set_by_topic_brokers_or_node(
     of_node: str | None, of_brokers: str | None, of_topic: str | None, expected: bool
 ) -> None:
     node = NodeConfig.load(None, {VALIDATE_COMPRESSED: of_node} if of_node else {})

@@ -159,13 +159,13 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_random_life(seed: int) -> None:
+def test_random_operations_with_crashes(seed: int) -> None:
     Story(seed).live(120)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("start", range(0, 6000, 500))
-def test_random_life_long(start: int) -> None:
+def test_long_random_operations_with_crashes(start: int) -> None:
     for seed in range(start + 1000, start + 1500):
         Story(seed).live(200)

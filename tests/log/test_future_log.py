@@ -130,7 +130,7 @@ def start_again(disk: SimDisk, place: UUID | None) -> tuple[LogDirs, list[str]]:
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_a_crash_at_any_step(seed: int) -> None:
+def test_crash_at_any_step(seed: int) -> None:
     """One start after it there is one log with all that was safe; the move ends or goes on, and ends then."""
     rng = Random(seed)
     disk = formatted(seed)
@@ -181,7 +181,7 @@ def test_a_crash_at_any_step(seed: int) -> None:
 
 
 @pytest.mark.parametrize("has_segments", [False, True])
-def test_a_copy_knows_epochs_of_which_compaction_left_nothing(has_segments: bool) -> None:
+def test_copy_keeps_epochs_whose_records_were_all_compacted(has_segments: bool) -> None:
     """Also before it becomes the log: what a crash then leaves on the disk is what the copy has written."""
     disk = formatted(1)
     source, target = opened(disk)
@@ -209,7 +209,7 @@ def test_a_copy_knows_epochs_of_which_compaction_left_nothing(has_segments: bool
 
 
 @pytest.mark.parametrize("refused", ["partition.metadata.tmp", ".log"])
-def test_a_copy_that_cannot_begin_leaves_no_directory(refused: str) -> None:
+def test_copy_that_fails_to_open_leaves_no_directory(refused: str) -> None:
     """Its data directory could not stop cleanly with it (operations, seed 31000032)."""
     disk = formatted(3)
     source, target = opened(disk)
@@ -222,7 +222,7 @@ def test_a_copy_that_cannot_begin_leaves_no_directory(refused: str) -> None:
     assert [name for name in disk.listdir(SECOND) if name.startswith(TOPIC)] == []
 
 
-def test_a_copy_that_did_not_begin_when_it_was_to_leaves_no_directory() -> None:
+def test_copy_whose_first_append_failed_leaves_no_directory() -> None:
     disk = formatted(3)
     source, target = opened(disk)
     current = source.partition(WHERE, UUID(int=7), CONFIG)
@@ -239,7 +239,7 @@ def test_a_copy_that_did_not_begin_when_it_was_to_leaves_no_directory() -> None:
 
 
 @pytest.mark.parametrize("end", [9, 14])
-def test_a_copy_that_begins_above_a_log_whose_start_moved_back_begins_anew(end: int) -> None:
+def test_copy_restarts_when_the_log_start_moved_back_below_it(end: int) -> None:
     """After a crash the log has again what was deleted since the last checkpoint; the copy took its place without that
     (operations, seed 33000547).
     """
@@ -286,7 +286,7 @@ class _Epochs:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_logs_agree_up_to_the_first_record_that_differs(seed: int) -> None:
+def test_logs_match_up_to_the_first_record_that_differs(seed: int) -> None:
     """Of histories that keep to log matching: once two logs have parted, no epoch of one is in the other again."""
     rng = Random(seed)
     common = sorted(rng.choices(range(4), k=rng.randint(0, 8)))

@@ -93,7 +93,7 @@ def _dump(path: Path, *options: str) -> str:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_kafkas_directory_opens_and_reads_equal(kafka_root: Path, clean: bool, tmp_path: Path) -> None:
+def test_log_of_kafka_opens_and_reads_back_equal(kafka_root: Path, clean: bool, tmp_path: Path) -> None:
     shutil.copytree(kafka_root, tmp_path / "copy")
     log = _open_kafka(tmp_path / "copy", "plain", clean=clean)
     assert log.log_end_offset == 5040
@@ -111,7 +111,7 @@ def test_kafkas_directory_opens_and_reads_equal(kafka_root: Path, clean: bool, t
     log.close(clean=False)
 
 
-def test_transactions_of_kafka_are_known(kafka_root: Path, tmp_path: Path) -> None:
+def test_transactions_written_by_kafka_are_read(kafka_root: Path, tmp_path: Path) -> None:
     shutil.copytree(kafka_root, tmp_path / "copy")
     logs = [_open_kafka(tmp_path / "copy", "paid", clean=clean) for clean in (True, False)]
     for log in logs:
@@ -124,7 +124,7 @@ def test_transactions_of_kafka_are_known(kafka_root: Path, tmp_path: Path) -> No
     assert [entry.producer_id for entry in logs[0].producers] == [entry.producer_id for entry in logs[1].producers]
 
 
-def test_the_index_files_are_kafkas_bytes(kafka_root: Path) -> None:
+def test_rebuilt_index_files_equal_those_of_kafka(kafka_root: Path) -> None:
     """Rebuilding Kafka's sealed indexes gives Kafka's own bytes: same entries at the same places."""
     log = _open_kafka(kafka_root, "plain")
     for segment in log.segments[:-1]:
@@ -236,7 +236,7 @@ def test_a_kafka_broker_serves_our_partition(kafka_root: Path, our_directory: Pa
     assert offsets == [*range(1200), *range(1205, 1209)]
 
 
-def test_a_log_dir_of_kafka_opens_whole(kafka_root: Path, tmp_path: Path) -> None:
+def test_log_directory_of_kafka_opens(kafka_root: Path, tmp_path: Path) -> None:
     shutil.copytree(kafka_root, tmp_path / "copy")
     path = str(tmp_path / "copy" / "data")
     log_dir = LogDir.open(path, OsDisk(), node_id=1)
@@ -256,7 +256,7 @@ def test_a_log_dir_of_kafka_opens_whole(kafka_root: Path, tmp_path: Path) -> Non
     again.close(clean=False)
 
 
-def test_a_lock_of_kafka_is_seen_and_ours_by_kafka(kafka_root: Path, tmp_path: Path) -> None:
+def test_each_program_respects_the_lock_of_the_other(kafka_root: Path, tmp_path: Path) -> None:
     from fenceline.errors import OperatorError
 
     root = tmp_path / "copy"

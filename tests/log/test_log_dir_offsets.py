@@ -114,7 +114,7 @@ GONE: Final = (deleted, set_aside, moved_away)
 @pytest.mark.parametrize("gone", GONE)
 @pytest.mark.parametrize("topic_id", [FIRST_ID, SECOND_ID], ids=["the same topic", "another topic"])
 @pytest.mark.parametrize("loses_power", [False, True])
-def test_a_name_that_comes_back_inherits_nothing(
+def test_recreated_partition_inherits_no_offsets(
     gone: Callable[[LogDir], None], topic_id: UUID, loses_power: bool
 ) -> None:
     """Before the next checkpoint: the one on the disk still names what had the name before."""
@@ -143,7 +143,7 @@ def test_a_name_that_comes_back_inherits_nothing(
     assert read_offsets(disk, f"{HOME}/{LOG_STARTS}") == {}
 
 
-def test_a_torn_end_of_a_topic_made_anew_is_cut_and_not_called_damage() -> None:
+def test_torn_end_of_a_recreated_topic_is_truncated_and_not_reported_as_damage() -> None:
     """It lies below the recovery point of what had the name before."""
     disk = machine()
     log_dir = opened(disk)
@@ -158,7 +158,7 @@ def test_a_torn_end_of_a_topic_made_anew_is_cut_and_not_called_damage() -> None:
     assert (log.log_start_offset, log.log_end_offset) == (0, 3)
 
 
-def test_what_is_put_away_keeps_its_own_high_watermark() -> None:
+def test_stray_directory_does_not_get_the_high_watermark_of_its_successor() -> None:
     """Not that of what has its name in the checkpoints by the next start: losses there are classed by it."""
     disk = machine()
     log_dir = opened(disk)
@@ -172,7 +172,7 @@ def test_what_is_put_away_keeps_its_own_high_watermark() -> None:
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_another_directory_under_the_name_is_not_taken_for_the_one_that_was_there(clean: bool) -> None:
+def test_renamed_stray_directory_is_not_mistaken_for_the_current_one(clean: bool) -> None:
     """An operator gives a stray directory its name back. What the disk says since is of the other one; before, after a
     kill, it is still of this one."""
     disk = machine()
@@ -192,7 +192,7 @@ def test_another_directory_under_the_name_is_not_taken_for_the_one_that_was_ther
     assert (log.log_start_offset, log.log_end_offset) == (0 if clean else 50, records)
 
 
-def test_a_copy_of_a_partition_has_its_own_entries() -> None:
+def test_copy_of_a_partition_has_its_own_entries() -> None:
     """A copy that was given up, and its name in the other directory: the next copy begins with nothing known."""
     disk = machine()
     source, target = opened(disk), opened(disk, OTHER)
@@ -220,7 +220,7 @@ def test_a_copy_of_a_partition_has_its_own_entries() -> None:
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_what_kafka_wrote_counts_after_its_clean_stop_only(clean: bool) -> None:
+def test_checkpoints_of_kafka_are_used_only_after_its_clean_shutdown(clean: bool) -> None:
     """It names no directory. After a kill: recovery from 0, the log start from the log, no high watermark."""
     disk = machine()
     log_dir = opened(disk)
@@ -242,7 +242,7 @@ def as_by_kafka(disk: SimDisk) -> None:
     replace_file(disk, f"{HOME}/rain-0/partition.metadata", b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAARw\n")
 
 
-def test_a_directory_that_kafka_made_after_its_clean_stop() -> None:
+def test_directory_created_by_kafka_after_its_clean_shutdown() -> None:
     """The topic was deleted and made anew by Kafka: its files tell of what is there."""
     disk = machine()
     log_dir = opened(disk)
@@ -256,7 +256,7 @@ def test_a_directory_that_kafka_made_after_its_clean_stop() -> None:
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (50, 100, 100)
 
 
-def test_entries_of_what_kafka_left_unopened_are_known_after_a_crash() -> None:
+def test_entries_of_unopened_partitions_of_kafka_survive_a_crash() -> None:
     """Its clean stop is where it is certain whose they are; nothing may have opened the partition since."""
     disk = machine()
     log_dir = opened(disk)
@@ -269,7 +269,7 @@ def test_entries_of_what_kafka_left_unopened_are_known_after_a_crash() -> None:
     assert (log.log_start_offset, log.high_watermark) == (50, 100)
 
 
-def test_a_directory_without_partition_metadata_gets_one_again() -> None:
+def test_missing_partition_metadata_is_written_again() -> None:
     """After its loss nothing proves whose the entries are."""
     disk = machine()
     log_dir = opened(disk)
@@ -285,7 +285,7 @@ def test_a_directory_without_partition_metadata_gets_one_again() -> None:
     assert partition(killed(log_dir)).high_watermark == log.high_watermark
 
 
-def test_the_checkpoint_of_incarnations_is_written_when_directories_come_and_go() -> None:
+def test_incarnation_checkpoint_is_written_when_directories_are_added_or_removed() -> None:
     disk = machine()
     log_dir = opened(disk)
     log = used(log_dir)
@@ -300,7 +300,7 @@ def test_the_checkpoint_of_incarnations_is_written_when_directories_come_and_go(
     assert read_incarnations(disk, path) == {}
 
 
-def test_an_entry_without_a_directory_is_dropped() -> None:
+def test_entry_without_a_directory_is_removed() -> None:
     disk = machine()
     log_dir = opened(disk)
     used(log_dir)
@@ -312,7 +312,7 @@ def test_an_entry_without_a_directory_is_dropped() -> None:
     assert [read_offsets(disk, f"{HOME}/{name}") for name in ALL] == [{}] * 4
 
 
-def test_a_directory_that_is_missing_after_a_clean_stop_stays_known() -> None:
+def test_entry_of_a_directory_missing_after_a_clean_shutdown_is_kept() -> None:
     """Until something is made of it: over a clean stop and start as well."""
     disk = machine()
     log_dir = opened(disk)
@@ -350,7 +350,7 @@ def test_a_directory_that_is_missing_after_a_clean_stop_stays_known() -> None:
     ],
 )
 @pytest.mark.parametrize("clean", [False, True])
-def test_a_bad_line_costs_no_record(name: str, line: str, clean: bool) -> None:
+def test_invalid_checkpoint_line_loses_no_record(name: str, line: str, clean: bool) -> None:
     disk = machine()
     log_dir = opened(disk)
     log = used(log_dir)
@@ -370,7 +370,7 @@ def test_a_bad_line_costs_no_record(name: str, line: str, clean: bool) -> None:
 
 
 @pytest.mark.parametrize("line", ["rain 0 -1", f"rain 0 {2**63}", "rain 0 3\nrain 0 4"])
-def test_a_bad_line_leaves_the_others_as_they_are(line: str) -> None:
+def test_invalid_checkpoint_line_does_not_affect_the_others(line: str) -> None:
     disk = machine()
     rows = line.split("\n")
     replace_file(disk, f"{HOME}/{HIGH_WATERMARKS}", f"0\n{len(rows) + 2}\na 0 5\n{line}\nb 0 6\n".encode())
@@ -392,7 +392,7 @@ def follower_batch(base: int, records: int, size: int = 9) -> memoryview:
 
 
 @pytest.mark.parametrize("kept", [0, 5, 64, 200])
-def test_an_append_into_a_log_that_began_anew_inside_a_batch_is_torn(kept: int) -> None:
+def test_torn_append_into_a_log_that_restarted_inside_a_batch(kept: int) -> None:
     """A follower begins at a leader's log start inside of a batch: that append begins below the offset where the log
     went on, and a crash leaves `kept` bytes of it."""
     disk = machine()
@@ -412,7 +412,7 @@ def test_an_append_into_a_log_that_began_anew_inside_a_batch_is_torn(kept: int) 
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_nothing_is_appended_below_the_durable_recovery_point(role: str) -> None:
+def test_append_below_the_durable_recovery_point_is_rejected(role: str) -> None:
     """A log that was cut takes records when the checkpoint on the disk says so: by the rule of the log itself."""
     disk = machine()
     log_dir = opened(disk)
@@ -436,7 +436,7 @@ def test_nothing_is_appended_below_the_durable_recovery_point(role: str) -> None
     assert (log.log_end_offset, log.durable_recovery_point) == (61, 60)
 
 
-def test_a_checkpoint_that_fails_does_not_lower_the_durable_recovery_point() -> None:
+def test_failed_checkpoint_does_not_lower_the_durable_recovery_point() -> None:
     disk = machine()
     log_dir = opened(disk)
     log = used(log_dir, start=0)
@@ -466,7 +466,7 @@ class _Incarnation:
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_lives_of_one_name(seed: int) -> None:
+def test_random_incarnations_of_one_partition_name(seed: int) -> None:
     """Topics of one name come and go, replicas move away and return; nothing but power takes a record, and nothing that
     was safe. No log start and no high watermark is of another incarnation."""
     rng = Random(f"names {seed}")

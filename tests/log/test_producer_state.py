@@ -60,7 +60,7 @@ def test_sequences_follow_each_other(log: PartitionLog) -> None:
     send(log, 5)
 
 
-def test_the_last_five_batches_are_known_again(log: PartitionLog) -> None:
+def test_last_five_batches_are_detected_as_duplicates(log: PartitionLog) -> None:
     for number in range(7):
         send(log, number * 2, 2)
     for number in range(2, 7):
@@ -78,7 +78,7 @@ def reopened(disk: SimDisk, log: PartitionLog) -> PartitionLog:
     return again
 
 
-def test_after_a_restart_the_log_knows_what_the_snapshot_does_not(disk: SimDisk) -> None:
+def test_duplicates_missing_from_the_snapshot_are_found_in_the_log_after_a_restart(disk: SimDisk) -> None:
     """Five batches were on their way when a leader was restarted: each of them is sent again (transactions.md X36)."""
     log = open_log(disk)
     first = log.log_end_offset
@@ -95,7 +95,7 @@ def test_after_a_restart_the_log_knows_what_the_snapshot_does_not(disk: SimDisk)
     send(log, 14)
 
 
-def test_what_the_log_does_not_have_is_searched_once(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_searched_once_for_a_batch_that_it_does_not_have(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(disk)
     for number in range(3):
         send(log, number * 2, 2)
@@ -114,14 +114,14 @@ def test_what_the_log_does_not_have_is_searched_once(disk: SimDisk, monkeypatch:
     assert searched == [0]
 
 
-def test_who_remembers_five_batches_asks_nobody(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_not_searched_for_a_producer_with_five_remembered_batches(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(7):
         send(log, number * 2, 2)
     monkeypatch.setattr(PartitionLog, "read", None)
     refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, log, 2, 2)
 
 
-def test_part_of_a_batch_is_no_duplicate(log: PartitionLog) -> None:
+def test_part_of_a_batch_is_not_a_duplicate(log: PartitionLog) -> None:
     send(log, 0, 5)
     refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, log, 0, 3)
 
@@ -138,7 +138,7 @@ def test_sequence_wraps(log: PartitionLog) -> None:
     send(log, 2)
 
 
-def test_sequence_goes_from_the_last_to_zero(log: PartitionLog) -> None:
+def test_sequence_after_the_maximum_is_zero(log: PartitionLog) -> None:
     send(log, MAX_SEQUENCE)
     refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, log, 1)
     send(log, 0)
@@ -232,7 +232,7 @@ def test_idle_producers_expire_but_not_in_a_transaction(log: PartitionLog) -> No
 
 
 @pytest.mark.parametrize("spoil", [b"", b"\x00\x01", b"\x00\x02" + bytes(8), b"\x00\x01" + bytes(8)])
-def test_a_bad_snapshot_changes_nothing(log: PartitionLog, spoil: bytes) -> None:
+def test_invalid_snapshot_is_ignored(log: PartitionLog, spoil: bytes) -> None:
     send(log, 0)
     with pytest.raises(BadSnapshot):
         log.producers.load(spoil, now_ms=0, expiration_ms=1)

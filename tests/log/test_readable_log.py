@@ -65,7 +65,7 @@ def test_read_outside_is_out_of_range_e11(disk: SimDisk) -> None:
     assert len(log.read(5, 100, end_offset_exclusive=5).records) == 0
 
 
-def test_what_is_not_in_the_page_cache_is_loaded_elsewhere() -> None:
+def test_bytes_outside_the_page_cache_are_loaded_by_the_caller() -> None:
     disk = SimDisk(resident=lambda: False)
     disk.mkdir("/data")
     log = open_log(disk, config=SMALL)
@@ -83,7 +83,7 @@ def test_what_is_not_in_the_page_cache_is_loaded_elsewhere() -> None:
     assert disk.open_descriptors == before
 
 
-def test_a_segment_that_cannot_be_opened_for_a_thread_is_an_error_of_its_log(disk: SimDisk) -> None:
+def test_failure_to_open_a_segment_for_a_thread_is_an_error_of_its_log(disk: SimDisk) -> None:
     """A Fetch answers KAFKA_STORAGE_ERROR for this partition, and the others are served."""
     log = open_log(disk, config=SMALL)
     for _ in range(20):

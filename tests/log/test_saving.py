@@ -31,7 +31,7 @@ def test_a_failed_fsync_takes_the_partition_offline(disk: SimDisk) -> None:
         append(log)
 
 
-def test_flush_moves_the_recovery_point_to_what_it_covered(disk: SimDisk) -> None:
+def test_flush_advances_the_recovery_point_to_the_flushed_offset(disk: SimDisk) -> None:
     log = open_log(disk, config=SMALL)
     for _ in range(20):
         append(log)
@@ -48,7 +48,7 @@ def test_flush_moves_the_recovery_point_to_what_it_covered(disk: SimDisk) -> Non
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_a_flush_leaves_no_index_of_a_segment_that_retention_took_meanwhile(disk: SimDisk, is_full: bool) -> None:
+def test_flush_leaves_no_index_of_a_segment_deleted_by_retention_meanwhile(disk: SimDisk, is_full: bool) -> None:
     """Games of the search (6000056 and 24000064 of `operations`): the next start took these indexes for what a segment
     file that vanished leaves, and wrote a receipt of records that had been deleted on request. In the second one the
     disk was full between the two index files."""
@@ -76,7 +76,7 @@ def test_a_flush_leaves_no_index_of_a_segment_that_retention_took_meanwhile(disk
     assert not left.startswith(tuple(f"{base:020d}" for base in range(log.segments[0].base_offset)))
 
 
-def test_indexes_that_made_room_in_memory_are_safe_with_the_next_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexes_evicted_from_memory_are_durable_after_the_next_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """`OpenFiles` writes large indexes of segments that are rarely used, and does not wait for the disk."""
     monkeypatch.setattr("fenceline.log.segment.SMALL_INDEX_BYTES", -1)
     for seed in range(20):
@@ -107,7 +107,7 @@ def flush(log: PartitionLog, now_ms: int = 0) -> None:
     work.run()
 
 
-def test_the_topic_id_is_safe_with_the_first_flush() -> None:
+def test_topic_id_is_durable_after_the_first_flush() -> None:
     """Seed 16 of the story `brokers`: without it, a later topic of that name took the records for its own."""
     for seed in range(50):
         disk = a_disk(seed)
@@ -119,7 +119,7 @@ def test_the_topic_id_is_safe_with_the_first_flush() -> None:
         assert read_partition_metadata(disk, f"{DIRECTORY}/{METADATA_FILE}") == TOPIC_ID
 
 
-def test_what_a_killed_process_wrote_is_safe_with_the_next_flush() -> None:
+def test_writes_of_a_killed_process_are_durable_after_the_next_flush() -> None:
     """Its names, too: nobody knows what of them had been synced."""
     for seed in range(50):
         disk = a_disk(seed)
@@ -132,7 +132,7 @@ def test_what_a_killed_process_wrote_is_safe_with_the_next_flush() -> None:
         assert open_log(disk, recovery_point=1).log_end_offset == 1
 
 
-def test_a_log_start_inside_of_a_segment_makes_nothing_safe() -> None:
+def test_log_start_inside_a_segment_does_not_advance_the_recovery_point() -> None:
     """The log start (DeleteRecords) was taken for the recovery point when a killed process's log was opened: with the
     next loss of power bytes were missing that "had been safe", and the partition stayed offline (recovery.md)."""
     for seed in range(50):
@@ -161,7 +161,7 @@ def test_flush_due(disk: SimDisk) -> None:
     assert log.flush_due(1_000)
 
 
-def test_a_missing_topic_id_is_written_by_a_flush_of_nothing_else(disk: SimDisk) -> None:
+def test_flush_without_records_writes_a_missing_topic_id(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log)
     flush(log)
@@ -173,7 +173,7 @@ def test_a_missing_topic_id_is_written_by_a_flush_of_nothing_else(disk: SimDisk)
     assert not log.flush_due(1_000)
 
 
-def test_a_torn_topic_id_of_an_empty_log_is_written_with_its_first_records(disk: SimDisk) -> None:
+def test_torn_topic_id_of_an_empty_log_is_rewritten_with_its_first_records(disk: SimDisk) -> None:
     """Seed 12 of the story `operations`: power was lost before the metadata log had a record."""
     disk.mkdir(DIRECTORY)
     replace_file(disk, f"{DIRECTORY}/{METADATA_FILE}", b"")

@@ -31,7 +31,7 @@ def test_roll(disk: SimDisk, config: LogConfig, timestamps: list[int], segments:
     assert [s.base_offset for s in log.segments] == sorted({s.base_offset for s in log.segments})
 
 
-def test_a_quiet_segment_rolls_by_the_clock(disk: SimDisk) -> None:
+def test_idle_segment_rolls_after_segment_ms(disk: SimDisk) -> None:
     log = open_log(disk, config=LogConfig(segment_ms=100))
     assert not log.maybe_roll(10_000)
     append(log)
@@ -41,7 +41,7 @@ def test_a_quiet_segment_rolls_by_the_clock(disk: SimDisk) -> None:
     assert log.active_segment_base == 1
 
 
-def test_a_full_disk_refuses_one_append_and_heals(disk: SimDisk) -> None:
+def test_full_disk_fails_one_append_and_the_log_recovers(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log, 3)
     size = log.segments[0].size_bytes
@@ -60,7 +60,7 @@ def test_a_full_disk_refuses_one_append_and_heals(disk: SimDisk) -> None:
     assert open_log(disk).log_end_offset == 6
 
 
-def test_a_large_batch_is_written_in_pieces_and_cut_off_whole(disk: SimDisk) -> None:
+def test_failed_write_of_a_large_batch_is_truncated_completely(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log, 3)
     size = log.segments[0].size_bytes
@@ -94,7 +94,7 @@ def test_a_full_disk_at_the_first_append_and_at_a_roll(disk: SimDisk) -> None:
     assert len(log.segments) == 2
 
 
-def test_a_write_that_can_not_be_cut_off_takes_the_partition_offline(disk: SimDisk) -> None:
+def test_failed_truncation_of_a_partial_write_takes_the_partition_offline(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log)
     disk.fail("write")

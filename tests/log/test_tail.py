@@ -117,7 +117,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> Callable[[], int]:
 
 @pytest.mark.parametrize("compressed", [True, False], ids=["opened", "closed"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_case_ends_as_with_the_full_checks(case: Case, compressed: bool) -> None:
+def test_every_case_has_the_result_of_the_full_checks(case: Case, compressed: bool) -> None:
     settings = {"max.message.bytes": str(MAX_MESSAGE_BYTES), "message.timestamp.after.max.ms": str(HOUR_MS)}
     config = LogConfig.from_mapping(
         settings | TOPICS[case.topic] | {"fenceline.validate.compressed.records": str(compressed).lower()}
@@ -130,7 +130,7 @@ def test_every_case_ends_as_with_the_full_checks(case: Case, compressed: bool) -
 
 
 @pytest.mark.compiled
-def test_the_plain_case_is_taken_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_append_uses_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(LogConfig())
     careful = counting(monkeypatch, pair)
     for number in range(10):
@@ -142,7 +142,7 @@ def test_the_plain_case_is_taken_the_quick_way(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_history_ends_as_with_the_full_checks(seed: int) -> None:
+def test_random_appends_have_the_result_of_the_full_checks(seed: int) -> None:
     """Several producers with duplicates, gaps, new epochs and transactions; rolls, index entries, large batches."""
     rng = Random(seed)
     config = LogConfig(
@@ -189,7 +189,7 @@ def test_any_history_ends_as_with_the_full_checks(seed: int) -> None:
 
 
 @pytest.mark.compiled
-def test_both_producers_remember_the_same() -> None:
+def test_both_paths_keep_the_same_producer_state() -> None:
     rng = Random(1)
     twins = [kind(9, 1, -1, 5, -1) for kind in (tail.Producer, _tail_py.Producer)]
     for number in range(40):
@@ -210,7 +210,7 @@ def of_leader(made: memoryview, offset: int, epoch: int) -> bytes:
 
 
 @pytest.mark.compiled
-def test_plain_batches_of_a_leader_are_taken_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_fetched_batches_use_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(LogConfig())
     careful = counting(monkeypatch, pair)
     for number in range(10):
@@ -229,7 +229,7 @@ def test_plain_batches_of_a_leader_are_taken_the_quick_way(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_answers_of_a_leader_end_as_with_the_full_checks(seed: int) -> None:
+def test_random_fetch_responses_have_the_result_of_the_full_checks(seed: int) -> None:
     """Gaps, epochs of leaders and producers, transactions and markers, damage, cut and doubled batches; rolls."""
     rng = Random(seed)
     config = LogConfig(
@@ -281,7 +281,7 @@ def test_any_answers_of_a_leader_end_as_with_the_full_checks(seed: int) -> None:
 
 
 @pytest.mark.compiled
-def test_a_full_disk_leaves_a_follower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_a_follower_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(LogConfig())
     pair.fetch(of_leader(batch(2, timestamp=NOW), 0, 0), leader_epoch=0)
 

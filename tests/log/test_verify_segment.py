@@ -52,7 +52,7 @@ def walked(disk: SimDisk, **options: Any) -> list[tuple[int, int, list[str]]]:
     cut=st.integers(0, 100),
     window=st.integers(61, 700),
 )
-def test_windows_change_nothing(sizes: list[int], damage: list[tuple[int, int]], cut: int, window: int) -> None:
+def test_result_does_not_depend_on_the_window_size(sizes: list[int], damage: list[tuple[int, int]], cut: int, window: int) -> None:
     content = segment(sizes)
     for place, mask in damage:
         content[place % len(content)] ^= mask
@@ -63,7 +63,7 @@ def test_windows_change_nothing(sizes: list[int], damage: list[tuple[int, int]],
 
 @pytest.mark.parametrize("offset", [-(1 << 63), -1, (1 << 63) - 2, (1 << 63) - 1])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_an_offset_that_can_not_be_is_told_and_the_walk_goes_on(offset: int, place: int) -> None:
+def test_impossible_offset_is_reported_and_the_scan_continues(offset: int, place: int) -> None:
     content = segment([10, 10, 10, 10])
     start = place * len(content) // 4
     content[start : start + 8] = offset.to_bytes(8, "big", signed=True)
@@ -74,7 +74,7 @@ def test_an_offset_that_can_not_be_is_told_and_the_walk_goes_on(offset: int, pla
     assert any(problems for _, _, problems in found)
 
 
-def test_more_batches_than_are_described_at_a_time() -> None:
+def test_more_batches_than_one_call_describes() -> None:
     disk = SimDisk()
     put(disk, PATH, bytes(segment([0] * (2 * verify_segment.ROWS + 5))))
     assert [offset for offset, _, _ in walked(disk)] == list(range(2 * verify_segment.ROWS + 5))
@@ -90,7 +90,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimDisk], list[int]]:
 
 
 @pytest.mark.parametrize("large", [3_000, 9_000])
-def test_a_batch_larger_than_the_window_is_whole(reads: Callable[[SimDisk], list[int]], large: int) -> None:
+def test_batch_larger_than_the_window_is_checked_completely(reads: Callable[[SimDisk], list[int]], large: int) -> None:
     disk = SimDisk()
     put(disk, PATH, bytes(segment([10, large, 10])))
     seen = reads(disk)
@@ -99,7 +99,7 @@ def test_a_batch_larger_than_the_window_is_whole(reads: Callable[[SimDisk], list
     assert (max(seen) > 200) is (large < 5_000), "above the limit it is looked at piece by piece"
 
 
-def test_no_memory_is_taken_for_a_batch_that_only_claims_to_be_large(reads: Callable[[SimDisk], list[int]]) -> None:
+def test_no_memory_is_allocated_for_a_false_batch_length(reads: Callable[[SimDisk], list[int]]) -> None:
     content = segment([10, 10, 3_000, 10])
     first = int.from_bytes(content[8:12], "big") + 12
     third = int.from_bytes(content[2 * first + 8 : 2 * first + 12], "big") + 12

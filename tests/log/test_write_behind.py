@@ -51,7 +51,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(write_behind, name, size)
 
 
-def test_pieces_begin_their_way_in_turn_and_older_ones_leave_but_nothing_that_was_there_before() -> None:
+def test_writeback_starts_in_order_and_only_bytes_written_since_then_are_evicted() -> None:
     disk = Watched()
     log = open_log(disk)
     while log.size_bytes < 2 * PIECE:
@@ -76,7 +76,7 @@ def test_pieces_begin_their_way_in_turn_and_older_ones_leave_but_nothing_that_wa
     assert began - first > KEPT + AGAIN + PIECE
 
 
-def test_work_that_was_not_asked_for_adds_up() -> None:
+def test_pending_work_accumulates_until_it_is_requested() -> None:
     disk = Watched()
     log = open_log(disk)
     append(log)
@@ -90,7 +90,7 @@ def test_work_that_was_not_asked_for_adds_up() -> None:
     assert written.due() is None
 
 
-def test_a_new_segment_begins_at_its_first_byte() -> None:
+def test_writeback_of_a_new_segment_starts_at_its_first_byte() -> None:
     disk = Watched()
     log = open_log(disk, config=LogConfig(segment_bytes=3 * PIECE))
     append(log)
@@ -107,7 +107,7 @@ def test_a_new_segment_begins_at_its_first_byte() -> None:
 
 
 @pytest.mark.parametrize("refused", ["start_writeback", "duplicate"])
-def test_what_the_system_refuses_changes_nothing(refused: str) -> None:
+def test_refused_system_call_has_no_effect(refused: str) -> None:
     disk = Watched()
     log = open_log(disk)
     written = WriteBehind(log)
@@ -128,13 +128,13 @@ def test_what_the_system_refuses_changes_nothing(refused: str) -> None:
     assert disk.open_descriptors == 0, "work closes what it duplicated"
 
 
-def test_a_log_without_a_segment_has_nothing_to_let_go() -> None:
+def test_log_without_segments_has_no_work() -> None:
     log = open_log(Watched())
     written = WriteBehind(log)
     assert written.due() is None
 
 
-def test_on_the_disk_it_is_the_systems_own_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_os_disk_uses_the_hint_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int, int]] = []
     monkeypatch.setattr(
         os, "posix_fadvise", lambda fd, at, size, advice: told.append((at, size, advice)), raising=False

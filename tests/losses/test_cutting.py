@@ -58,7 +58,7 @@ def settled(disk: SimDisk, log: PartitionLog) -> list[Receipt]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_receipt_equals_the_difference(seed: int) -> None:
+def test_receipt_equals_the_difference(seed: int) -> None:
     rng = Random(seed)
     disk = a_disk(seed)
     log = a_history(disk, rng)
@@ -76,7 +76,7 @@ def test_a_receipt_equals_the_difference(seed: int) -> None:
         assert (receipt.replica, receipt.leader, receipt.topic_id) == (REPLICA, LEADER, TOPIC_ID)
 
 
-def test_what_was_deleted_before_is_not_lost_damaged_or_not() -> None:
+def test_records_deleted_before_are_not_lost_even_if_damaged() -> None:
     """A receipt of no offsets told of damage in a segment below the log start (operations, seed 32001026)."""
     disk = a_disk()
     log = open_log(disk)
@@ -96,7 +96,7 @@ def clipped(batch: Stored, start: int) -> Stored:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: bool) -> None:
+def test_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: bool) -> None:
     """The machine loses its power at each call in turn that changes the disk; then it starts again."""
     step = 0
     while True:
@@ -125,7 +125,7 @@ def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: b
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_log_that_its_leader_has_whole_goes_without_a_receipt(seed: int) -> None:
+def test_log_that_the_leader_has_completely_is_truncated_without_a_receipt(seed: int) -> None:
     """Whenever the machine stops: neither the next start nor the next cut tells of a loss, and nothing is kept."""
     step = 0
     while True:
@@ -151,7 +151,7 @@ def test_a_log_that_its_leader_has_whole_goes_without_a_receipt(seed: int) -> No
             return
 
 
-def test_evidence_whose_content_power_took_does_not_make_a_loss_smaller() -> None:
+def test_evidence_damaged_by_a_power_loss_does_not_reduce_the_loss() -> None:
     """The machine stops in the middle of a cut, and a segment that it had set aside was never flushed."""
     damaged = step = 0
     while True:
@@ -184,7 +184,7 @@ def test_evidence_whose_content_power_took_does_not_make_a_loss_smaller() -> Non
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_loss_of_power_in_a_cut_takes_nothing_without_a_receipt(seed: int, anew: bool) -> None:
+def test_power_loss_during_a_cut_loses_nothing_without_a_receipt(seed: int, anew: bool) -> None:
     """Brokers, seeds 3308 and 3313: nothing of the log was on the disk yet, and what was to stay went as well. Recovery
     told of the batch that was torn, the cut's receipt of what it was about, and of what lay between them nobody."""
     step = found = 0
@@ -220,7 +220,7 @@ def test_a_loss_of_power_in_a_cut_takes_nothing_without_a_receipt(seed: int, ane
     assert found > 10, "the cut has more steps than this"
 
 
-def test_what_compaction_has_taken_is_not_lost() -> None:
+def test_compacted_records_are_not_lost() -> None:
     disk = a_disk()
     log = open_log(disk, config=LogConfig(cleanup_policy=frozenset(("compact",))))
     write(log, 1, 2)
@@ -232,7 +232,7 @@ def test_what_compaction_has_taken_is_not_lost() -> None:
     assert (receipt.start_offset, receipt.records, log.log_end_offset) == (kept + 20, 1, kept)
 
 
-def test_nothing_lost_is_no_receipt() -> None:
+def test_no_loss_writes_no_receipt() -> None:
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 3)
@@ -243,7 +243,7 @@ def test_nothing_lost_is_no_receipt() -> None:
     assert list(ReceiptFolder(disk, DIRECTORY).intents()) == []
 
 
-def test_classes() -> None:
+def test_loss_classes() -> None:
     def lose(high_watermark: int, **fields: object) -> Receipt:
         disk = a_disk()
         log = open_log(disk)
@@ -278,13 +278,13 @@ def emptied(
     return receipt
 
 
-def test_what_the_leader_deleted_before_has_expired() -> None:
+def test_records_that_the_leader_deleted_before_have_expired() -> None:
     receipt = emptied(clean_since=1)
     assert (receipt.loss_class, receipt.cause) == (LossClass.EXPIRED, Cause.LEADER_STARTS_LATER)
     assert "no leader after epoch 1 was elected uncleanly" in receipt.known_by
 
 
-def test_what_an_unclean_leader_may_never_have_had_has_not_expired() -> None:
+def test_records_that_an_unclean_leader_may_never_have_had_are_not_expired() -> None:
     """Its log starts later all the same: with records that this one never had."""
     receipt = emptied(clean_since=2)
     assert receipt.loss_class is LossClass.COMMITTED
@@ -294,7 +294,7 @@ def test_what_an_unclean_leader_may_never_have_had_has_not_expired() -> None:
     assert emptied(clean_since=1, cause=Cause.DIVERGENCE).loss_class is LossClass.COMMITTED
 
 
-def test_what_the_leader_may_have_had_may_have_been_acknowledged_there() -> None:
+def test_records_that_the_leader_may_have_had_may_be_acknowledged() -> None:
     """A producer that this node refused sends again, and a leader that has the batch acknowledges it (operations, seed
     31001620).
     """
@@ -313,13 +313,13 @@ def test_what_the_leader_may_have_had_may_have_been_acknowledged_there() -> None
         (LogConfig(retention_ms=5_000, cleanup_policy=frozenset(("compact",))), 6_001, LossClass.COMMITTED),
     ],
 )
-def test_what_is_older_than_retention_ms_has_expired_whoever_led(
+def test_records_older_than_retention_ms_have_expired_under_any_leader(
     config: LogConfig, time_ms: int, loss_class: LossClass
 ) -> None:
     assert emptied(config=config, time_ms=time_ms).loss_class is loss_class
 
 
-def test_a_full_disk_refuses_the_cut_and_nothing_has_changed() -> None:
+def test_cut_rejected_by_a_full_disk_changes_nothing() -> None:
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 9)
@@ -335,7 +335,7 @@ def test_a_full_disk_refuses_the_cut_and_nothing_has_changed() -> None:
     assert complaints(receipts, lost_between(before, stored_batches(log))) == []
 
 
-def test_a_full_disk_gives_older_evidence_first_and_then_cuts_without_any() -> None:
+def test_cut_on_a_full_disk_frees_older_evidence_then_keeps_none() -> None:
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 12)
@@ -365,7 +365,7 @@ def test_a_full_disk_gives_older_evidence_first_and_then_cuts_without_any() -> N
     write(log, 9, 1)
 
 
-def test_a_disk_that_gets_full_behind_the_cut_owes_the_receipt() -> None:
+def test_receipt_is_retried_when_the_disk_fills_after_the_cut() -> None:
     """The log is whole and nobody's, until the same call finds room for it."""
     disk = a_disk()
     log = open_log(disk)
@@ -404,7 +404,7 @@ class FullDisk(SimDisk):
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("older_can_go", [False, True])
-def test_a_disk_that_gets_full_at_any_step_is_waited_for(seed: int, anew: bool, older_can_go: bool) -> None:
+def test_cut_is_resumed_when_the_disk_fills_at_any_step(seed: int, anew: bool, older_can_go: bool) -> None:
     """There is room again: the same call goes on, and one receipt tells all of it. Older evidence that goes in between,
     and is not enough, takes no evidence of this cut along.
     """
@@ -463,7 +463,7 @@ def refusal(disk: FullDisk, log: PartitionLog, wanted: Cut, can_go: list[str]) -
     return None
 
 
-def test_a_log_that_is_cut_in_part_is_not_closed_cleanly() -> None:
+def test_partially_cut_log_is_not_closed_cleanly() -> None:
     """Its node stops while the disk is full: nothing in memory is what the files are."""
     disk = FullDisk()
     disk.mkdir("/data")
@@ -486,7 +486,7 @@ def test_a_log_that_is_cut_in_part_is_not_closed_cleanly() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_recovery_cuts_has_a_receipt(seed: int) -> None:
+def test_truncation_by_recovery_has_a_receipt(seed: int) -> None:
     """A log that loses its power in the middle of writes, recovered by a node that loses it as well."""
     rng = Random(seed)
     disk = a_disk(seed)
@@ -565,7 +565,7 @@ def test_recovery_cuts_nothing_before_its_note_is_durable(call: Any, number: int
 
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_recovery_on_a_disk_that_gets_full_at_any_step_hides_nothing(seed: int, power: bool) -> None:
+def test_recovery_on_a_disk_that_fills_at_any_step_hides_no_loss(seed: int, power: bool) -> None:
     """It ends there and begins again, in the same life or after a crash, as often as it takes."""
     step = 0
     while True:
@@ -593,7 +593,7 @@ def test_recovery_on_a_disk_that_gets_full_at_any_step_hides_nothing(seed: int, 
             return
 
 
-def test_a_note_that_a_kill_left_without_its_name_on_the_disk_is_made_durable_before_the_cut() -> None:
+def test_note_whose_rename_is_not_durable_is_synced_before_the_cut() -> None:
     """Its rename was in memory only; then power goes with the cut on the disk."""
     for seed in range(20):
         disk = a_disk(seed)
@@ -615,7 +615,7 @@ def test_a_note_that_a_kill_left_without_its_name_on_the_disk_is_made_durable_be
         assert (receipt.start_offset, receipt.end_offset_exclusive) == (again.log_end_offset, end)
 
 
-def test_evidence_that_goes_between_two_attempts_of_recovery_gives_its_name_to_new_evidence() -> None:
+def test_evidence_deleted_between_two_recovery_attempts_frees_its_name() -> None:
     disk = a_disk()
     before = a_torn_segment(disk)
     folder = ReceiptFolder(disk, DIRECTORY)
@@ -633,7 +633,7 @@ def test_evidence_that_goes_between_two_attempts_of_recovery_gives_its_name_to_n
     assert complaints([receipt], lost_between(before, stored_batches(again))) == []
 
 
-def test_recovery_of_whole_batches_behind_a_gap_counts_them(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_recovery_counts_intact_batches_after_a_gap(tmp_path_factory: pytest.TempPathFactory) -> None:
     disk = OsDisk()
     directory = str(tmp_path_factory.mktemp("log") / "rain-3")
     log = open_log(disk, directory)
@@ -654,7 +654,7 @@ def test_recovery_of_whole_batches_behind_a_gap_counts_them(tmp_path_factory: py
     assert "checksum" in receipt.reason
 
 
-def test_the_checker_sees_what_is_wrong() -> None:
+def test_checker_detects_wrong_receipts() -> None:
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 6)
@@ -674,7 +674,7 @@ def test_the_checker_sees_what_is_wrong() -> None:
     assert complaints([receipt], lost, log_start=inside)
 
 
-def test_a_note_that_was_settled_does_not_come_back_with_a_loss_of_power() -> None:
+def test_resolved_note_does_not_reappear_after_a_power_loss() -> None:
     """Seed 481 of the story `brokers`: the old note stood where the next recovery's belonged, and hid what that cut."""
     for seed in range(20):
         disk = a_disk(seed)

@@ -91,7 +91,7 @@ def played(story: Callable[[Coordinator], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def test_another_broker_leads() -> None:
+def test_loss_on_a_partition_led_by_another_broker() -> None:
     """It is asked where its log begins: whichever make it is of."""
 
     async def story(here: Coordinator) -> None:
@@ -109,7 +109,7 @@ def test_another_broker_leads() -> None:
     played(story)
 
 
-def test_what_was_told_is_not_told_again_after_a_look_that_learned_nothing() -> None:
+def test_loss_is_not_reported_again_after_a_failed_query() -> None:
     """The leader is away, is not reached, or says nothing of the partition: what is known stays."""
 
     async def story(here: Coordinator) -> None:
@@ -132,7 +132,7 @@ def test_what_was_told_is_not_told_again_after_a_look_that_learned_nothing() -> 
     played(story)
 
 
-def test_a_topic_of_the_same_name_begins_anew() -> None:
+def test_recreated_topic_starts_without_losses() -> None:
     async def story(here: Coordinator) -> None:
         here.commits("slow", 3)
         here.starts[0] = 7
@@ -150,7 +150,7 @@ def test_a_topic_of_the_same_name_begins_anew() -> None:
     played(story)
 
 
-def test_the_next_coordinator_tells_the_same() -> None:
+def test_next_coordinator_reports_the_same_loss() -> None:
     """It knows nothing of what was told before: the same loss has the same receipt, which counts once."""
 
     async def story(here: Coordinator) -> None:

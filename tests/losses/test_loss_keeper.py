@@ -82,7 +82,7 @@ class Stage:
         (0, 5, LossClass.MAYBE_ACKNOWLEDGED),
     ],
 )
-def test_what_nobody_was_told_to_be_written(waiting: int, leader_epoch: int, loss_class: LossClass) -> None:
+def test_loss_class_of_unacknowledged_records(waiting: int, leader_epoch: int, loss_class: LossClass) -> None:
     stage = Stage(waiting=waiting)
     receipt = stage.cut(leader_epoch)
     assert receipt.loss_class is loss_class
@@ -91,7 +91,7 @@ def test_what_nobody_was_told_to_be_written(waiting: int, leader_epoch: int, los
 
 
 @pytest.mark.parametrize(("clean_since", "loss_class"), [(4, LossClass.EXPIRED), (5, LossClass.COMMITTED)])
-def test_whether_the_leader_had_what_it_has_no_more(clean_since: int, loss_class: LossClass) -> None:
+def test_loss_class_of_records_below_the_leaders_log_start(clean_since: int, loss_class: LossClass) -> None:
     stage = Stage(waiting=0)
     stage.log.advance_high_watermark(stage.log.log_end_offset)
     stage.replica.clean_since = clean_since
@@ -107,7 +107,7 @@ def test_every_cause_of_a_follower_has_a_name_in_receipts() -> None:
     assert {cause.name.lower() for cause in Cause} <= {cause.value for cause in receipt.Cause}
 
 
-def test_what_is_owed_until_it_is_delivered() -> None:
+def test_receipt_is_due_until_it_is_delivered() -> None:
     stage = Stage(waiting=0)
     receipt = stage.cut(5)
     assert stage.news == 1
@@ -119,7 +119,7 @@ def test_what_is_owed_until_it_is_delivered() -> None:
 
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_a_delivered_cut_is_not_told_again_by_the_next_start(is_checkpointed: bool) -> None:
+def test_delivered_cut_is_not_reported_again_after_a_restart(is_checkpointed: bool) -> None:
     """A full disk took the evidence and refused the checkpoint after the cut: the recovery point on the disk calls what
     was cut safe, and the node is killed."""
     stage = Stage(waiting=0)
@@ -164,7 +164,7 @@ class _NothingYet:
         self.work.clear()
 
 
-def test_evidence_gives_way_to_records_on_a_full_disk() -> None:
+def test_full_disk_deletes_evidence_to_make_room_for_records() -> None:
     """A full disk drops evidence before it drops service, and says so. The oldest goes, one loss for each look; while
     nothing is there to go, nobody looks.
     """
@@ -212,7 +212,7 @@ def test_evidence_gives_way_to_records_on_a_full_disk() -> None:
     asyncio.run(story())
 
 
-def test_a_deletion_takes_as_much_evidence_as_its_receipts_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_frees_as_much_evidence_as_its_receipts_need(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(waiting=0)
     removed = RemovedPartition("/data/rain-3", stage.disk, TopicPartition("rain", 3), 0)
     full = OSError(errno.ENOSPC, "full")

@@ -58,7 +58,7 @@ def listed(cluster: MixedCluster, topic: str) -> list[dict[str, Any]]:
     return [receipt for receipt in found if receipt["topic"] == topic]
 
 
-def test_the_loss_of_an_unclean_election_is_told_kept_and_replayed(three: MixedCluster) -> None:
+def test_loss_of_an_unclean_election_is_reported_kept_and_replayed(three: MixedCluster) -> None:
     assert listed(three, "unclean") == [], "a cluster that lost nothing has no ledger yet"
     create(three, "unclean", replicas=2, configs={"unclean.leader.election.enable": "true"})
     write(three, "unclean", ["kept"])

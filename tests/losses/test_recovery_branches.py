@@ -119,7 +119,7 @@ COMPACT: Final = LogConfig(segment_bytes=400, cleanup_policy=frozenset({"compact
 OURS: Final[dict[str, Any]] = {"config": COMPACT, "incarnation": UUID(int=7)}
 
 
-def test_gap_of_a_compacted_log_that_compaction_has_not_made() -> None:
+def test_gap_of_a_compacted_log_that_compaction_did_not_make() -> None:
     """Seed 57 of the story `operations`, with kills in the middle of writes: power took the end of a segment whose
     successor was there, and the leader's log had a hole that no follower could pass."""
     disk = a_disk()
@@ -138,7 +138,7 @@ def test_gap_of_a_compacted_log_that_compaction_has_not_made() -> None:
     assert cut_off.start_offset == second.base_offset
 
 
-def test_gap_that_compaction_has_made() -> None:
+def test_gap_made_by_compaction() -> None:
     """Also where a crash came before the next checkpoints of the cleaner and of recovery points. After a cut it counts
     up to there."""
     disk = a_disk()
@@ -164,7 +164,7 @@ def log_files(receipt: Receipt) -> list[str]:
     return [path for path in receipt.evidence if ".log." in path]
 
 
-def test_missing_segment_in_the_middle_that_had_been_safe() -> None:
+def test_missing_durable_segment_in_the_middle() -> None:
     """Offline, as with any other damage below the recovery point: the advice also has a way to go on without it."""
     disk = a_disk()
     first, second, third, *_ = used(disk).segments
@@ -233,7 +233,7 @@ def test_missing_first_segments(clean: bool, start: int) -> None:
     assert receipts_of(disk) == [receipt], "told once"
 
 
-def test_first_segments_that_had_been_deleted_leave_no_receipt() -> None:
+def test_deleted_first_segments_leave_no_receipt() -> None:
     disk = a_disk()
     log = used(disk)
     disk.unlink(log.segments[0].path)
@@ -257,7 +257,7 @@ def test_end_below_the_log_start() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 2])
-def test_end_below_what_had_been_safe(left: int) -> None:
+def test_end_below_the_recovery_point(left: int) -> None:
     """Whole files are gone, so that nothing is torn or damaged."""
     disk = a_disk()
     log = used(disk)
@@ -271,7 +271,7 @@ def test_end_below_what_had_been_safe(left: int) -> None:
     assert "counted by their offsets" in receipt.known_by
 
 
-def test_end_below_what_had_been_safe_after_a_clean_stop() -> None:
+def test_end_below_the_recovery_point_after_a_clean_shutdown() -> None:
     """Nothing may be missing then: the partition stays offline, as with any other damage."""
     disk = a_disk()
     log = used(disk)
@@ -309,7 +309,7 @@ def test_cut_by_a_follower(truncates_fully: bool) -> None:
 
 
 @pytest.mark.parametrize("offset", [3, 20])
-def test_begin_anew_below_the_end(offset: int) -> None:
+def test_restart_below_the_end(offset: int) -> None:
     """At the leader's start, wherever that lies: all that the log had is told."""
     disk = a_disk()
     used(disk)
@@ -319,7 +319,7 @@ def test_begin_anew_below_the_end(offset: int) -> None:
     assert (receipt.start_offset, receipt.end_offset_exclusive) == (10, 30)
 
 
-def test_compacted_log_that_is_fetched_anew() -> None:
+def test_compacted_log_that_is_fetched_again() -> None:
     """The receipt of the cut tells what is lost; what goes after it is the leader's."""
     disk = a_disk()
     used(disk)
@@ -332,7 +332,7 @@ def test_compacted_log_that_is_fetched_anew() -> None:
     assert receipts_of(disk) == [receipt]
 
 
-def test_damage_in_what_a_cut_leaves() -> None:
+def test_damage_in_the_remaining_part_of_a_cut() -> None:
     """The log is opened anew after a cut: what is damaged in the part that was to stay goes as well, and is told."""
     disk = a_disk()
     used(disk)
@@ -347,7 +347,7 @@ def test_damage_in_what_a_cut_leaves() -> None:
     assert {each.id for each in receipts_of(disk)} == {each.id for each in receipts}
 
 
-def test_records_that_were_deleted_leave_no_receipt() -> None:
+def test_deleted_records_leave_no_receipt() -> None:
     """Retention and DeleteRecords take what was asked for; a group's coordinator tells what the group had not read."""
     disk = a_disk()
     log = used(disk)
@@ -369,7 +369,7 @@ def test_empty_log_that_moves() -> None:
 
 
 @pytest.mark.parametrize(("lost_from", "high_watermark"), [(0, 0), (0, 12), (12, 30), (14, 14)])
-def test_directory_that_is_set_aside(lost_from: int, high_watermark: int) -> None:
+def test_stray_directory(lost_from: int, high_watermark: int) -> None:
     """Its topic id cannot be read, or another directory counts that lacks some of its records."""
     disk = a_disk()
     segments = used(disk).segments
@@ -408,7 +408,7 @@ def moved_away(disk: SimDisk, high_watermark: int) -> tuple[LossKeeper, LogDir, 
 
 
 @pytest.mark.parametrize(("lost_from", "high_watermark"), [(0, 30), (12, 30), (12, 12), (29, 0)])
-def test_replica_that_is_moved_away(lost_from: int, high_watermark: int) -> None:
+def test_moved_replica(lost_from: int, high_watermark: int) -> None:
     """The leader has what lies below `lost_from`; the rest is evidence, and the receipt waits for its delivery."""
     disk = a_disk()
     used(disk)
@@ -426,7 +426,7 @@ def test_replica_that_is_moved_away(lost_from: int, high_watermark: int) -> None
 
 
 @pytest.mark.parametrize("keeps_evidence", [False, True])
-def test_replica_that_is_moved_away_and_whose_leader_has_it_all(*, keeps_evidence: bool) -> None:
+def test_moved_replica_whose_leader_has_all_records(*, keeps_evidence: bool) -> None:
     disk = a_disk()
     used(disk)
     keeper, log_dir, removed = moved_away(disk, 30)
@@ -457,7 +457,7 @@ def test_comparison_of_two_directories() -> None:
     assert {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)} == before
 
 
-def test_the_page_lists_these_tests() -> None:
+def test_losses_page_lists_these_tests() -> None:
     named = re.findall(r"`(test_\w+)`", PAGE.read_text())
-    here = {name for name in globals() if name.startswith("test_")} - {"test_the_page_lists_these_tests"}
+    here = {name for name in globals() if name.startswith("test_")} - {"test_losses_page_lists_these_tests"}
     assert set(named) == here

@@ -37,7 +37,7 @@ def producer(broker: ApacheKafka) -> Iterator[RawProducer]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_kafka_answers(producer: RawProducer, case: Case) -> None:
+def test_kafka_gives_the_expected_result(producer: RawProducer, case: Case) -> None:
     deadline = time.monotonic() + 60
     while True:
         answer = producer.produce(case.topic, case.make(int(time.time() * 1000)), case.version)
