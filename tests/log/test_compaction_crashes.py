@@ -1,4 +1,4 @@
-"""Compaction, and a crash between any two steps of its disk: the log is what it was, or what it should become."""
+"""A crash between any two disk operations of a compaction: the log is unchanged, or completely compacted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .helpers import DIRECTORY, open_log
 
 
 class PowerLost(Exception):
-    """Instead of a call of the disk."""
+    """Raised instead of executing a disk call."""
 
 
 class CrashingDisk(SimDisk):
-    """Loses power instead of its n-th call from now on; 0: never."""
+    """Loses power at its n-th call from now on; 0: never."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -42,7 +42,7 @@ class CrashingDisk(SimDisk):
 
 
 def grown(seed: int) -> tuple[Story, CrashingDisk]:
-    """A log with something to compact; the same one for the same seed."""
+    """A log that needs compaction; the same seed gives the same log."""
     rng = Random(seed)
     disk = CrashingDisk(seed)
     story = Story(rng, disk)
@@ -59,7 +59,7 @@ def grown(seed: int) -> tuple[Story, CrashingDisk]:
 
 
 def compact_until_power_is_lost(story: Story) -> None:
-    """What the node does in other threads is done at once."""
+    """Work that the node does in other threads runs synchronously."""
     due = story.due()
     assert due is not None
     work = story.begin(due)
@@ -72,7 +72,7 @@ def compact_until_power_is_lost(story: Story) -> None:
 
 
 def calls_of(seed: int) -> int:
-    """How many calls of its disk a compaction makes; 0 where there is nothing to compact."""
+    """How many disk calls a compaction makes; 0 if there is nothing to compact."""
     story, disk = grown(seed)
     if story.due() is None:
         return 0
@@ -83,7 +83,7 @@ def calls_of(seed: int) -> int:
 
 
 def looked_at(disk: SimDisk, recovery_point: int) -> LogInspection:
-    """The log as a comparison with another directory finds it; no file changes."""
+    """Inspect the log as a comparison of two directories does; no file changes."""
     before = {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)}
     found = inspect_log(disk, DIRECTORY, UNKNOWN._replace(recovery_point=recovery_point), clean=False)
     assert {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)} == before
@@ -112,7 +112,7 @@ def power_is_lost(seed: int, call: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_power_loss_between_two_steps(seed: int) -> None:
-    """The last steps of each segment are what there is to see: of all others some are tried."""
+    """Crashes at the last steps of each segment, and at a sample of the others."""
     count = calls_of(seed)
     for call in Random(seed).sample(range(1, count + 1), min(count, 25)):
         power_is_lost(seed, call)

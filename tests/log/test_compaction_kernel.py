@@ -1,4 +1,4 @@
-"""The kernel of compaction: both twins do the same, with good batches and with damaged ones."""
+"""The compaction kernel: both twins give equal results for valid and for damaged batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rows(rng: Random, count: int) -> list[Row]:
 
 
 def stretch(rng: Random) -> bytearray:
-    """Batches one behind the other, some of them such as the kernel leaves to others."""
+    """Consecutive batches, some of which the kernel leaves to its caller."""
     out = bytearray()
     offset = 0
     for _ in range(rng.randrange(1, 12)):
@@ -69,7 +69,7 @@ def stretch(rng: Random) -> bytearray:
 
 
 def played(twin: ModuleType, content: bytearray, seed: int) -> Any:
-    """Everything that one twin makes of a stretch, or the code of its error."""
+    """All results of one twin for a stretch, or its error code."""
     rng = Random(seed)
     keys = twin.KeyOffsets(rng.choice([2, 100]), 0.9, SECRET)
     keys.end_offset = start = rng.randrange(4)
@@ -136,7 +136,7 @@ def test_twins_are_equal_for_damaged_batches(seed: int) -> None:
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     if rng.random() < 0.5:
         del content[rng.randrange(1, len(content)) :]
-    # With checksums that fit, records are what is damaged.
+    # The checksums match, so that only the records are damaged.
     position = 0
     while rng.random() < 0.9 and position + BATCH_OVERHEAD <= len(content):
         size = int.from_bytes(content[position + 8 : position + 12], "big", signed=True) + 12
@@ -175,7 +175,7 @@ def test_invalid_map_size_is_rejected(twin: Any, given: tuple[int, float, bytes]
 
 @pytest.mark.compiled
 def test_the_hash_is_siphash_2_4_of_128_bits() -> None:
-    """The first of the vectors that its authors publish."""
+    """The first test vector published by its authors."""
     digest = _NATIVE.KeyOffsets(1, 0.9, SECRET).digest  # type: ignore[union-attr]
     assert digest(b"").hex() == "a3817f04ba25a8e66df67214c7550293"
     assert digest(b"\0").hex() == "da87c1d86b99af44347659119b22fc45"

@@ -1,4 +1,4 @@
-"""Random lives of a compacted log against a plain model (`compaction_story.py`)."""
+"""Random operations on a compacted log, compared with a plain model (`compaction_story.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be compacted, and when: facts in, a verdict out."""
+"""Which segments are compacted, and when: `judge` is a pure function of the facts."""
 
 from __future__ import annotations
 

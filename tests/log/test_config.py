@@ -11,7 +11,7 @@ TOPIC, BROKER = 2, 4
 
 
 def test_defaults_are_those_of_the_topic_configs() -> None:
-    """What a log takes for granted is what a topic without settings has."""
+    """The defaults of a log equal those of a topic without configs."""
     assert LogConfig.from_mapping(effective_topic_config({}, "t", NodeConfig.load(None))) == LogConfig()
 
 

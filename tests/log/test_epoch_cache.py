@@ -97,6 +97,6 @@ def test_last_deleted_epoch_is_that_of_the_last_deleted_record() -> None:
     kept.truncate_from_start(9)
     assert kept.last_deleted_epoch_is(3)
     kept.truncate_from_end(9)
-    assert kept.last_deleted_epoch_is(3), "the log still starts there"
+    assert kept.last_deleted_epoch_is(3), "the log start is unchanged"
     kept.clear()
     assert not kept.last_deleted_epoch_is(3)

@@ -1,4 +1,4 @@
-"""What was sent behind a batch that the disk failed."""
+"""Batches sent after a batch whose append failed on the disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_refused(failed: FailedBatches, header: BatchHeader, producers: ProducerSt
         failed.check(header, producers, now_ms)
     except PeerError as error:
         found = error
-    # The disk refused nothing this time.
+    # No disk error this time.
     assert found is None or (found.code is ErrorCode.KAFKA_STORAGE_ERROR and not isinstance(found, StorageError))
     return found is not None
 
@@ -45,7 +45,7 @@ def test_batches_after_the_failed_one_are_rejected_until_it_is_resent(is_known: 
     assert not is_refused(failed, batch(first + 2, producer=8), producers)
     producers.record(batch(first), first)
     assert not is_refused(failed, batch(first + 2), producers)
-    assert not failed, "it is forgotten then"
+    assert not failed, "the failed batch is forgotten"
 
 
 def test_resent_duplicate_of_an_appended_batch_is_left_to_the_log() -> None:
@@ -83,7 +83,7 @@ def test_batch_of_a_new_epoch_is_accepted_at_once() -> None:
 
 @pytest.mark.parametrize("now_ms", [1_000 + KEPT_MS, 999])
 def test_failed_batch_expires_when_it_is_not_resent(now_ms: int) -> None:
-    """Also where the clock was set back."""
+    """Also if the clock was set back."""
     failed, producers = FailedBatches(), ProducerStates()
     failed.add(batch(2), FULL, 1_000)
     assert not is_refused(failed, batch(4), producers, now_ms)

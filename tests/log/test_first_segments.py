@@ -1,4 +1,4 @@
-"""Segment files at the last clean stop: what is written is read again, for the life that wrote it."""
+"""Segment files at the last clean shutdown: the file is read back only with the broker epoch that wrote it."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_clean_shutdown_mark_is_removed_before_logs_change_and_written_at_close(
     third = reopened(again, clean=False)
     assert not third.clean
     third.close()
-    assert not mark.exists(), "a partition that was not clean has not been opened since"
+    assert not mark.exists(), "a partition with an unclean shutdown has not been opened since"
     fourth = LogDir.open(log_dir.path, OsDisk())
     partition(fourth)
     fourth.close()
@@ -113,7 +113,7 @@ def test_clean_shutdown_mark_is_removed_before_logs_change_and_written_at_close(
 
 
 def test_clean_close_of_many_logs_syncs_the_disk_once(path: Path) -> None:
-    """Each by itself, a node with 1,000 partitions took more than 30 s to stop."""
+    """With one sync per log, a node with 1,000 partitions took more than 30 s to stop."""
     disk = CountingDisk()
     log_dir = LogDir.open(str(path), disk)
     log_dir.begin()
@@ -134,7 +134,7 @@ def test_clean_close_of_many_logs_syncs_the_disk_once(path: Path) -> None:
 def test_run_that_opened_no_log_leaves_the_mark_unchanged(
     log_dir: LogDir, mark: bytes | None, end: str, damaged: bool
 ) -> None:
-    """Whatever it found, and however it ends: no log was opened, and no broker registered."""
+    """For any state of the mark and any way to stop: no log was opened, and no broker registered."""
     append(partition(log_dir), 3)
     log_dir.close()
     path = Path(log_dir.path) / ".kafka_cleanshutdown"
@@ -151,7 +151,7 @@ def test_run_that_opened_no_log_leaves_the_mark_unchanged(
         case "given back":
             again.give_back()
         case "killed":
-            again._unlock()  # as the system does
+            again._unlock()  # as the operating system does
         case _:
             again.close(clean=end == "closed cleanly")
     after = {each.name: each.read_bytes() for each in Path(log_dir.path).iterdir() if each.is_file()}
@@ -159,7 +159,7 @@ def test_run_that_opened_no_log_leaves_the_mark_unchanged(
 
 
 def test_broker_that_registered_and_opened_no_log_writes_its_epoch(log_dir: LogDir) -> None:
-    """The controller knows this epoch: with the one before, the next start would count as unclean."""
+    """The controller knows this epoch: with the previous one, the shutdown would count as unclean."""
     append(partition(log_dir))
     log_dir.broker_epoch = 12
     again = reopened(log_dir, clean=True)
@@ -170,7 +170,7 @@ def test_broker_that_registered_and_opened_no_log_writes_its_epoch(log_dir: LogD
 
 
 def test_first_opened_log_removes_the_mark(log_dir: LogDir) -> None:
-    """Also where `begin` was not called."""
+    """Also if `begin` was not called."""
     append(partition(log_dir))
     again = reopened(log_dir, clean=True)
     append(partition(again))
@@ -236,7 +236,7 @@ def test_stray_directory_keeps_its_high_watermark(log_dir: LogDir) -> None:
     assert (stray.topic_partition, stray.high_watermark) == (TP, 2)
     append(partition(log_dir), 9)
     partition(log_dir).advance_high_watermark(9)
-    assert log_dir.strays() == [stray], "whatever has its name by now"
+    assert log_dir.strays() == [stray], "also while a new directory has its name"
 
 
 def test_deletion_renames_now_and_removes_later(log_dir: LogDir) -> None:
@@ -247,7 +247,7 @@ def test_deletion_renames_now_and_removes_later(log_dir: LogDir) -> None:
     assert removed is not None
     assert Path(removed.path).name.startswith("rain-0.")
     assert len(read.records) > 0
-    assert partition(log_dir).log_end_offset == 0, "a new topic of this name starts afresh"
+    assert partition(log_dir).log_end_offset == 0, "a new topic of this name starts empty"
     removed.delete()
     assert not Path(removed.path).exists()
     assert log_dir.delete_partition(TopicPartition("never", 1)) is None
@@ -319,7 +319,7 @@ def test_ten_thousand_partitions_cost_little(log_dir: LogDir) -> None:
     never_written = (tracemalloc.get_traced_memory()[0] - before) / len(logs)
     for log in logs[:500]:
         append(log)
-    # Whoever was not used of late gives its descriptor back.
+    # Logs that were not used recently have closed their descriptors.
     assert log_dir.files.open_count <= 1_024
     written = (tracemalloc.get_traced_memory()[0] - before - never_written * len(logs)) / 500 + never_written
     tracemalloc.stop()
@@ -328,7 +328,7 @@ def test_ten_thousand_partitions_cost_little(log_dir: LogDir) -> None:
 
 
 def test_metadata_log_directory_does_not_prevent_the_clean_shutdown_mark(log_dir: LogDir) -> None:
-    """Its owner opens it, so that it is never among the opened partitions."""
+    """Its owner opens it, so it is never among the opened partitions."""
     log_dir.disk.mkdir(f"{log_dir.path}/__cluster_metadata-0")
     append(partition(log_dir), 3)
     again = reopened(log_dir, clean=True)

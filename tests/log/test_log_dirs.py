@@ -1,4 +1,4 @@
-"""Several data directories together: who holds what, who is in use."""
+"""Several data directories: which partitions each holds, and which are online."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_single_directory_holds_every_partition() -> None:
     dirs.put(RAIN, only)
     dirs.forget(RAIN)
     assert dirs.holder(RAIN) is only
-    assert not LogDirs([only], offline={"/e": "broken"}).is_single, "there may be partitions in the other"
+    assert not LogDirs([only], offline={"/e": "broken"}).is_single, "the offline directory may hold partitions"
 
 
 @pytest.mark.parametrize(("epochs", "told"), [((7, 7, 7), 7), ((7, 7, 8), -1), ((7, None, 7), -1), ((), -1)])

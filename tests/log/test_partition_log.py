@@ -1,4 +1,4 @@
-"""Appends to one log: offsets, epochs, time, and what a follower takes."""
+"""Appends to one log: offsets, epochs, timestamps, and appends of a follower."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_follower_appends_the_leaders_batches(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("is_transactional", [False, True], ids=["plain", "transactional"])
 def test_follower_appends_at_most_one_segment_at_a_time(disk: SimDisk, is_transactional: bool) -> None:
-    """More of them came than any segment takes; what is left is fetched again."""
+    """A response with more batches than fit into a segment; the rest is fetched again."""
     producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
     fields = producer if is_transactional else {}
     batches = [batch(base_offset=each, leader_epoch=1, **fields) for each in range(5)]

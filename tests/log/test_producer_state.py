@@ -71,7 +71,7 @@ def test_last_five_batches_are_detected_as_duplicates(log: PartitionLog) -> None
 
 
 def reopened(disk: SimDisk, log: PartitionLog) -> PartitionLog:
-    """After a clean stop: each producer's last batch is what the snapshot has."""
+    """Reopen after a clean shutdown: the snapshot has only the last batch of each producer."""
     log.close(clean=True)
     again = open_log(disk, clean=True)
     assert [len(producer.batches) for producer in again.producers] == [1]
@@ -79,7 +79,7 @@ def reopened(disk: SimDisk, log: PartitionLog) -> PartitionLog:
 
 
 def test_duplicates_missing_from_the_snapshot_are_found_in_the_log_after_a_restart(disk: SimDisk) -> None:
-    """Five batches were on their way when a leader was restarted: each of them is sent again (transactions.md X36)."""
+    """Five batches were in flight when a leader restarted: each of them is sent again (transactions.md X36)."""
     log = open_log(disk)
     first = log.log_end_offset
     for number in range(7):
@@ -114,7 +114,9 @@ def test_log_is_searched_once_for_a_batch_that_it_does_not_have(disk: SimDisk, m
     assert searched == [0]
 
 
-def test_log_is_not_searched_for_a_producer_with_five_remembered_batches(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_not_searched_for_a_producer_with_five_remembered_batches(
+    log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(7):
         send(log, number * 2, 2)
     monkeypatch.setattr(PartitionLog, "read", None)
@@ -185,7 +187,7 @@ def test_markers_are_fenced(log: PartitionLog) -> None:
         mark(log, commit=True, epoch=3, version=2)
     assert same.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
     mark(log, commit=True, epoch=4, coordinator=9, version=2)
-    mark(log, commit=True, epoch=4, coordinator=9, version=2)  # the repeat of one that is done
+    mark(log, commit=True, epoch=4, coordinator=9, version=2)  # repeats a marker that was already written
     with pytest.raises(PeerError) as zombie:
         mark(log, commit=True, epoch=4, coordinator=8)
     assert zombie.value.code is ErrorCode.TRANSACTION_COORDINATOR_FENCED
@@ -198,7 +200,7 @@ def test_state_survives_a_restart(log: PartitionLog, disk: SimDisk, clean: bool)
     if clean:
         log.close()
     again = open_log(disk, clean=clean, high_watermark=4)
-    # A snapshot carries the last batch only, and what it knows is not replayed.
+    # A snapshot has the last batch only, and batches below it are not replayed.
     assert [len(state.batches) for state in again.producers] == [1 if clean else 2]
     assert send(again, 3, transactional=True).duplicate
     assert again.last_stable_offset == 3

@@ -1,4 +1,4 @@
-"""What opening a damaged log does: cut above the recovery point, refuse below it, rebuild what is derived."""
+"""Opening a damaged log: truncates above the recovery point, fails below it, rebuilds derived files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .helpers import append, batch, open_log, read_all
 
 
 class LyingDisk(OsDisk):
-    """Gives one wrong bit in the nth read of a file, and in no other."""
+    """Flips one bit in the nth read of a file only."""
 
     def __init__(self, name: str, read: int, position: int) -> None:
         self._name, self._left, self._position = name, read, position
@@ -99,8 +99,8 @@ def test_damaged_derived_files_are_rebuilt(directory: Path, pattern: str, clean:
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_epochs_that_start_above_the_log_start_are_rebuilt(directory: Path, clean: bool) -> None:
-    """The log start had moved to 30 and the epoch checkpoint with it; the checkpoint of the log start was not written
-    when the process ended. Who asked where epoch 0 ends was answered 30 in place of 20 (epochs.md E13)."""
+    """The log start had moved to 30 and the epoch checkpoint with it; the log start checkpoint was not written when the
+    process ended. A look-up of the end of epoch 0 returned 30 instead of 20 (epochs.md E13)."""
     (directory / "leader-epoch-checkpoint").write_text("0\n3\n1 30\n2 40\n3 60\n")
     log = reopen(directory, clean=clean, recovery_point=80)
     if clean:  # the checkpoints are from the same moment
@@ -186,11 +186,13 @@ def test_clean_start_opens_no_sealed_segment_to_detect_missing_ones(directory: P
     opened.clear()
     fields["segment_count"] = number = len(segments(directory)) + 1
     assert open_log(WatchedDisk(), str(directory), config=CONFIG, **fields).log_end_offset == 80
-    assert set(opened) >= {str(path) for path in segments(directory)}, "a file is missing: it looks where"
+    assert set(opened) >= {str(path) for path in segments(directory)}, (
+        "a file is missing: all are opened to find the gap"
+    )
 
 
 def test_bit_error_of_one_read_is_not_taken_for_a_missing_segment(tmp_path: Path) -> None:
-    """In the number of offsets of a segment's last batch, which then ends too early."""
+    """The bit error is in the offset delta of a segment's last batch, which then ends too early."""
     directory = tmp_path / "rain-0"
     log = open_log(OsDisk(), str(directory), config=CONFIG)
     for _ in range(30):
@@ -215,7 +217,7 @@ def test_broken_structure_after_a_clean_stop_takes_the_partition_offline(directo
     assert str(path) in said
     assert "at byte" in said
     assert "Restore" in said
-    assert path.read_bytes() == content[:-10], "evidence stays as it is"
+    assert path.read_bytes() == content[:-10], "evidence is unchanged"
 
 
 def test_an_unreadable_segment_takes_the_partition_offline(directory: Path) -> None:
@@ -261,7 +263,7 @@ def test_recovery_reads_only_past_the_recovery_point(directory: Path) -> None:
 
 @pytest.mark.parametrize("wrong_byte", [3, 6, 13, 70], ids=["offset", "offset, low", "epoch", "records"])
 def test_intermittent_read_errors_lose_no_record(tmp_path: Path, wrong_byte: int) -> None:
-    """A wrong bit in one read of the last batch looks like a torn write; what is read twice and differs is not cut."""
+    """A bit error in one read of the last batch looks like a torn write; bytes that differ when read again are kept."""
     log = open_log(OsDisk(), str(tmp_path / "t-0"))
     append(log)
     last = log.size_bytes
@@ -285,7 +287,7 @@ def test_intermittent_read_errors_lose_no_record(tmp_path: Path, wrong_byte: int
 
 
 def test_bit_error_in_a_read_of_the_epoch_checkpoint_is_detected(tmp_path: Path) -> None:
-    """They are found from the batches instead."""
+    """The epochs are rebuilt from the batches instead."""
     log = open_log(OsDisk(), str(tmp_path / "t-0"))
     log.append_as_follower(batch(1, base_offset=0, leader_epoch=2))
     log.close()
@@ -294,7 +296,7 @@ def test_bit_error_in_a_read_of_the_epoch_checkpoint_is_detected(tmp_path: Path)
 
 
 def _behind_a_gap(directory: Path, disk: OsDisk, *, rolls: bool) -> PartitionLog:
-    """Epoch 0 at 0 to 4, then what compaction left of epoch 2: a batch at 20. Epoch 1 began at 8, epoch 2 at 15."""
+    """Epoch 0 at 0 to 4, then the compacted rest of epoch 2: a batch at 20. Epoch 1 started at 8, epoch 2 at 15."""
     log = open_log(disk, str(directory), config=LogConfig(cleanup_policy=frozenset({"compact"})))
     log.append_as_follower(batch(5, base_offset=0, leader_epoch=0))
     flush(log)
@@ -325,7 +327,7 @@ def flush(log: PartitionLog) -> None:
 def test_epochs_that_start_in_a_gap_are_never_assigned_too_high_an_offset(
     tmp_path: Path, checkpoint: str, rolls: bool, expected: tuple[tuple[int, int], ...]
 ) -> None:
-    """Too late, an epoch before would seem to be longer than it was, and a log that parted there would not be cut."""
+    """Otherwise the previous epoch would appear too long, and a log that diverged there would not be truncated."""
     path = tmp_path / "rain-0"
     disk = OsDisk()
     log = _behind_a_gap(path, disk, rolls=rolls)

@@ -1,4 +1,4 @@
-"""What of a log is safe on the disk, and when."""
+"""Which parts of a log are durable, and when."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_flush_advances_the_recovery_point_to_the_flushed_offset(disk: SimDisk) 
         append(log)
     work = log.flush_work()
     assert work is not None
-    assert log.flush_work() is None, "one at a time"
+    assert log.flush_work() is None, "one flush at a time"
     append(log)
     work()
     work.complete()
@@ -49,9 +49,9 @@ def test_flush_advances_the_recovery_point_to_the_flushed_offset(disk: SimDisk) 
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_flush_leaves_no_index_of_a_segment_deleted_by_retention_meanwhile(disk: SimDisk, is_full: bool) -> None:
-    """Games of the search (6000056 and 24000064 of `operations`): the next start took these indexes for what a segment
-    file that vanished leaves, and wrote a receipt of records that had been deleted on request. In the second one the
-    disk was full between the two index files."""
+    """Seeds 6000056 and 24000064 of `operations`: the next start took these indexes for the remains of a missing
+    segment file, and wrote a receipt for records that had been deleted on request. In the second one the disk became full
+    between the two index files."""
     log = open_log(disk, config=SMALL)
     for _ in range(60):
         append(log)
@@ -95,7 +95,7 @@ def test_indexes_evicted_from_memory_are_durable_after_the_next_flush(monkeypatc
 
 
 def a_disk(seed: int) -> SimDisk:
-    """A crash keeps other bytes of it with each seed."""
+    """A disk whose crashes keep other bytes with each seed."""
     disk = SimDisk(seed)
     disk.mkdir(DIRECTORY.rpartition("/")[0])
     return disk
@@ -120,7 +120,7 @@ def test_topic_id_is_durable_after_the_first_flush() -> None:
 
 
 def test_writes_of_a_killed_process_are_durable_after_the_next_flush() -> None:
-    """Its names, too: nobody knows what of them had been synced."""
+    """Its directory entries, too: it is unknown which of them were synced."""
     for seed in range(50):
         disk = a_disk(seed)
         append(open_log(disk))
@@ -133,8 +133,8 @@ def test_writes_of_a_killed_process_are_durable_after_the_next_flush() -> None:
 
 
 def test_log_start_inside_a_segment_does_not_advance_the_recovery_point() -> None:
-    """The log start (DeleteRecords) was taken for the recovery point when a killed process's log was opened: with the
-    next loss of power bytes were missing that "had been safe", and the partition stayed offline (recovery.md)."""
+    """The log start (DeleteRecords) was used as the recovery point when the log of a killed process was opened: after
+    the next power loss bytes below it were missing, and the partition stayed offline (recovery.md)."""
     for seed in range(50):
         disk = a_disk(seed)
         log = open_log(disk)
@@ -152,7 +152,7 @@ def test_log_start_inside_a_segment_does_not_advance_the_recovery_point() -> Non
 def test_flush_due(disk: SimDisk) -> None:
     log = open_log(disk, config=LogConfig(flush_messages=3, flush_ms=500))
     append(log)
-    assert log.flush_due(1_000), "a directory is new"
+    assert log.flush_due(1_000), "the directory is new"
     flush(log, 1_000)
     append(log, 2)
     assert not log.flush_due(1_000)
@@ -187,7 +187,7 @@ def test_torn_topic_id_of_an_empty_log_is_rewritten_with_its_first_records(disk:
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_nothing_is_appended_to_a_closed_log(disk: SimDisk, clean: bool) -> None:
-    """The next start would take it for flushed (operations, seed 21001776)."""
+    """The next start would regard it as flushed (operations, seed 21001776)."""
     log = open_log(disk)
     append(log)
     log.close(clean)

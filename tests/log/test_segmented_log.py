@@ -1,4 +1,4 @@
-"""Segments of one log: when a new one begins, and what a bad disk does to a write."""
+"""Segments of one log: when it rolls, and writes that fail on the disk."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_full_disk_fails_one_append_and_the_log_recovers(disk: SimDisk) -> None:
     assert caught.value.disk_full
     found = disk.stat(log.segments[0].path)
     assert found is not None
-    assert found.size_bytes == size, "the partial write is cut off"
+    assert found.size_bytes == size, "the partial write is truncated"
     assert log.log_end_offset == 3
     assert len(read_all(log)) == 1
     disk.capacity_bytes = None
@@ -70,7 +70,7 @@ def test_failed_write_of_a_large_batch_is_truncated_completely(disk: SimDisk) ->
         log.append_as_leader(batch(1, size=large), leader_epoch=0, now_ms=0)
     found = disk.stat(log.segments[0].path)
     assert found is not None
-    assert found.size_bytes == size, "the pieces before the failed one are cut off too"
+    assert found.size_bytes == size, "the pieces before the failed one are truncated, too"
     disk.capacity_bytes = None
     writes = disk.calls["write"]
     log.append_as_leader(batch(1, size=large), leader_epoch=0, now_ms=0)
@@ -104,4 +104,4 @@ def test_failed_truncation_of_a_partial_write_takes_the_partition_offline(disk: 
     disk.heal()
     with pytest.raises(StorageError, match="until the node is restarted"):
         append(log)
-    assert len(read_all(log)) == 1, "readers go on"
+    assert len(read_all(log)) == 1, "the log stays readable"

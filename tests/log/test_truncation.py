@@ -1,4 +1,4 @@
-"""The end of a log goes back."""
+"""Truncation of the end of a log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_truncation_keeps_the_removed_batches_as_evidence(disk: SimDisk) -> None
         evidence += disk.pread(fd, 1 << 20, 0)
         disk.close(fd)
     assert len(evidence) >= cut.size_bytes
-    assert evidence[-cut.size_bytes :] == before[-cut.size_bytes :], "every byte that was cut is still there"
+    assert evidence[-cut.size_bytes :] == before[-cut.size_bytes :], "every truncated byte is kept"
     assert append(log, epoch=7) == 17
 
 
@@ -35,7 +35,7 @@ def test_truncation_keeps_the_removed_batches_as_evidence(disk: SimDisk) -> None
 def test_bit_error_of_a_read_is_not_copied_into_the_remaining_segment(
     disk: SimDisk, wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The start of a segment is copied when its end is cut; no checksum covers all of it."""
+    """A truncation inside a segment copies its start; no checksum covers all of it."""
     log = open_log(disk)
     for number in range(6):
         append(log, number + 1)

@@ -1,4 +1,4 @@
-"""`fenceline verify` over partitions: what is whole, and everything that is not."""
+"""`fenceline verify` over partitions: intact logs and every kind of damage."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_byte_with_any_other_value_is_detected(place: int, mask: int, codec: Cod
 def test_every_damaged_place_is_reported_with_its_position(disk: SimDisk) -> None:
     first, second, *_ = logs(disk)
     flip(disk, first, 70)
-    flip(disk, first, 16)  # of the first batch as well: magic
+    flip(disk, first, 16)  # magic of the first batch
     flip(disk, second, 61)
     reports = verified(disk)
     found = [(f.kind.value, f.path, f.position) for f in reports[0].findings.kept]
@@ -133,7 +133,7 @@ def test_torn_end_of_a_closed_log_is_an_error(disk: SimDisk, missing: int) -> No
     put(disk, "/data/meta.properties", b"")
     (report,) = verified(disk)
     assert "torn" in notes([report])
-    assert "torn" not in errors([report]), "a node that runs, or was killed, leaves that"
+    assert "torn" not in errors([report]), "a running or killed node may leave a torn end"
 
 
 def test_verify_waits_for_a_batch_that_is_being_written(disk: SimDisk) -> None:
@@ -191,8 +191,8 @@ def test_gaps_of_a_topic_compacted_here_are_not_reported(disk: SimDisk) -> None:
 def test_gaps_of_a_log_whose_files_record_a_compaction(
     disk: SimDisk, name: str, content: bytes, *, explains: bool
 ) -> None:
-    """Here, with the checkpoint not written yet, or at the leader that it was fetched from (`operations`, seeds
-    9102022 and 9102088). A gap above what was compacted is a loss; what cannot be read tells of any offset."""
+    """Compacted here, before the checkpoint was written, or at the leader it was fetched from (`operations`, seeds
+    9102022 and 9102088). A gap above the compacted part is a loss; an unreadable file applies to every offset."""
     rain(disk, epochs=[0, 0, 0, 0])
     disk.unlink(logs(disk)[1])
     following = offset_in(logs(disk)[1].rpartition("/")[2], LOG_SUFFIX)
@@ -221,7 +221,7 @@ def test_gap_within_a_segment_above_the_compacted_part(disk: SimDisk) -> None:
 
 
 def test_compaction_interrupted_by_a_crash_leaves_no_gap(disk: SimDisk) -> None:
-    """Its result is to take the place of segments that are gone already: the next start does that."""
+    """Its result replaces segments that are already deleted: the next start completes the swap."""
     rain(disk, epochs=[0, 0, 0, 0])
     taken = logs(disk)[1]
     content = content_of(disk, taken)
@@ -236,7 +236,7 @@ def test_overlapping_segments(disk: SimDisk) -> None:
     first, second, *_ = logs(disk)
     put(disk, second, content_of(disk, first))
     assert "segments" not in errors(verified(disk))
-    assert "offsets" in errors(verified(disk)), "batches below the name of their segment"
+    assert "offsets" in errors(verified(disk)), "batches below the base offset of their segment"
     base = int(second[-24:-4])
     put(disk, f"{DIRECTORY}/{base - 1:020d}.log", content_of(disk, second))
     assert "segments" in errors(verified(disk))
@@ -374,7 +374,7 @@ def test_epoch_checkpoint_may_list_empty_epochs_and_may_lag_on_a_running_node(di
 def test_records_below_the_log_start_need_no_epoch_entry(disk: SimDisk) -> None:
     rain(disk)
     put(disk, f"{DIRECTORY}/leader-epoch-checkpoint", b"0\n3\n0 9\n1 15\n3 30\n")
-    assert said(verified(disk)) == [], "DeleteRecords may have been there: nothing tells in a copy"
+    assert said(verified(disk)) == [], "DeleteRecords may be the cause: a copy has no proof"
     put(disk, "/data/log-start-offset-checkpoint", b"0\n0\n")
     assert errors(verified(disk)) == ["epoch_checkpoint"]
     put(disk, "/data/log-start-offset-checkpoint", b"0\n1\nrain 0 9\n")
@@ -382,11 +382,11 @@ def test_records_below_the_log_start_need_no_epoch_entry(disk: SimDisk) -> None:
     put(disk, "/data/log-start-offset-checkpoint", b"0\n1\nrain 0 8\n")
     assert errors(verified(disk)) == ["epoch_checkpoint"]
     put(disk, "/data/meta.properties", b"")
-    assert said(verified(disk)) == [], "a node that runs writes that file now and then"
+    assert said(verified(disk)) == [], "a running node writes that file periodically"
 
 
 def test_metadata_log_start_is_in_no_checkpoint(disk: SimDisk) -> None:
-    """`gaps.md G31`: what a snapshot stands for has left the epochs, and is in the first segment still."""
+    """`gaps.md G31`: records covered by a snapshot have left the epochs, but are still in the first segment."""
     metadata = "/data/__cluster_metadata-0"
     rain(disk, metadata)
     put(disk, f"{metadata}/leader-epoch-checkpoint", b"0\n3\n0 9\n1 15\n3 30\n")
@@ -417,7 +417,7 @@ def test_log_end_below_its_checkpoints(disk: SimDisk, name: str) -> None:
 
 
 def test_log_end_above_its_end_at_close(disk: SimDisk) -> None:
-    """Offsets of a compacted log may jump, and no checksum covers the one of its last batch."""
+    """Offsets of a compacted log may have gaps, and no checksum covers that of its last batch."""
     log = rain(disk)
     put(disk, "/data/meta.properties", b"")
     put(disk, "/data/.kafka_cleanshutdown", b"{}")
@@ -429,7 +429,7 @@ def test_log_end_above_its_end_at_close(disk: SimDisk) -> None:
     reports = verified(disk, settings=replace(QUIET, allow_gaps=True))
     assert "offset_checkpoint" in errors(reports)
     (told,) = [each for report in reports for each in report.findings.kept if "closed with its end" in each.message]
-    assert told.path == path, "an operator sees which file has the batch"
+    assert told.path == path, "the finding names the file of the batch"
     put(disk, "/data/recovery-point-offset-checkpoint", b"0\n0\n")
     assert "offset_checkpoint" not in errors(verified(disk, settings=replace(QUIET, allow_gaps=True)))
 

@@ -1,4 +1,4 @@
-"""Replicas of one partition against each other, and evidence of what was cut."""
+"""Comparison of the replicas of one partition, and evidence of truncated batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def disk() -> SimDisk:
 
 
 def copy_of(log: PartitionLog, disk: SimDisk, directory: str, *, up_to: int) -> PartitionLog:
-    """A follower's log, as it is after fetching."""
+    """A follower's log after it fetched from `log`."""
     follower = open_log(disk, directory, config=SMALL)
     for header, content in read_all(log):
         if header.next_offset <= up_to:
@@ -37,7 +37,7 @@ def copy_of(log: PartitionLog, disk: SimDisk, directory: str, *, up_to: int) -> 
 
 
 def diverged(disk: SimDisk) -> None:
-    """An unclean election at offset 21: `/one` went on in epoch 1, `/two` in epoch 2."""
+    """An unclean election at offset 21: `/one` continued in epoch 1, `/two` in epoch 2."""
     log = open_log(disk, ONE, config=SMALL)
     for _ in range(7):
         append(log, 3, epoch=0)
@@ -67,7 +67,7 @@ def test_divergence_is_reported_with_its_first_offset_and_both_epochs(disk: SimD
     reports = verified(disk, "/one", "/two")
     (finding,) = [finding for report in reports for finding in report.findings.kept]
     assert (finding.kind.value, finding.severity.value, finding.offset) == ("divergence", "error", 21)
-    assert finding.path.startswith(ONE), "the newest epoch is what the others are held against"
+    assert finding.path.startswith(ONE), "the others are compared with the newest epoch"
     assert "epoch 1 here, epoch 2 there" in finding.message
     assert "8 offsets here and 6 there" in finding.message
     assert said(verified(disk, "/one", "/two", compare=False)) == []
@@ -94,7 +94,7 @@ def test_divergence_above_the_high_watermark_is_a_note(disk: SimDisk) -> None:
 def test_divergence_is_found_at_the_offset_of_the_election(
     shared: list[int], one: list[int], two: list[int], segment_bytes: int, same_epoch: bool
 ) -> None:
-    """Segments of the replicas begin at different offsets; epochs change on the way."""
+    """The replicas' segments start at different offsets; epochs change in between."""
     disk = SimDisk()
     for path in ("/one", "/two"):
         disk.mkdir(path)
@@ -142,14 +142,14 @@ def test_compacted_replicas_are_compared_by_epoch(disk: SimDisk) -> None:
 
 
 def test_replica_of_a_compacted_replica_may_have_its_gaps(disk: SimDisk) -> None:
-    """It fetched them, and no file of its own says so."""
+    """It fetched the gaps, and none of its own files records that."""
     for directory in (ONE, TWO):
         rain(disk, directory, epochs=[0, 0, 0, 0])
         disk.unlink(logs(disk, directory)[1])
     assert errors(verified(disk, "/one", "/two")) == ["gap", "gap"]
     put(disk, "/one/cleaner-offset-checkpoint", b"0\n1\nrain 0 5\n")
     assert errors(verified(disk, "/one", "/two")) == []
-    assert errors(verified(disk, "/two")) == ["gap"], "by itself it is not told from a loss"
+    assert errors(verified(disk, "/two")) == ["gap"], "alone it cannot be distinguished from a loss"
 
 
 def test_two_topics_with_the_same_name(disk: SimDisk) -> None:
@@ -186,7 +186,7 @@ def test_accepted_paths(disk: SimDisk) -> None:
         reports = verified(disk, path)
         assert sum(report.batches for report in reports) >= 3, path
         assert said(reports) == [], path
-    assert len(find_places(disk, ["/one", ONE, "/one/"]).found) == 1, "named twice, looked at once"
+    assert len(find_places(disk, ["/one", ONE, "/one/"]).found) == 1, "named twice, checked once"
     assert len(find_places(disk, ["/cluster", "/one"]).found) == 2
 
 
@@ -207,7 +207,7 @@ def test_stray_directories_are_not_replicas(disk: SimDisk) -> None:
     assert said(reports) == []
     put(disk, "/two/replication-offset-checkpoint", b"0\n1\nrain 0 99\n")
     put(disk, "/two/recovery-point-offset-checkpoint", b"0\n1\nrain 0 99\n")
-    assert said(verified(disk, "/two")) == [], "checkpoints speak of the directory that is in use"
+    assert said(verified(disk, "/two")) == [], "checkpoints describe the directory in use"
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/three", "/one/meta.properties"])

@@ -1,4 +1,4 @@
-"""What leaves the page cache while a log takes in much: which stretches, when, and that it is only a hint."""
+"""Writeback and page cache eviction behind a busy log: which ranges, when, and that they are only hints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stretch(NamedTuple):
 
 
 class Watched(SimDisk):
-    """Notes what it is asked to let go."""
+    """Records the ranges it is asked to write back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_refused_system_call_has_no_effect(refused: str) -> None:
     assert disk.written_back[0].end == log.size_bytes
     assert len(read_all(log)) == log.log_end_offset
     log.close()
-    assert disk.open_descriptors == 0, "work closes what it duplicated"
+    assert disk.open_descriptors == 0, "the work closes its duplicated descriptors"
 
 
 def test_log_without_segments_has_no_work() -> None:

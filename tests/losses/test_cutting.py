@@ -1,4 +1,4 @@
-"""No cut without a receipt, whenever the machine stops, and every receipt exact."""
+"""Every cut has an exact receipt, with a crash at any step."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_receipt_equals_the_difference(seed: int) -> None:
 
 
 def test_records_deleted_before_are_not_lost_even_if_damaged() -> None:
-    """A receipt of no offsets told of damage in a segment below the log start (operations, seed 32001026)."""
+    """A receipt without offsets reported damage in a segment below the log start (operations, seed 32001026)."""
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 9)
@@ -85,11 +85,11 @@ def test_records_deleted_before_are_not_lost_even_if_damaged() -> None:
     log.advance_log_start(log.log_end_offset)
     disk.flip(log.segments[0].path, 8)
     assert cut_log(disk, log, cut(log.log_end_offset + 10, truncates_fully=True)) == []
-    assert list(ReceiptFolder(disk, log.directory).evidence()) == [], "what was deleted on request is not kept"
+    assert list(ReceiptFolder(disk, log.directory).evidence()) == [], "records deleted on request are not kept"
 
 
 def clipped(batch: Stored, start: int) -> Stored:
-    """A batch of which records below the log start had been deleted before."""
+    """A batch whose records below the log start had been deleted before."""
     below = max(0, start - batch.base_offset)
     return batch._replace(base_offset=batch.base_offset + below, record_count=batch.record_count - below)
 
@@ -97,7 +97,7 @@ def clipped(batch: Stored, start: int) -> Stored:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("anew", [False, True])
 def test_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: bool) -> None:
-    """The machine loses its power at each call in turn that changes the disk; then it starts again."""
+    """Power is lost at each call that changes the disk, one call per run; then the node restarts."""
     step = 0
     while True:
         step += 1
@@ -115,8 +115,8 @@ def test_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: boo
         life.forget()
         again = open_log(disk, recovery_point=min(offset, before[-1].next_offset), high_watermark=high_watermark)
         assert complaints(settled(disk, again), lost_between(before, stored_batches(again))) == []
-        assert settled(disk, again) == receipts_of(disk), "to settle twice changes nothing"
-        # Whoever follows next cuts what is left; together the receipts tell all of it, once.
+        assert settled(disk, again) == receipts_of(disk), "resolving twice changes nothing"
+        # The next truncation cuts the rest; together the receipts report every record once.
         cut_log(disk, again, cut(offset, truncates_fully=anew, time_ms=8_000))
         assert complaints(receipts_of(disk), lost_between(before, stored_batches(again))) == []
         if survived:
@@ -126,7 +126,7 @@ def test_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: boo
 
 @pytest.mark.parametrize("seed", range(4))
 def test_log_that_the_leader_has_completely_is_truncated_without_a_receipt(seed: int) -> None:
-    """Whenever the machine stops: neither the next start nor the next cut tells of a loss, and nothing is kept."""
+    """With a crash at any step: neither the next start nor the next cut reports a loss, and no evidence is kept."""
     step = 0
     while True:
         step += 1
@@ -140,7 +140,7 @@ def test_log_that_the_leader_has_completely_is_truncated_without_a_receipt(seed:
         except ProcessEnded:
             survived = False
         life.forget()
-        again = open_log(disk, high_watermark=high_watermark)  # its recovery point was lowered before
+        again = open_log(disk, high_watermark=high_watermark)  # its recovery point had been lowered
         assert settled(disk, again) == []
         cut_log(disk, again, cut(0, truncates_fully=True, is_lossless=True, time_ms=8_000))
         assert (again.log_start_offset, again.log_end_offset, stored_batches(again)) == (0, 0, [])
@@ -152,7 +152,7 @@ def test_log_that_the_leader_has_completely_is_truncated_without_a_receipt(seed:
 
 
 def test_evidence_damaged_by_a_power_loss_does_not_reduce_the_loss() -> None:
-    """The machine stops in the middle of a cut, and a segment that it had set aside was never flushed."""
+    """The machine stops during a cut, and a segment that was set aside had never been flushed."""
     damaged = step = 0
     while True:
         step += 1
@@ -165,7 +165,7 @@ def test_evidence_damaged_by_a_power_loss_does_not_reduce_the_loss() -> None:
         end = log.log_end_offset
         try:
             cut_log(life, log, cut(1))
-            assert damaged > len(ReceiptFolder(disk, DIRECTORY).evidence()), "most were damaged in their turn"
+            assert damaged > len(ReceiptFolder(disk, DIRECTORY).evidence()), "most were damaged in one of the runs"
             return
         except ProcessEnded:
             life.forget()
@@ -185,8 +185,8 @@ def test_evidence_damaged_by_a_power_loss_does_not_reduce_the_loss() -> None:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("anew", [False, True])
 def test_power_loss_during_a_cut_loses_nothing_without_a_receipt(seed: int, anew: bool) -> None:
-    """Brokers, seeds 3308 and 3313: nothing of the log was on the disk yet, and what was to stay went as well. Recovery
-    told of the batch that was torn, the cut's receipt of what it was about, and of what lay between them nobody."""
+    """Brokers, seeds 3308 and 3313: the log was not flushed yet, and records that should remain were lost, too. Recovery
+    reported the torn batch and the cut its own range; no receipt reported the records between them."""
     step = found = 0
     while True:
         step += 1
@@ -216,7 +216,7 @@ def test_power_loss_during_a_cut_loses_nothing_without_a_receipt(seed: int, anew
         if has_begun:
             found += 1
             assert sorted(told + there) == list(range(before[-1].next_offset)), f"step {step}"
-            assert settled(disk, again) == receipts_of(disk), "to settle twice changes nothing"
+            assert settled(disk, again) == receipts_of(disk), "resolving twice changes nothing"
     assert found > 10, "the cut has more steps than this"
 
 
@@ -267,8 +267,8 @@ def test_loss_classes() -> None:
 def emptied(
     *, config: LogConfig | None = None, cause: Cause = Cause.LEADER_STARTS_LATER, below: int = 0, **fields: Any
 ) -> Receipt:
-    """Of a log of epoch 1, with timestamps of 1 s, whose leader's starts at 100. `below`: records past the high
-    watermark."""
+    """The receipt of a log of epoch 1, with timestamps of 1 s, whose leader's log starts at 100. `below`: the number of
+    records past the high watermark."""
     disk = a_disk()
     log = open_log(disk, config=config or LogConfig(retention_ms=-1))
     write(log, 1, 4)
@@ -285,17 +285,17 @@ def test_records_that_the_leader_deleted_before_have_expired() -> None:
 
 
 def test_records_that_an_unclean_leader_may_never_have_had_are_not_expired() -> None:
-    """Its log starts later all the same: with records that this one never had."""
+    """Its log starts later anyway, with records that this replica never had."""
     receipt = emptied(clean_since=2)
     assert receipt.loss_class is LossClass.COMMITTED
     assert "or may never have had them" in receipt.known_by
-    assert emptied().loss_class is LossClass.COMMITTED, "the elections were not seen"
+    assert emptied().loss_class is LossClass.COMMITTED, "the elections are unknown"
     assert emptied(clean_since=1, below=1).loss_class is LossClass.COMMITTED
     assert emptied(clean_since=1, cause=Cause.DIVERGENCE).loss_class is LossClass.COMMITTED
 
 
 def test_records_that_the_leader_may_have_had_may_be_acknowledged() -> None:
-    """A producer that this node refused sends again, and a leader that has the batch acknowledges it (operations, seed
+    """A producer rejected by this node retries, and a leader that has the batch acknowledges it (operations, seed
     31001620).
     """
     ends = frozenset(range(1, 100))
@@ -343,11 +343,11 @@ def test_cut_on_a_full_disk_frees_older_evidence_then_keeps_none() -> None:
     asked = []
 
     def no_room() -> bool:
-        """Nothing to be freed; but the receipt itself has room."""
+        """Frees nothing; but there is room for the receipt itself."""
         asked.append(disk.used_bytes)
         return False
 
-    offset = before[-2].base_offset  # most of the last segments stays and would have to be copied
+    offset = before[-2].base_offset  # most of the last segment remains and would have to be copied
     real_open = disk.open_append
 
     def open_append(path: str) -> int:
@@ -357,7 +357,7 @@ def test_cut_on_a_full_disk_frees_older_evidence_then_keeps_none() -> None:
 
     disk.open_append = open_append  # type: ignore[method-assign]
     (receipt,) = cut_log(disk, log, cut(offset), no_room)
-    assert asked, "older evidence is looked for first"
+    assert asked, "older evidence is deleted first"
     assert receipt.evidence == ()
     assert "disk was full" in receipt.evidence_note
     assert complaints([receipt], lost_between(before, stored_batches(log))) == []
@@ -366,7 +366,7 @@ def test_cut_on_a_full_disk_frees_older_evidence_then_keeps_none() -> None:
 
 
 def test_receipt_is_retried_when_the_disk_fills_after_the_cut() -> None:
-    """The log is whole and nobody's, until the same call finds room for it."""
+    """The log is intact but not usable until a repeated call finds room for the receipt."""
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 9)
@@ -384,7 +384,7 @@ def test_receipt_is_retried_when_the_disk_fills_after_the_cut() -> None:
 
 
 class FullDisk(SimDisk):
-    """Has no room from a change on, the first of them being 1, until it is healed."""
+    """Is full from the n-th change on (counted from 1) until it is healed."""
 
     changes = 0
     full_from: int | None = None
@@ -405,8 +405,8 @@ class FullDisk(SimDisk):
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("older_can_go", [False, True])
 def test_cut_is_resumed_when_the_disk_fills_at_any_step(seed: int, anew: bool, older_can_go: bool) -> None:
-    """There is room again: the same call goes on, and one receipt tells all of it. Older evidence that goes in between,
-    and is not enough, takes no evidence of this cut along.
+    """When there is room again, the same call continues, and one receipt reports the whole loss. Deleting older evidence
+    in between, if that is not enough, deletes no evidence of this cut.
     """
     step = 0
     while True:
@@ -433,7 +433,7 @@ def test_cut_is_resumed_when_the_disk_fills_at_any_step(seed: int, anew: bool, o
         cut_log(disk, log, wanted)
         (told,) = (receipt for receipt in receipts_of(disk) if receipt.id != older.id)
         assert complaints([told], lost_between(before, stored_batches(log))) == []
-        assert all(disk.peek(path) for path in told.evidence), "what a receipt names is there"
+        assert all(disk.peek(path) for path in told.evidence), "evidence named by a receipt exists"
         reader = EvidenceReader(disk, told, told.evidence)
         assert not told.evidence or sum(header.record_count for header, _ in reader.batches()) == told.records
         assert (log.offline, log.unfinished) == (None, None)
@@ -448,7 +448,7 @@ def test_cut_is_resumed_when_the_disk_fills_at_any_step(seed: int, anew: bool, o
 
 
 def refusal(disk: FullDisk, log: PartitionLog, wanted: Cut, can_go: list[str]) -> StorageError | None:
-    """What a cut ends with. `can_go`: evidence that goes when the disk is full, which makes no room."""
+    """The result of a cut. `can_go`: evidence that is deleted when the disk is full, which frees no space."""
 
     def make_room() -> bool:
         found, can_go[:] = list(can_go), []
@@ -464,7 +464,7 @@ def refusal(disk: FullDisk, log: PartitionLog, wanted: Cut, can_go: list[str]) -
 
 
 def test_partially_cut_log_is_not_closed_cleanly() -> None:
-    """Its node stops while the disk is full: nothing in memory is what the files are."""
+    """Its node stops while the disk is full: the state in memory does not match the files."""
     disk = FullDisk()
     disk.mkdir("/data")
     log = open_log(disk)
@@ -487,7 +487,7 @@ def test_partially_cut_log_is_not_closed_cleanly() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_truncation_by_recovery_has_a_receipt(seed: int) -> None:
-    """A log that loses its power in the middle of writes, recovered by a node that loses it as well."""
+    """A log after a power loss during writes, recovered by a node that loses power, too."""
     rng = Random(seed)
     disk = a_disk(seed)
     log = open_log(disk)
@@ -518,15 +518,15 @@ def test_truncation_by_recovery_has_a_receipt(seed: int) -> None:
         assert receipt.end_offset_exclusive >= receipt.start_offset
         assert receipt.size_bytes > 0 or "counted by their offsets" in receipt.known_by
         for path in receipt.evidence:
-            assert disk.peek(path), "what a receipt names is there"
+            assert disk.peek(path), "evidence named by a receipt exists"
     assert ReceiptFolder(disk, DIRECTORY).notes() == []
     named = {path for receipt in receipts for path in receipt.evidence}
     kept = {path for path in ReceiptFolder(disk, DIRECTORY).contents().evidence if disk.peek(path)}
-    assert named == kept, "what is kept is named"
+    assert named == kept, "all kept evidence is named"
 
 
 def a_torn_segment(disk: SimDisk) -> list[Stored]:
-    """A log with a middle segment that ends in garbage: what is to be recovered. What it held before."""
+    """A log to recover, with a middle segment that ends in garbage, and its former batches."""
     log = open_log(disk)
     write(log, 1, 16)
     before = stored_batches(log)
@@ -547,7 +547,7 @@ def segment_files(disk: SimDisk) -> dict[str, bytes | None]:
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])
 @pytest.mark.parametrize(("number", "may_pass"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])
 def test_recovery_cuts_nothing_before_its_note_is_durable(call: Any, number: int, may_pass: bool) -> None:
-    """Seed 915 of the story `brokers`: a log was cut on a disk without room for the note, and nobody was ever told."""
+    """Seed 915 of the story `brokers`: a log was cut on a disk without room for the note, and never reported."""
     disk = a_disk()
     before = a_torn_segment(disk)
     files = segment_files(disk)
@@ -566,7 +566,7 @@ def test_recovery_cuts_nothing_before_its_note_is_durable(call: Any, number: int
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_recovery_on_a_disk_that_fills_at_any_step_hides_no_loss(seed: int, power: bool) -> None:
-    """It ends there and begins again, in the same life or after a crash, as often as it takes."""
+    """Recovery fails there and is retried, in the same process or after a crash, until it succeeds."""
     step = 0
     while True:
         step += 1
@@ -594,7 +594,7 @@ def test_recovery_on_a_disk_that_fills_at_any_step_hides_no_loss(seed: int, powe
 
 
 def test_note_whose_rename_is_not_durable_is_synced_before_the_cut() -> None:
-    """Its rename was in memory only; then power goes with the cut on the disk."""
+    """Its rename was in memory only; then power is lost after the cut became durable."""
     for seed in range(20):
         disk = a_disk(seed)
         log = open_log(disk)
@@ -675,7 +675,7 @@ def test_checker_detects_wrong_receipts() -> None:
 
 
 def test_resolved_note_does_not_reappear_after_a_power_loss() -> None:
-    """Seed 481 of the story `brokers`: the old note stood where the next recovery's belonged, and hid what that cut."""
+    """Seed 481 of the story `brokers`: the old note replaced that of the next recovery and hid its cut."""
     for seed in range(20):
         disk = a_disk(seed)
         write(open_log(disk), 1, 3)

@@ -1,4 +1,4 @@
-"""What a broker knows when it cuts a log that it led before, and what it owes the ledger."""
+"""Loss classes when a broker cuts a log that it led before, and receipts due for the ledger."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Waiter:
 
 
 class Stage:
-    """A replica that led epoch 4 with three batches, of which acks=all waits for some."""
+    """A replica that led epoch 4 with three batches, some of them with pending acks=all requests."""
 
     def __init__(self, *, waiting: int, disk: SimDisk | None = None) -> None:
         self.disk = disk or SimDisk()
@@ -77,8 +77,8 @@ class Stage:
     ("waiting", "leader_epoch", "loss_class"),
     [
         (3, 5, LossClass.NEVER_ACKNOWLEDGED),
-        (2, 5, LossClass.MAYBE_ACKNOWLEDGED),  # somebody wrote with acks=1
-        (3, 6, LossClass.MAYBE_ACKNOWLEDGED),  # a leader in between may have told a producer that tried again
+        (2, 5, LossClass.MAYBE_ACKNOWLEDGED),  # a producer wrote with acks=1
+        (3, 6, LossClass.MAYBE_ACKNOWLEDGED),  # a leader in between may have acknowledged a retry
         (0, 5, LossClass.MAYBE_ACKNOWLEDGED),
     ],
 )
@@ -120,8 +120,8 @@ def test_receipt_is_due_until_it_is_delivered() -> None:
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 def test_delivered_cut_is_not_reported_again_after_a_restart(is_checkpointed: bool) -> None:
-    """A full disk took the evidence and refused the checkpoint after the cut: the recovery point on the disk calls what
-    was cut safe, and the node is killed."""
+    """A full disk lost the evidence and rejected the checkpoint after the cut: the recovery point on the disk still
+    covers the cut records, and the node is killed."""
     stage = Stage(waiting=0)
     end = stage.log.log_end_offset
     stage.log.advance_high_watermark(end)
@@ -148,7 +148,7 @@ def test_delivered_cut_is_not_reported_again_after_a_restart(is_checkpointed: bo
 
 
 class _NothingYet:
-    """Threads that do their work when they are told."""
+    """An executor whose work runs on request."""
 
     def __init__(self) -> None:
         self.work: list[Any] = []
@@ -165,8 +165,8 @@ class _NothingYet:
 
 
 def test_full_disk_deletes_evidence_to_make_room_for_records() -> None:
-    """A full disk drops evidence before it drops service, and says so. The oldest goes, one loss for each look; while
-    nothing is there to go, nobody looks.
+    """A full disk deletes evidence before it stops service, and reports that. Each check deletes the oldest evidence of
+    one loss; without evidence there are no checks.
     """
 
     async def story() -> None:
@@ -187,7 +187,7 @@ def test_full_disk_deletes_evidence_to_make_room_for_records() -> None:
         broken = StorageError.of("appending", OSError(errno.EIO, "broken"))
 
         async def refused(error: StorageError) -> int:
-            """How many looks there are then."""
+            """The number of checks after this many seconds."""
             trouble.rejected(stage.replica.topic_partition, 5, error)
             trouble.rejected(stage.replica.topic_partition, 5, error)
             looks = len(threads.work)
@@ -203,9 +203,11 @@ def test_full_disk_deletes_evidence_to_make_room_for_records() -> None:
         (receipt,) = receipts_of(stage.disk)
         assert receipt.evidence == ()
         assert "disk was full" in receipt.evidence_note
-        assert [each.evidence_note for each in stage.keeper.next_due(10)] == [receipt.evidence_note], "it is told again"
-        assert await refused(full) == 1, "there may be more"
-        assert await refused(full) == 0, "there was not"
+        assert [each.evidence_note for each in stage.keeper.next_due(10)] == [receipt.evidence_note], (
+            "the receipt is due again"
+        )
+        assert await refused(full) == 1, "there may be more evidence"
+        assert await refused(full) == 0, "there was no more evidence"
         now_ms = 10_000
         assert await refused(full) == 1
 
@@ -236,4 +238,6 @@ def test_deletion_frees_as_much_evidence_as_its_receipts_need(monkeypatch: pytes
     attempts += [full, full]
     with pytest.raises(OSError, match="full"):
         stage.keeper.delete_partition(RemovedPartition("/data/rain-3", stage.disk, TopicPartition("rain", 3), 0))
-    assert not [name for name in stage.disk.listdir("/data/rain-3") if name.endswith(".log")], "they gave way first"
+    assert not [name for name in stage.disk.listdir("/data/rain-3") if name.endswith(".log")], (
+        "stray segments are deleted first"
+    )

@@ -1,4 +1,4 @@
-"""Losses of groups, receipts over a restart, the quarantine and its figures, on one node in a process of its own."""
+"""Losses of groups, receipts across a restart, the quarantine and its metrics, on one node in its own process."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_deleted_records_that_a_group_had_not_read_are_reported(node: EmbeddedNo
         (3, 7),
         (7, 9),
         (8, 9),
-    ], "what was told once is not told again"
+    ], "a reported loss is not reported again"
     assert "no evidence" in run(node, "export", "behind-0", code=1)
 
 
@@ -133,7 +133,7 @@ def test_receipts_are_delivered_after_a_restart(node: EmbeddedNode) -> None:
     assert (found["leader_epochs"], found["records"], found["bytes"]) == ([2, 4], 4, 300)
     eventually(lambda: not outbox.due(), "delivered once, it is due no more")
     node.kill()
-    outbox.mark_due(first)  # delivered, but the node did not come to note it
+    outbox.mark_due(first)  # delivered, but the node stopped before it recorded that
     node.start()
     eventually(lambda: not outbox.due(), "delivered again")
     assert len(listed(node, "gone")) == 1, "a receipt counts once"
@@ -177,12 +177,12 @@ def test_evidence_is_listed_exported_and_deleted_with_its_topic(node: EmbeddedNo
 
 
 def test_stray_directory_is_listed_exported_and_deleted_with_its_evidence(node: EmbeddedNode) -> None:
-    """A replica that was moved away, or whose topic was deleted, while the node was down."""
+    """A replica that was reassigned, or whose topic was deleted, while the node was down."""
     node.kill()
     log = open_log(OsDisk(), str(node.log_dir / "gone-0"), partition=0)
     write(log, 0, 6)
     values = stored_values(log)[3:]
-    # All but the last are delivered: their receipts name a place where the evidence is no more.
+    # All but the last are delivered: their receipts name a former place of the evidence.
     folder = ReceiptFolder(OsDisk(), log.directory)
     (first,) = cut_log(OsDisk(), log, cut(9))
     folder.mark_reported(first)
@@ -199,14 +199,14 @@ def test_stray_directory_is_listed_exported_and_deleted_with_its_evidence(node: 
     eventually(lambda: not outbox.due())
     node.stop()
     node.start()
-    assert len(outbox.contents().receipts) == 2, "the next start tells nothing again"
+    assert len(outbox.contents().receipts) == 2, "the next start reports nothing again"
     shutil.rmtree(stray)
     eventually(lambda: [each["evidence"] for each in listed(node, "rain")] == [[], []], "the evidence went with it")
     eventually(lambda: not outbox.contents().receipts)
 
 
 def test_first_segments_removed_by_an_operator_are_reported(node: EmbeddedNode) -> None:
-    """To make room on a disk, with rm, while the node was stopped cleanly: it serves what is left."""
+    """With rm, to free disk space, while the node was cleanly stopped: it serves the remaining segments."""
     with Admin(node.bootstrap) as admin:
         admin.create_topics([NewTopic("short", configs={"segment.bytes": "1048576"})])
     with Producer(node.bootstrap) as producer:
@@ -227,7 +227,7 @@ def test_first_segments_removed_by_an_operator_are_reported(node: EmbeddedNode) 
         assert admin.list_offsets({tp: "earliest"})[tp].offset == end
     node.stop()
     node.start()
-    assert len(listed(node, "short")) == 1, "the next start knows where the log begins"
+    assert len(listed(node, "short")) == 1, "the next start knows the log start"
 
 
 def test_commands_without_losses_and_with_unknown_names(node: EmbeddedNode) -> None:

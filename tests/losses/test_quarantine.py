@@ -1,4 +1,4 @@
-"""Evidence goes by age, by bytes, for a full disk and with its partition, and its receipt says so each time."""
+"""Evidence is deleted by age, by bytes, for a full disk and with its partition, and its receipt records each deletion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .helpers import DIRECTORY, cut, open_log, receipts_of, write
 
 
 def three_losses(disk: SimDisk, *, batches: int = 4, records: int = 3) -> list[Receipt]:
-    """Of a log that was cut three times; all are told."""
+    """Receipts of a log that was cut three times; all are delivered."""
     disk.mkdir("/data")
     log = open_log(disk)
     folder = ReceiptFolder(disk, DIRECTORY)
@@ -63,7 +63,7 @@ def test_evidence_expires_by_age() -> None:
     assert not is_there(disk, old)
     assert is_there(disk, middle)
     assert is_there(disk, new)
-    assert ReceiptFolder(disk, DIRECTORY).due() == [changed], "it is told again"
+    assert ReceiptFolder(disk, DIRECTORY).due() == [changed], "the receipt is due again"
 
 
 def test_oldest_evidence_is_deleted_first_by_bytes() -> None:
@@ -76,7 +76,7 @@ def test_oldest_evidence_is_deleted_first_by_bytes() -> None:
     folder = ReceiptFolder(disk, DIRECTORY)
     for _, receipt in swept.changed:
         folder.mark_reported(receipt)
-    assert receipts_of(disk) == [new], "a receipt without evidence is kept by the ledger alone"
+    assert receipts_of(disk) == [new], "a receipt without evidence is kept only in the ledger"
 
 
 def test_evidence_of_a_cut_in_progress_is_kept() -> None:
@@ -90,9 +90,9 @@ def test_evidence_of_a_cut_in_progress_is_kept() -> None:
         sweep(disk, now_ms=10**15, max_age_ms=0)
         assert disk.peek(stranger) is not None
         disk.unlink(paper)
-    disk.close(disk.open_append(f"{DIRECTORY}/lost+found/receipt-abc.intended.tmp"))  # a crash came first
+    disk.close(disk.open_append(f"{DIRECTORY}/lost+found/receipt-abc.intended.tmp"))  # left by a crash
     sweep(disk, now_ms=10**15, max_age_ms=0)
-    assert disk.peek(stranger) is None, "nobody's evidence goes by age too"
+    assert disk.peek(stranger) is None, "evidence without a receipt expires by age, too"
 
 
 def test_full_disk_deletes_the_oldest_evidence() -> None:
@@ -112,7 +112,7 @@ def test_full_disk_deletes_the_oldest_evidence() -> None:
     assert not is_there(disk, new)
     disk.heal()
     sweep(disk)
-    assert all(receipt.evidence == () for receipt in receipts_of(disk)), "what was unsaid is said later"
+    assert all(receipt.evidence == () for receipt in receipts_of(disk)), "the receipts are corrected later"
 
 
 def test_full_disk_keeps_evidence_that_no_receipt_names_yet() -> None:

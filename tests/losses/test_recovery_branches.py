@@ -1,4 +1,4 @@
-"""Each branch of opening and cutting a log that takes records, or finds that they are gone, leaves a note or a receipt:
+"""Each branch of opening and cutting a log that removes records, or finds them missing, leaves a note or a receipt:
 one test for each row of the table in docs/losses.md.
 """
 
@@ -43,7 +43,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "losses.md"
 
 
 def used(disk: SimDisk) -> PartitionLog:
-    """Batches of one record in several segments, all of it safe on the disk."""
+    """Batches of one record in several segments, all of them flushed."""
     log = open_log(disk)
     for number in range(30):
         made = build_batch([(1_000, b"k%d" % number, b"v" * 20, ())])
@@ -73,7 +73,7 @@ def damage(disk: SimDisk, path: str, position: int) -> None:
 
 
 def reopened(disk: SimDisk, **fields: Any) -> tuple[PartitionLog, list[Receipt]]:
-    """As a start does it. The note of each is there before the receipt, and gone then."""
+    """Resolve losses as a start does. Each note exists until its receipt is written."""
     log = open_log(disk, **fields)
     notes = [name for name in disk.folder(f"{DIRECTORY}/lost+found") or () if name.endswith(NOTE_SUFFIX)]
     assert notes
@@ -120,8 +120,8 @@ OURS: Final[dict[str, Any]] = {"config": COMPACT, "incarnation": UUID(int=7)}
 
 
 def test_gap_of_a_compacted_log_that_compaction_did_not_make() -> None:
-    """Seed 57 of the story `operations`, with kills in the middle of writes: power took the end of a segment whose
-    successor was there, and the leader's log had a hole that no follower could pass."""
+    """Seed 57 of the story `operations`, with kills during writes: a power loss removed the end of a segment but not the
+    next segment, and no follower could fetch past the hole in the leader's log."""
     disk = a_disk()
     log = open_log(disk, **OURS)
     write(log, 1, 10)
@@ -130,7 +130,7 @@ def test_gap_of_a_compacted_log_that_compaction_did_not_make() -> None:
     shorten(disk, first.path, first.size_bytes - last.size_bytes)
     log.close(clean=False)
     as_kafka_left_it = open_log(disk, config=COMPACT)
-    assert as_kafka_left_it.log_end_offset == log.log_end_offset, "who compacted it is not known"
+    assert as_kafka_left_it.log_end_offset == log.log_end_offset, "it is unknown which program compacted it"
     as_kafka_left_it.close(clean=False)
     log, (gone, cut_off) = reopened(disk, **OURS)
     assert log.log_end_offset == last.base_offset
@@ -139,8 +139,7 @@ def test_gap_of_a_compacted_log_that_compaction_did_not_make() -> None:
 
 
 def test_gap_made_by_compaction() -> None:
-    """Also where a crash came before the next checkpoints of the cleaner and of recovery points. After a cut it counts
-    up to there."""
+    """Also after a crash before the next cleaner and recovery point checkpoints. After a cut it applies up to the cut."""
     disk = a_disk()
     log = open_log(disk, **OURS)
     for key in (b"a", b"b", b"c", b"a", b"b", b"c", b"d", b"e", b"a", b"b"):
@@ -165,7 +164,7 @@ def log_files(receipt: Receipt) -> list[str]:
 
 
 def test_missing_durable_segment_in_the_middle() -> None:
-    """Offline, as with any other damage below the recovery point: the advice also has a way to go on without it."""
+    """Offline, as with any other damage below the recovery point: the advice includes how to continue without it."""
     disk = a_disk()
     first, second, third, *_ = used(disk).segments
     disk.unlink(second.path)
@@ -184,7 +183,7 @@ def test_missing_durable_segment_in_the_middle() -> None:
 @pytest.mark.parametrize("interval", [150, 10_000], ids=["with index entries", "without index entries"])
 @pytest.mark.parametrize("clean", [False, True])
 def test_missing_segment_in_the_middle_and_its_indexes(clean: bool, interval: int) -> None:
-    """It went unnoticed by all but `fenceline verify`: below the recovery point nothing is read of such segments."""
+    """Only `fenceline verify` detected this: segments below the recovery point are not read."""
     config = LogConfig(segment_bytes=600, index_interval_bytes=interval)
     fields: dict[str, Any] = {"config": config, "incarnation": UUID(int=7), "recovery_point": 30, "high_watermark": 30}
     disk = a_disk()
@@ -201,12 +200,12 @@ def test_missing_segment_in_the_middle_and_its_indexes(clean: bool, interval: in
             open_log(disk, **fields)
     assert refused.value.path == first.path
     assert disk.folder(f"{DIRECTORY}/lost+found") is None
-    # Compaction may have made it, or another program.
+    # Compaction or another program may have made it.
     assert open_log(disk, **fields | {"config": COMPACT}).log_end_offset == 30
     assert open_log(disk, **fields | {"incarnation": None}).log_end_offset == 30
-    # What lies below the log start was deleted.
+    # Records below the log start were deleted.
     assert open_log(disk, **fields | {"log_start_offset": third.base_offset}).log_start_offset == third.base_offset
-    # As the advice says.
+    # Follows the advice.
     assert f"write {third.base_offset} into the file {BOUND_FILE}" in refused.value.advice
     replace_file(disk, f"{DIRECTORY}/{BOUND_FILE}", b"%d\n" % third.base_offset)
     assert open_log(disk, **fields).log_end_offset == 30
@@ -214,7 +213,7 @@ def test_missing_segment_in_the_middle_and_its_indexes(clean: bool, interval: in
 
 @pytest.mark.parametrize(("clean", "start"), [(False, 0), (False, 7), (True, 0), (True, 7)])
 def test_missing_first_segments(clean: bool, start: int) -> None:
-    """As of an operator who makes room on a disk with rm: served as in Apache Kafka, and told."""
+    """As if an operator had freed disk space with rm: served as in Apache Kafka, and reported."""
     disk = a_disk()
     log = used(disk)
     for segment in log.segments[:3]:
@@ -230,7 +229,7 @@ def test_missing_first_segments(clean: bool, start: int) -> None:
     assert "first segment files of the log are missing" in receipt.reason
     again.close(clean=False)
     open_log(disk, recovery_point=30, high_watermark=30)
-    assert receipts_of(disk) == [receipt], "told once"
+    assert receipts_of(disk) == [receipt], "reported once"
 
 
 def test_deleted_first_segments_leave_no_receipt() -> None:
@@ -243,7 +242,7 @@ def test_deleted_first_segments_leave_no_receipt() -> None:
 
 
 def test_end_below_the_log_start() -> None:
-    """DeleteRecords, then a loss of power that took what had not been synced."""
+    """DeleteRecords, then a power loss that removed unsynced records."""
     disk = a_disk()
     log = used(disk)
     for segment in log.segments[2:]:
@@ -258,7 +257,7 @@ def test_end_below_the_log_start() -> None:
 
 @pytest.mark.parametrize("left", [0, 2])
 def test_end_below_the_recovery_point(left: int) -> None:
-    """Whole files are gone, so that nothing is torn or damaged."""
+    """Whole files are missing, so that nothing is torn or damaged."""
     disk = a_disk()
     log = used(disk)
     for segment in log.segments[left:]:
@@ -272,7 +271,7 @@ def test_end_below_the_recovery_point(left: int) -> None:
 
 
 def test_end_below_the_recovery_point_after_a_clean_shutdown() -> None:
-    """Nothing may be missing then: the partition stays offline, as with any other damage."""
+    """Nothing may be missing after it: the partition stays offline, as with any other damage."""
     disk = a_disk()
     log = used(disk)
     log.close(clean=True)
@@ -282,7 +281,7 @@ def test_end_below_the_recovery_point_after_a_clean_shutdown() -> None:
 
 
 def test_cut_before_the_checkpoint() -> None:
-    """The recovery point on the disk is still that of before: the receipt of the cut tells all of it, once."""
+    """The recovery point on the disk is still the former one: the receipt of the cut reports the whole loss, once."""
     disk = a_disk()
     used(disk)
     log = open_log(disk, recovery_point=30, high_watermark=30)
@@ -310,7 +309,7 @@ def test_cut_by_a_follower(truncates_fully: bool) -> None:
 
 @pytest.mark.parametrize("offset", [3, 20])
 def test_restart_below_the_end(offset: int) -> None:
-    """At the leader's start, wherever that lies: all that the log had is told."""
+    """The log restarts at the leader's log start, at any offset: all its records are reported."""
     disk = a_disk()
     used(disk)
     log = open_log(disk, recovery_point=30, high_watermark=20, log_start_offset=10)
@@ -320,20 +319,20 @@ def test_restart_below_the_end(offset: int) -> None:
 
 
 def test_compacted_log_that_is_fetched_again() -> None:
-    """The receipt of the cut tells what is lost; what goes after it is the leader's."""
+    """The receipt of the cut reports the loss; records removed after it are on the leader."""
     disk = a_disk()
     used(disk)
     log = open_log(disk, recovery_point=30, high_watermark=30)
     log.raise_complete_from(25, 3)
     (receipt,) = cut_log(disk, log, cut(12))
-    assert log.complete_from.offset == 25, "the next start would know it, too"
+    assert log.complete_from.offset == 25, "the next start would read it, too"
     assert cut_log(disk, log, cut(0, truncates_fully=True, is_lossless=True)) == []
     assert (log.log_start_offset, log.log_end_offset, log.complete_from.offset) == (0, 0, 0)
     assert receipts_of(disk) == [receipt]
 
 
 def test_damage_in_the_remaining_part_of_a_cut() -> None:
-    """The log is opened anew after a cut: what is damaged in the part that was to stay goes as well, and is told."""
+    """The log is reopened after a cut: damage in the part that should remain is cut and reported, too."""
     disk = a_disk()
     used(disk)
     log = open_log(disk, high_watermark=30)
@@ -348,7 +347,7 @@ def test_damage_in_the_remaining_part_of_a_cut() -> None:
 
 
 def test_deleted_records_leave_no_receipt() -> None:
-    """Retention and DeleteRecords take what was asked for; a group's coordinator tells what the group had not read."""
+    """Retention and DeleteRecords remove records on request; a group's coordinator reports those the group had not read."""
     disk = a_disk()
     log = used(disk)
     log.advance_log_start(25)
@@ -357,7 +356,7 @@ def test_deleted_records_leave_no_receipt() -> None:
 
 
 def test_empty_log_that_moves() -> None:
-    """Where nothing is, nothing is lost: a follower takes a batch that begins below where its empty log goes on."""
+    """No records, no loss: a follower appends a batch that starts below the end offset of its empty log."""
     disk = a_disk()
     log = open_log(disk)
     log.truncate_fully_and_start_at(5)
@@ -370,7 +369,7 @@ def test_empty_log_that_moves() -> None:
 
 @pytest.mark.parametrize(("lost_from", "high_watermark"), [(0, 0), (0, 12), (12, 30), (14, 14)])
 def test_stray_directory(lost_from: int, high_watermark: int) -> None:
-    """Its topic id cannot be read, or another directory counts that lacks some of its records."""
+    """Its topic id is unreadable, or another directory that lacks some of its records is used instead."""
     disk = a_disk()
     segments = used(disk).segments
     reason = "a test"
@@ -409,7 +408,7 @@ def moved_away(disk: SimDisk, high_watermark: int) -> tuple[LossKeeper, LogDir, 
 
 @pytest.mark.parametrize(("lost_from", "high_watermark"), [(0, 30), (12, 30), (12, 12), (29, 0)])
 def test_moved_replica(lost_from: int, high_watermark: int) -> None:
-    """The leader has what lies below `lost_from`; the rest is evidence, and the receipt waits for its delivery."""
+    """The leader has the records below `lost_from`; the rest is evidence, and the receipt is due for delivery."""
     disk = a_disk()
     used(disk)
     keeper, log_dir, removed = moved_away(disk, high_watermark)
@@ -442,8 +441,8 @@ def test_moved_replica_whose_leader_has_all_records(*, keeps_evidence: bool) -> 
 
 
 def test_comparison_of_two_directories() -> None:
-    """Two directories hold one partition: what recovery would cut off either of them stays while they are compared, and
-    so does what retention and compaction had not finished."""
+    """Two directories hold one partition: records that recovery would cut from either are kept while they are compared,
+    and so are unfinished results of retention and compaction."""
     disk = a_disk()
     segments = used(disk).segments
     disk.rename(segments[0].path, segments[0].path + ".swap")
@@ -457,7 +456,7 @@ def test_comparison_of_two_directories() -> None:
     assert {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)} == before
 
 
-def test_losses_page_lists_these_tests() -> None:
+def test_the_page_lists_these_tests() -> None:
     named = re.findall(r"`(test_\w+)`", PAGE.read_text())
-    here = {name for name in globals() if name.startswith("test_")} - {"test_losses_page_lists_these_tests"}
+    here = {name for name in globals() if name.startswith("test_")} - {"test_the_page_lists_these_tests"}
     assert set(named) == here

@@ -1,4 +1,4 @@
-"""Receipts outlive the directory of their partition, whenever the machine stops, and name evidence where it lies."""
+"""Receipts outlive the directory of their partition, with a crash at any step, and name the place of the evidence."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def test_receipts_of_a_stray_directory_name_the_new_place_of_the_evidence() -> N
         reader = EvidenceReader(disk, receipt, receipt.evidence)
         assert sum(header.record_count for header, _ in reader.batches()) == receipt.records
     assert removed_partitions.move_receipts_to_outbox(removed(disk), "/data", with_evidence=True) == [], (
-        "once is enough"
+        "a second call finds nothing"
     )
     outbox = Outbox(disk, "/data")
     for receipt in rescued:
         outbox.mark_reported(receipt)
-    assert by_id(list(outbox.contents().receipts)) == by_id(losses), "somebody has to know whose the evidence is"
+    assert by_id(list(outbox.contents().receipts)) == by_id(losses), "the receipts still identify the evidence"
 
 
 def test_evidence_of_a_stray_directory_expires_by_age_and_with_the_directory() -> None:
@@ -95,7 +95,7 @@ def test_evidence_of_a_stray_directory_expires_by_age_and_with_the_directory() -
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("with_evidence", [True, False])
 def test_interrupted_cut_is_reported_after_a_crash_at_any_step(seed: int, with_evidence: bool) -> None:
-    """The power goes in a cut; at the next start the partition is not here any more, and the power goes again."""
+    """Power is lost during a cut; at the next start the replica is no longer assigned, and power is lost again."""
     step = 0
     while True:
         step += 1
@@ -130,7 +130,7 @@ def test_interrupted_cut_is_reported_after_a_crash_at_any_step(seed: int, with_e
 
 
 def an_open_cut(disk: SimDisk) -> None:
-    """CopiedEvidence out, and its receipt not written."""
+    """A cut whose evidence was copied and whose receipt was not written."""
     log = open_log(disk)
     write(log, 1, 9)
     disk.fail("write", ".due.tmp", errno.ENOSPC)
@@ -166,7 +166,7 @@ def test_transient_open_error_is_retried() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_records_of_a_stray_directory_are_reported_once_after_a_crash_at_any_step(seed: int) -> None:
-    """The power goes between the note, the move of each segment, the rename and the receipt; the next start repeats."""
+    """Power is lost between the note, the move of each segment, the rename and the receipt; the next start resumes."""
     step = 0
     while True:
         step += 1

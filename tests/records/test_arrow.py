@@ -1,4 +1,4 @@
-"""Columns from batches and batches from columns; the rows of `decode.py` are the measure."""
+"""Columns from batches and batches from columns, compared with the rows of `decode.py`."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_to_batches_and_back(codec: Codec) -> None:
     max_batch_bytes=st.integers(0, 2000),
 )
 def test_slices_with_nulls(rows: list[Any], start: int, max_batch_bytes: int) -> None:
-    """The offset of a slice counts in every buffer, that of the validity bits too."""
+    """The offset of a slice applies to every buffer, including the validity bits."""
     piece = table_of(rows).to_batches()[0].slice(start)
     batches = arrow_to_batches(piece, max_batch_bytes=max_batch_bytes, **ALL_COLUMNS)
     assert read_back(batches) == rows[start:]
@@ -310,7 +310,7 @@ def test_hashes_of_keys() -> None:
     [("21", -973932308), ("foobar", -790332482), ("a-little-bit-long-string", -985981536), ("abc", 479470107)],
 )
 def test_murmur2_is_kafkas(key: str, expected: int) -> None:
-    """Values that Kafka's own tests fix."""
+    """Values from Kafka's own tests."""
     from fenceline.records import kernel
 
     assert kernel.murmur2(key.encode()) == expected & 0x7FFFFFFF

@@ -1,4 +1,4 @@
-"""The header view and the changes in place."""
+"""The header view and in-place changes."""
 
 from __future__ import annotations
 

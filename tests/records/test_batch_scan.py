@@ -1,4 +1,4 @@
-"""The scan over batches: both twins, the same rows, and the same place to stop."""
+"""The scan over batches: both twins return the same rows and stop at the same position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Round trips, the framings that Kafka's clients use, and bombs."""
+"""Round trips, the framings of Kafka's clients, and decompression bombs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_snappy_has_xerial_framing_and_raw_is_read() -> None:
 
 
 def test_lz4_blocks_are_independent() -> None:
-    """Kafka's own reader refuses linked blocks; frames of others may be linked and carry checksums and sizes."""
+    """Kafka's own reader rejects linked blocks; frames of others may be linked and have checksums and sizes."""
     packed = compress(Codec.LZ4, CONTENTS["mixed"])
     assert packed[4] & 0x20
     assert bytes(cramjam.lz4.decompress(packed)) == CONTENTS["mixed"]

@@ -1,4 +1,4 @@
-"""Whatever the bytes are, the kernels give a result or RecordsError, and both twins the same."""
+"""For any bytes the kernels return a result or raise RecordsError, and both twins agree."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mutate(payload: bytes, mutations: list[tuple[int, int]], cut: int) -> bytes:
 
 
 def plain(columns: _columns_py.Columns) -> list[Any]:
-    """The bytes of the columns, whatever kind of buffer holds them."""
+    """The bytes of the columns, for any kind of buffer."""
 
     def flat(part: Any) -> Any:
         if part is None or isinstance(part, int):
@@ -89,7 +89,7 @@ def test_mutated_columns(
     _kernel_py.encode(bad, rows, rows[0][0])
     broken = mutate(bytes(bad), mutations, cut)
     native, pure = natives.ColumnBuilder(with_headers, scale), _columns_py.ColumnBuilder(with_headers, scale)
-    # A batch that fails in the middle leaves no trace between two good ones.
+    # A batch that fails leaves no trace between two valid ones.
     for records, base in ((bytes(good), safe[0][0]), (broken, rows[0][0]), (bytes(good), safe[0][0])):
         results = [
             outcome(

@@ -1,4 +1,4 @@
-"""Which of two sequence numbers comes later, also where they have wrapped."""
+"""Which of two sequence numbers is later, also after a wrap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases of `produce_cases.py` sent to Apache Kafka: that the expected codes are really Kafka's."""
+"""The cases of `produce_cases.py` sent to Apache Kafka, to check that the expected codes are Kafka's."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def test_kafka_gives_the_expected_result(producer: RawProducer, case: Case) -> N
     deadline = time.monotonic() + 60
     while True:
         answer = producer.produce(case.topic, case.make(int(time.time() * 1000)), case.version)
-        if answer.code not in (3, 6) or time.monotonic() > deadline:  # the controller knows the topic first
+        if answer.code not in (3, 6) or time.monotonic() > deadline:  # the controller knows the topic before the broker
             break
     assert (answer.code, answer.record_indexes) == (case.code, case.record_indexes), answer
