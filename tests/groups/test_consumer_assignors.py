@@ -1,4 +1,4 @@
-"""The assignors `uniform` and `range`: everything is given to somebody who wants it, evenly, and little moves."""
+"""The assignors `uniform` and `range`: every subscribed partition is assigned to a subscriber, evenly, and few move."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_each_subscribed_partition_is_assigned_to_one_subscriber(
     assert given_out == Counter((topic, index) for topic in wanted for index in range(counts[topic]))
     for wish in wishes:
         assert target[wish.member_id].keys() <= wish.topics
-        assert all(target[wish.member_id].values()), "no topic without a partition"
+        assert all(target[wish.member_id].values()), "no topic without partitions"
     assert _assign(name, list(reversed(wishes)), counts) == target, "the order of members does not matter"
 
 
@@ -142,4 +142,4 @@ def test_uniform_is_even_and_sticky(group: tuple[list[MemberSubscription], dict[
     again = [
         MemberSubscription(wish.member_id, wish.instance_id, wish.topics, target[wish.member_id]) for wish in wishes
     ]
-    assert _assign("uniform", again, counts) == target, "what is balanced does not move"
+    assert _assign("uniform", again, counts) == target, "a balanced assignment does not move"

@@ -1,4 +1,4 @@
-"""The life of a group of the consumer protocol, told to the coordinator heartbeat by heartbeat (KIP-848)."""
+"""The life of a consumer protocol group at the coordinator, heartbeat by heartbeat (KIP-848)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_second_member_waits_until_the_first_has_revoked_partitions() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     joined = world.enter("b", "t")
-    assert _told(joined) == {}, "all of it is still held"
+    assert _told(joined) == {}, "all partitions are still owned"
     assert world.consumers().state is ConsumerGroupState.RECONCILING
-    # The first is told what it may keep, at its old epoch, and goes on with that until it has given up the rest.
+    # The first gets its reduced assignment at its old epoch, and stays there until it has revoked the rest.
     asked = world.beat("a", 2)
     assert asked.member_epoch == 2
     kept = _told(asked)[id_of("t")]
@@ -58,7 +58,7 @@ def test_unchanged_assignment_is_sent_once() -> None:
     world.enter("a", "t")
     assert world.beat("a", 2).assignment is None
     full = world.beat("a", 2, rebalance_timeout_ms=REBALANCE_MS, subscribed_names=("t",), owned=parts(t=range(4)))
-    assert _told(full) == parts(t=range(4)), "whoever says everything wants to hear everything"
+    assert _told(full) == parts(t=range(4)), "a full heartbeat gets a full response"
 
 
 def test_partitions_of_a_leaving_member_are_free_for_the_next_heartbeat() -> None:
@@ -137,11 +137,13 @@ def test_previous_epoch_is_accepted_if_a_response_may_have_been_lost() -> None:
     world.enter("a", "t")
     world.enter("b", "t")
     kept = _told(world.beat("a", 2))[id_of("t")]
-    assert world.beat("a", 2, owned={id_of("t"): kept}).member_epoch == 3, "this answer is lost"
+    assert world.beat("a", 2, owned={id_of("t"): kept}).member_epoch == 3, "this response is lost"
     again = world.beat("a", 2, owned={id_of("t"): kept})
     assert (again.error, again.member_epoch) == (ErrorCode.NONE, 3)
-    assert world.error("a", 2, owned=parts(t=range(4))) is ErrorCode.FENCED_MEMBER_EPOCH, "it uses what is not its own"
-    assert world.error("a", 2) is ErrorCode.FENCED_MEMBER_EPOCH, "it does not say what it uses"
+    assert world.error("a", 2, owned=parts(t=range(4))) is ErrorCode.FENCED_MEMBER_EPOCH, (
+        "it owns unassigned partitions"
+    )
+    assert world.error("a", 2) is ErrorCode.FENCED_MEMBER_EPOCH, "it does not report its partitions"
 
 
 def test_rejoining_member_starts_without_partitions() -> None:
@@ -202,7 +204,7 @@ def test_member_that_does_not_revoke_in_time_is_removed() -> None:
 def test_changes_within_an_interval_are_assigned_together() -> None:
     world = ConsumerWorld(replace(AT_ONCE, assignment=Interval(1_000, 0, 15_000)))
     world.enter("a", "t")
-    assert world.enter("b", "t").member_epoch == 2, "the target of before"
+    assert world.enter("b", "t").member_epoch == 2, "the former target"
     assert (world.consumers().epoch, world.consumers().assignment_epoch) == (3, 2)
     assert world.consumers().state is ConsumerGroupState.ASSIGNING
     world.advance(1_000)
@@ -210,7 +212,7 @@ def test_changes_within_an_interval_are_assigned_together() -> None:
     assert world.consumers().assignment_epoch == 3
 
 
-# --- what is refused ----------------------------------------
+# --- rejected requests - ---------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -338,7 +340,7 @@ def test_responses_wait_for_the_log_and_a_rejected_write_reverts_everything() ->
     asked = world.ask("b", 0, rebalance_timeout_ms=1_000, subscribed_names=("t",), owned={})
     assert asked.outcome is None
     alive = world.ask("a", 2)
-    assert alive.outcome is None, "what it is told may rest on what is under way"
+    assert alive.outcome is None, "its response may be based on a pending write"
     world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
     assert asked.outcome.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     while world.held:
@@ -348,7 +350,7 @@ def test_responses_wait_for_the_log_and_a_rejected_write_reverts_everything() ->
 
 
 def test_response_based_on_a_rejected_write_is_replaced_by_an_error() -> None:
-    """Nothing was changed for it, but it tells of a change that another request made."""
+    """It changed nothing itself, but reports a change made by another request."""
     world = ConsumerWorld()
     world.enter("a", "t")
     world.set_topics(t=5, u=2)
@@ -365,7 +367,7 @@ def test_response_based_on_a_rejected_write_is_replaced_by_an_error() -> None:
 
 
 def test_change_based_on_a_rejected_write_is_rejected_with_it() -> None:
-    """Even if the log takes its records."""
+    """Even if the log accepts its records."""
     world = ConsumerWorld()
     world.enter("a", "t")
     before = world.consumers()
@@ -468,7 +470,7 @@ def test_older_epoch_commits_partitions_assigned_by_then() -> None:
     assert one.epoch == 3
     mine = next(iter(one.owned[id_of("t")]))
     others = next(iter(two.owned[id_of("t")]))
-    assert _commit(world, "a", 2, mine) is ErrorCode.NONE, "it has had it since then"
+    assert _commit(world, "a", 2, mine) is ErrorCode.NONE, "assigned since that epoch"
     assert _commit(world, "a", 1, mine) is ErrorCode.STALE_MEMBER_EPOCH
     assert _commit(world, "a", 2, others) is ErrorCode.STALE_MEMBER_EPOCH
 
@@ -498,7 +500,7 @@ def test_offsets_of_subscribed_topics_are_kept() -> None:
     assert errors == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE)
 
 
-# --- groups as a whole ----------------------------------------
+# --- whole groups - ---------------------------------------
 
 
 def test_groups_are_listed_with_their_type() -> None:

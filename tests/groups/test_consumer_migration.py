@@ -1,4 +1,4 @@
-"""Groups that change their protocol while they live: classic to consumer with the first new member, and back."""
+"""Online migration of groups: classic to consumer with the first consumer protocol member, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _assignment(*partitions: int, user_data: bytes = b"") -> bytes:
 
 
 def _subscription_1(*topics: str, owned: tuple[int, ...] = ()) -> bytes:
-    """Version 1: with the partitions of t that the consumer holds."""
+    """Version 1: with the owned partitions of t."""
     body = struct.pack(">hi", 1, len(topics))
     for topic in topics:
         body += struct.pack(">h", len(topic)) + topic.encode()
@@ -40,7 +40,7 @@ def _protocols(*owned: int) -> Protocols:
 
 
 def _first(world: ConsumerWorld, **fields: Any) -> JoinResponse:
-    """The first member of a classic group, once the delay for others is over."""
+    """The first member of a classic group, after the initial rebalance delay."""
     ticket = world.join(protocols=_protocols(), **fields)
     world.advance(0)
     assert isinstance(ticket.outcome, JoinResponse)
@@ -48,7 +48,7 @@ def _first(world: ConsumerWorld, **fields: Any) -> JoinResponse:
 
 
 def _classic(world: ConsumerWorld, name: str, *partitions: int) -> str:
-    """A stable classic group of one member, which has these partitions. Its member id."""
+    """A stable classic group of one member with these partitions. Returns its member id."""
     joined = _first(world, client_id=name)
     member_id: str = joined.member_id
     world.sync(member_id, joined.generation, {member_id: _assignment(*partitions)})
@@ -72,13 +72,15 @@ def test_first_consumer_member_converts_a_classic_group() -> None:
     member = world.consumers().members[old]
     assert member.uses_classic
     assert member.assigned == {id_of("t"): dict.fromkeys(range(4), 1)}
-    # The classic member is asked to join, says what it holds, gives up its share, and syncs.
+    # The classic member is asked to rejoin, reports its partitions, revokes some, and syncs.
     assert world.heartbeat(old, 1) is ErrorCode.REBALANCE_IN_PROGRESS
     joined = world.join(old, protocols=_protocols(0, 1, 2, 3)).outcome
     assert joined.error is ErrorCode.NONE
     kept = _synced(world, old, joined.generation)
     assert len(kept) == 2
-    assert world.heartbeat(old, joined.generation) is ErrorCode.REBALANCE_IN_PROGRESS, "to say that it gave up the rest"
+    assert world.heartbeat(old, joined.generation) is ErrorCode.REBALANCE_IN_PROGRESS, (
+        "it must rejoin to report the revoked partitions"
+    )
     joined = world.join(old, protocols=_protocols(*kept)).outcome
     assert _synced(world, old, joined.generation) == kept
     settle(world, [new], rounds=1)
@@ -246,7 +248,7 @@ def test_member_without_the_last_generations_protocol_is_converted() -> None:
 
 
 def test_silent_member_is_removed_although_a_downgrade_is_impossible() -> None:
-    """A classic group needs the subscriptions in the one protocol that all its members have."""
+    """A downgrade needs every subscription in a protocol that all members have in common."""
     world = ConsumerWorld()
     new = Client(world, "new")
     new.beat()
@@ -311,7 +313,7 @@ def test_static_member_keeps_its_partitions_when_it_changes_its_protocol() -> No
     new.beat()
     assert len(new.uses) == 4
     assert list(world.consumers().members) == ["new"]
-    # And back: nobody of the consumer protocol is left.
+    # And back: no member of the consumer protocol remains.
     back = world.join(instance="i", protocols=_protocols()).outcome
     assert back.error is ErrorCode.NONE
     assert not world.has_consumers()

@@ -1,4 +1,4 @@
-"""What a group knows of all its members together, as they come, change and go."""
+"""Aggregates over all members of a group, as members join, change and leave."""
 
 from __future__ import annotations
 

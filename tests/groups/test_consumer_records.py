@@ -1,4 +1,4 @@
-"""Records of the consumer protocol: what is written is read back, older forms are understood."""
+"""Records of the consumer protocol: round trips, and older formats."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_member_is_built_from_its_two_records() -> None:
 
 
 def test_partitions_without_epochs_get_the_epoch_of_the_member() -> None:
-    """As written before Kafka 4.3."""
+    """As in records written before Kafka 4.3."""
     topic = records.HeldTopic(id_of("t"), (1, 2), None)
     assert records.held_of((topic,), 7) == {id_of("t"): {1: 7, 2: 7}}
     assert records.held_of((topic,), -2) == {id_of("t"): {1: 0, 2: 0}}
@@ -96,7 +96,7 @@ def test_tombstones_of_missing_entries_are_ignored() -> None:
 
 
 def test_older_record_of_a_former_owner_does_not_change_the_owner() -> None:
-    """A log that was compacted: who held a partition long ago comes behind who holds it."""
+    """In a compacted log the record of a former owner may follow that of the current owner."""
     held = {id_of("t"): {0: 1}}
     group = applied(None, records.current_stored("g", ConsumerMember("old", 2, assigned=held)))
     group = applied(group, records.current_stored("g", ConsumerMember("new", 3, assigned=held)))

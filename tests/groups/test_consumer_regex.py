@@ -1,4 +1,4 @@
-"""Regular expressions of subscriptions: what RE2 takes, refuses and matches, in a time that can not run away."""
+"""Regular expressions of subscriptions: those that RE2 accepts, rejects and matches, in bounded time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static members of the consumer protocol (KIP-345, KIP-848): an instance keeps its place while it is away."""
+"""Static members of the consumer protocol (KIP-345, KIP-848): an instance keeps its partitions while it is absent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_returning_instance_keeps_its_partitions_under_a_new_id() -> None:
     back = world.enter("b", "t", instance_id="i")
     assert back.error is ErrorCode.NONE
     assert dict(back.assignment or ()) == {id_of("t"): (0, 1, 2, 3)}
-    assert world.consumers().epoch == epoch, "nobody else hears of it"
+    assert world.consumers().epoch == epoch, "the other members are not affected"
     assert list(world.consumers().members) == ["b"]
     assert world.error("a", 2, instance_id="i") is ErrorCode.FENCED_INSTANCE_ID
 
@@ -106,4 +106,4 @@ def test_member_that_joins_with_another_instance_id_loses_the_former_one() -> No
     before = world.consumers()
     world.reload()
     assert world.consumers() == before
-    assert world.enter("b", "t", instance_id="i").error is ErrorCode.NONE, "it is nobody's"
+    assert world.enter("b", "t", instance_id="i").error is ErrorCode.NONE, "no member uses the former instance id"

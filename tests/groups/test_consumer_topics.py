@@ -1,4 +1,4 @@
-"""The hash of a group's topics is Kafka's: XXH3 over the bytes that its stream of a topic gives."""
+"""The hash of a group's topics is Kafka's: XXH3 over Kafka's encoding of each topic."""
 
 from __future__ import annotations
 

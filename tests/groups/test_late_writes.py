@@ -1,4 +1,4 @@
-"""Writes that replicas do not take for long: who waits is told to try again, the write stays what it is."""
+"""Writes that are not replicated in time: waiting requests get a retriable error, the write stays pending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership: the stories of joining, syncing, leaving, and of a coordinator that moves."""
+"""Membership: joining, syncing, leaving, and a coordinator that moves."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_initial_rebalance_delay_is_extended_while_members_join() -> None:
     world.advance(2_000)
     second = world.join(client_id="b")
     world.advance(1_000)
-    assert first.outcome is None, "a member came during the delay: wait once more"
+    assert first.outcome is None, "a member came during the delay: the delay is extended"
     world.advance(3_000)
     assert first.outcome.generation == second.outcome.generation == 1
     assert len(first.outcome.members) == 2
@@ -205,7 +205,7 @@ def test_members_that_never_sync_are_removed() -> None:
     assert list(world.group().members) == [leader]
 
 
-# --- leaving and dying ----------------------------------------
+# --- leaving and expiring - ---------------------------------------
 
 
 def test_the_last_member_leaves_an_empty_generation_in_the_log() -> None:
@@ -213,7 +213,7 @@ def test_the_last_member_leaves_an_empty_generation_in_the_log() -> None:
     members = world.stable("a")
     world.hold_appends = True
     left = world.leave((members["a"], None))
-    assert left.outcome is None, "the answer waits for the write"
+    assert left.outcome is None, "the response waits for the write"
     world.release()
     assert left.outcome == LeaveResponse(members=(LeftMember(members["a"], None, NONE),))
     assert (world.group().state, world.group().generation) == (EMPTY, 2)

@@ -107,7 +107,7 @@ def _session_timeout(world: World, leader: str, follower: str) -> ErrorCode | No
 
 _Event = Callable[[World, str, str], "ErrorCode | None"]
 _CELLS: dict[_Event, dict[GroupState, tuple[ErrorCode | None, GroupState | None]]] = {
-    # event: {state: (what the peer is told now, the state after)}; a state of None: the group is gone.
+    # event: {state: (the response, the next state)}; a state of None: the group is deleted.
     _join_new: {
         EMPTY: (PARKED, PREPARING),
         PREPARING: (PARKED, PREPARING),
@@ -194,9 +194,9 @@ _CELLS: dict[_Event, dict[GroupState, tuple[ErrorCode | None, GroupState | None]
     },
     _session_timeout: {
         EMPTY: (NONE, EMPTY),
-        # The follower never came back: the leader goes on alone.
+        # The follower never returned: the leader continues alone.
         PREPARING: (NONE, COMPLETING),
-        # Nobody syncs and nobody is heard of: first all members go, then the empty join phase ends.
+        # No member syncs or sends a heartbeat: first all members expire, then the empty join phase ends.
         COMPLETING: (NONE, EMPTY),
         STABLE: (NONE, EMPTY),
         DEAD: (NONE, DEAD),

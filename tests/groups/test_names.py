@@ -1,4 +1,4 @@
-"""Names that are longer than a record can hold are refused, and nothing is left of the request."""
+"""Names that do not fit into a record are rejected, and the request leaves no trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Committed offsets: commits, what is visible when, deletion, expiry, transactions found in the log."""
+"""Committed offsets: commits, visibility, deletion, expiry, transactions found in the log."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_commit_with_only_rejected_offsets_appends_nothing() -> None:
 
 
 def test_committed_offset_is_packed_if_its_bytes_hold_every_field() -> None:
-    """Of a thousand idle groups nothing else is many."""
+    """In a thousand idle groups only packed offsets are numerous."""
     world = World()
 
     def is_packed(partition: int) -> bool:
@@ -127,7 +127,7 @@ def test_committed_offset_is_packed_if_its_bytes_hold_every_field() -> None:
     world.commit(offsets=(OffsetToCommit("t", 0, 9, 3), OffsetToCommit("t", 1, 2, metadata="m")))
     world.commit(offsets=(OffsetToCommit("t", 0, 10, 3),))
     world.release()
-    assert not is_packed(0), "another write may still be undone"
+    assert not is_packed(0), "a pending write may still be reverted"
     world.release(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     assert (world.offset(), world.offset(partition=1)) == (9, 2)
     world.hold_appends = False
@@ -136,9 +136,9 @@ def test_committed_offset_is_packed_if_its_bytes_hold_every_field() -> None:
     fetched = world.fetch(TopicToFetch("t", (0, 1))).outcome.topics[0][1]
     assert [(each.offset, each.leader_epoch, each.metadata) for each in fetched] == [(11, 3, ""), (2, -1, "m")]
     world.commit(offsets=(OffsetToCommit("t", 0, 5, 4),))
-    assert not is_packed(0), "it went back because of a truncation"
+    assert not is_packed(0), "it is a rewind after a truncation"
     world.commit(offsets=(OffsetToCommit("t", 2, 5, 4),), retention_ms=10)
-    assert not is_packed(2), "it has an expiry of its own"
+    assert not is_packed(2), "it has its own expiry"
 
 
 def test_offset_of_another_topic_id_is_not_returned() -> None:
@@ -146,7 +146,7 @@ def test_offset_of_another_topic_id_is_not_returned() -> None:
     world.commit(offsets=(OffsetToCommit("t", 0, 7, topic_id=ONE), OffsetToCommit("t", 1, 8)))
     assert world.fetch(TopicToFetch("t", (0, 1), ONE)).outcome.topics[0][1][0].offset == 7
     shown = world.fetch(TopicToFetch("t", (0, 1), TWO)).outcome.topics[0][1]
-    assert [each.offset for each in shown] == [-1, 8], "an offset without an id belongs to every topic of its name"
+    assert [each.offset for each in shown] == [-1, 8], "an offset without a topic id applies to every topic of its name"
 
 
 def test_offsets_survive_a_reload_with_all_their_fields() -> None:
@@ -166,7 +166,7 @@ def test_deleted_offsets_stay_deleted_after_a_reload() -> None:
     world = World()
     world.commit(offsets=(OffsetToCommit("t", 0, 7), OffsetToCommit("t", 1, 8)))
     assert world.delete_offsets(("t", 0), ("t", 5)).outcome == DeleteOffsetsResponse(errors=(NONE, NONE))
-    assert len(world.batches[-1]) == 1, "no tombstone for what was never there"
+    assert len(world.batches[-1]) == 1, "no tombstone for an offset that never existed"
     world.reload()
     assert (world.offset(partition=0), world.offset(partition=1)) == (-1, 8)
 
@@ -266,7 +266,7 @@ def test_offsets_of_an_empty_group_expire_after_it_became_empty() -> None:
         world.now = world.now._replace(wall_ms=world.now.wall_ms + 9_000, monotonic_ms=world.now.monotonic_ms + 9_000)
         world.heartbeat(members["a"], 1)
     _expire(world)
-    assert world.offset() == 1, "a member is there and subscribed to the topic"
+    assert world.offset() == 1, "a member is subscribed to the topic"
     world.leave((members["a"], None))
     world.advance(DAY_MS - 600_001)
     assert world.offset() == 1
@@ -421,7 +421,7 @@ def test_subscriptions_are_read_in_every_version() -> None:
 
 
 def test_retention_of_many_groups_is_checked_in_parts() -> None:
-    """Nobody waits for it; what a look removes goes in one batch, and the next look comes soon."""
+    """No request waits for it; a pass removes offsets in one batch, and the next pass follows soon."""
     groups = [name for name in (f"g-{number}" for number in range(100_000)) if partition_for(name, 50) == 7][:30]
     settings = GroupSettings(
         initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS, offsets_retention_check_interval_ms=DAY_MS // 2

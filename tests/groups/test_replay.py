@@ -1,4 +1,4 @@
-"""Replay of whole batches: the same state as record by record, whatever is in the log, at the pace of a million."""
+"""Replay of whole batches gives the same state as record by record, for any content of the log."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_batch_replay_equals_record_by_record_replay(seed: int) -> None:
 
 
 def _commit(rng: Random) -> list[KeyValue]:
-    """Of some partitions of one topic, nearly all in one shape; now and then something else is among them."""
+    """A commit of several partitions of one topic, nearly all in one format, sometimes with another record among them."""
     group, topic, topic_id = f"g{rng.randrange(2)}", f"topic-{rng.randrange(2)}", rng.choice(IDS)
     first = rng.choice((0, 0, 0, 1_000))
     slots = [OffsetSlot(group, topic, first + index) for index in rng.sample(range(_MANY), _MANY)]
@@ -177,7 +177,7 @@ def test_values_of_other_versions_or_tags_are_not_packed() -> None:
     assert is_packed(plain)
     assert is_packed(with_id)
     version_3 = b"\x00\x03" + plain[2:14] + b"\x00\x00" + plain[15:23]
-    assert len(version_3) == len(plain), "only a look inside tells them apart"
+    assert len(version_3) == len(plain), "only the content distinguishes them"
     metadata = "\0" * 8 + "\x01\x00\x10" + "\0" * 7
     _, with_metadata = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, metadata, 3))
     assert with_metadata is not None
@@ -223,7 +223,7 @@ def test_undecodable_key_stops_the_load(key: bytes) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_offsets_are_encoded_as_by_the_schema(seed: int) -> None:
-    """By hand, where they have the shape that nearly all have."""
+    """Offsets in the common format are encoded by hand."""
     rng = Random(seed)
     slot = OffsetSlot("gr\u00fcn" * rng.randrange(1, 9), "t" * rng.randrange(1, 250), rng.randrange(2**31))
     offset, epoch, at_ms = rng.randrange(2**63), rng.randrange(-1, 2**31), rng.randrange(2**63)

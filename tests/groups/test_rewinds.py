@@ -1,4 +1,4 @@
-"""Commits that went back because the log was truncated: taken, marked, and found again in the log."""
+"""Commits below the former offset after a truncation: accepted, marked, and restored from the log."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ONE, OTHER = UUID(int=1), UUID(int=2)
         pytest.param((100, 3), (90, 4), True, id="behind, with a newer epoch"),
         pytest.param((100, 3), (90, 3), False, id="sought back in the same epoch"),
         pytest.param((100, 3), (90, 2), False, id="sought back into an older epoch"),
-        pytest.param((100, 3), (90, -1), False, id="reset by somebody who names no epoch"),
-        pytest.param((100, -1), (90, 4), False, id="nothing is known of the position before"),
-        pytest.param((100, 3), (100, 4), False, id="where it was"),
+        pytest.param((100, 3), (90, -1), False, id="reset without an epoch"),
+        pytest.param((100, -1), (90, 4), False, id="former position without an epoch"),
+        pytest.param((100, 3), (100, 4), False, id="unchanged"),
         pytest.param((100, 3), (110, 4), False, id="further on"),
         pytest.param((100, 0), (0, 1), True, id="to the very start"),
     ],
@@ -50,7 +50,7 @@ def test_commit_to_a_recreated_topic_is_not_a_rewind(before: UUID, after: UUID, 
     [((90, 3), 90, True), ((90, 3), 95, False), ((90, 3), -1, False), ((90, -1), 90, False), ((90, 2), 90, True)],
 )
 def test_commit_at_the_new_end_of_the_epoch(after: tuple[int, int], epoch_end: int, goes_back: bool) -> None:
-    """A consumer that was told of the truncation, and commits before it reads on."""
+    """A consumer that detected the truncation and commits before it reads on."""
     step = step_back((100, 3, ZERO_UUID), (*after, ZERO_UUID), 7)
     assert step is not None
     assert is_at_epoch_end(step, epoch_end) is goes_back
@@ -108,7 +108,7 @@ def test_rewind_is_restored_by_a_load() -> None:
     other = world.shard().offsets.committed(OffsetSlot(GROUP, "t", 1))
     assert other is not None
     assert other.rewound is None
-    assert world.told == [OffsetRewound(GROUP, "t", 0, expected)], "a load tells nothing again"
+    assert world.told == [OffsetRewound(GROUP, "t", 0, expected)], "a load reports nothing again"
 
 
 def test_rewind_is_removed_with_the_offset() -> None:

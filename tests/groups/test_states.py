@@ -1,4 +1,4 @@
-"""The transition table: every (state, step) cell, and its picture in the docstring."""
+"""The transition table: every (state, step) cell, and its copy in the docstring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static members (KIP-345): an instance that comes back keeps its place."""
+"""Static members (KIP-345): an instance that returns keeps its assignment."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_static_member_keeps_its_old_id_if_the_new_one_cannot_be_stored() -> Non
     [(ErrorCode.NONE, "first"), (ErrorCode.KAFKA_STORAGE_ERROR, "old")],
 )
 def test_instance_that_returns_twice_falls_back_to_the_stored_id(first: ErrorCode, known: str) -> None:
-    """Both new ids are under way at once, and the second one can not be stored."""
+    """Both new ids are pending at once, and the second one cannot be stored."""
     world = World()
     old = _static(world, "i")["i"]
     world.hold_appends = True
@@ -133,7 +133,7 @@ def test_a_static_leader_that_does_not_rejoin_keeps_its_place_but_does_not_lead(
     back = world.join(members["j"], instance="j", protocols=changed, rebalance_timeout_ms=5_000)
     world.advance(5_000)
     assert (back.outcome.leader, len(back.outcome.members)) == (members["j"], 2)
-    # It neither asks for its assignment nor is it heard of: now it has to go.
+    # It sends neither a SyncGroup nor a heartbeat: now it expires.
     world.sync(members["j"], 2, {members["j"]: b"1"})
     world.advance(5_000)
     assert list(world.group().members) == [members["j"]]

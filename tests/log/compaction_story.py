@@ -343,7 +343,7 @@ class Story:
         self.every_offset_is_found([header for header, _ in raw])
 
     def a_follower_gets_the_same(self) -> None:
-        """A follower that fetches the remaining log from its start in pieces gets the same bytes, end, epochs and producers.
+        """A follower that fetches the log from its start in pieces gets the same bytes, end, epochs and producers.
 
         A crash may lose what it has not flushed; then no epoch may appear longer than it was.
         """

@@ -1,4 +1,4 @@
-"""Transactions in a compacted log: end markers are kept for `delete.retention.ms` (KIP-534), and with their producer."""
+"""Transactions in a compacted log: end markers stay for `delete.retention.ms` (KIP-534), and with their producer."""
 
 from __future__ import annotations
 

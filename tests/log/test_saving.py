@@ -50,8 +50,8 @@ def test_flush_advances_the_recovery_point_to_the_flushed_offset(disk: SimDisk) 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_flush_leaves_no_index_of_a_segment_deleted_by_retention_meanwhile(disk: SimDisk, is_full: bool) -> None:
     """Seeds 6000056 and 24000064 of `operations`: the next start took these indexes for the remains of a missing
-    segment file, and wrote a receipt for records that had been deleted on request. In the second one the disk became full
-    between the two index files."""
+    segment file, and wrote a receipt for records that had been deleted on request. In the second one the disk became
+    full between the two index files."""
     log = open_log(disk, config=SMALL)
     for _ in range(60):
         append(log)

@@ -185,8 +185,8 @@ def test_evidence_damaged_by_a_power_loss_does_not_reduce_the_loss() -> None:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("anew", [False, True])
 def test_power_loss_during_a_cut_loses_nothing_without_a_receipt(seed: int, anew: bool) -> None:
-    """Brokers, seeds 3308 and 3313: the log was not flushed yet, and records that should remain were lost, too. Recovery
-    reported the torn batch and the cut its own range; no receipt reported the records between them."""
+    """Brokers, seeds 3308 and 3313: the log was not flushed yet, and records that should remain were lost, too.
+    Recovery reported the torn batch and the cut its own range; no receipt reported the records between them."""
     step = found = 0
     while True:
         step += 1
@@ -405,8 +405,8 @@ class FullDisk(SimDisk):
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("older_can_go", [False, True])
 def test_cut_is_resumed_when_the_disk_fills_at_any_step(seed: int, anew: bool, older_can_go: bool) -> None:
-    """When there is room again, the same call continues, and one receipt reports the whole loss. Deleting older evidence
-    in between, if that is not enough, deletes no evidence of this cut.
+    """When there is room again, the same call continues, and one receipt reports the whole loss. Deleting older
+    evidence in between, if that is not enough, deletes no evidence of this cut.
     """
     step = 0
     while True:

@@ -1,4 +1,4 @@
-"""Evidence is deleted by age, by bytes, for a full disk and with its partition, and its receipt records each deletion."""
+"""Evidence is deleted by age, by bytes, for a full disk and with its partition; its receipt records each deletion."""
 
 from __future__ import annotations
 

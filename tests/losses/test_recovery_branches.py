@@ -120,8 +120,8 @@ OURS: Final[dict[str, Any]] = {"config": COMPACT, "incarnation": UUID(int=7)}
 
 
 def test_gap_of_a_compacted_log_that_compaction_did_not_make() -> None:
-    """Seed 57 of the story `operations`, with kills during writes: a power loss removed the end of a segment but not the
-    next segment, and no follower could fetch past the hole in the leader's log."""
+    """Seed 57 of the story `operations`, with kills during writes: a power loss removed the end of a segment but not
+    the next segment, and no follower could fetch past the hole in the leader's log."""
     disk = a_disk()
     log = open_log(disk, **OURS)
     write(log, 1, 10)
@@ -139,7 +139,8 @@ def test_gap_of_a_compacted_log_that_compaction_did_not_make() -> None:
 
 
 def test_gap_made_by_compaction() -> None:
-    """Also after a crash before the next cleaner and recovery point checkpoints. After a cut it applies up to the cut."""
+    """Also after a crash before the next cleaner and recovery point checkpoints. After a cut it applies
+    up to the cut."""
     disk = a_disk()
     log = open_log(disk, **OURS)
     for key in (b"a", b"b", b"c", b"a", b"b", b"c", b"d", b"e", b"a", b"b"):
@@ -347,7 +348,7 @@ def test_damage_in_the_remaining_part_of_a_cut() -> None:
 
 
 def test_deleted_records_leave_no_receipt() -> None:
-    """Retention and DeleteRecords remove records on request; a group's coordinator reports those the group had not read."""
+    """Retention and DeleteRecords remove records on request; the coordinator reports those a group had not read."""
     disk = a_disk()
     log = used(disk)
     log.advance_log_start(25)
