@@ -16,7 +16,7 @@ from tests.groups.scripts import Script, beating, committing, fetching, joining,
 CONSUMER_SCRIPTS: dict[str, Script] = {}
 HEARTBEAT, DESCRIBE = ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.CONSUMER_GROUP_DESCRIBE
 SESSION_MS = 600_000
-"""As long as the rebalance timeout: how slow the machine is does not show."""
+"""Equal to the rebalance timeout, so that results do not depend on the speed of the machine."""
 
 
 def script(run: Script) -> Script:

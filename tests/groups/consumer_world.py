@@ -27,7 +27,7 @@ from fenceline.metadata.image import (
 from tests.groups.helpers import GROUP, Ticket, World
 
 AT_ONCE = ConsumerSettings(assignment=Interval(0, 0, 15_000))
-"""Every change has its own target, so that a story needs no waiting."""
+"""A target is computed for every change at once, so that tests need not wait."""
 REBALANCE_MS = 30_000
 Named = frozenset[tuple[str, int]]
 """Partitions as (topic, index)."""

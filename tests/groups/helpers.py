@@ -95,7 +95,7 @@ class World:
         self._load(range(self.coordinator.partition_count))
 
     def compact(self, share: float = 1.0, *, drops_tombstones: bool) -> None:
-        """Compact the first part of each log: only the last record of each key remains, and optionally no tombstones."""
+        """Compact the first part of each log: only the last record of each key remains; optionally no tombstones."""
         for partition, log in self.log.items():
             end = round(len(log) * share)
             last = {key: position for position, (key, _) in enumerate(log[:end])}
@@ -246,7 +246,7 @@ class World:
             found.update(ticket.outcome.errors)
         return found
 
-    # --- setting up a state - ---------------------------------------
+    # --- setting up a state ---------------------------------------
 
     def stable(self, *clients: str, group: str = GROUP, **changes: Any) -> dict[str, str]:
         """A stable group with these dynamic members; maps client names to member ids. The first one leads."""

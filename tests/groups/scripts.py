@@ -445,7 +445,7 @@ async def static_member_fences_a_parked_one(s: Session) -> None:
 
 
 async def _fences_a_parked_one(s: Session, group: str) -> bool:
-    """Whether the SyncGroup was parked when the JoinGroup of another connection arrived: no response shows it earlier."""
+    """Whether the SyncGroup was parked when another connection's JoinGroup arrived: no response shows it earlier."""
     first = await joined(s, group, group_instance_id="i")
     await s.ask(SYNC, 5, **syncing(group, first.member_id, 1, {first.member_id: b"1"}))
     parked = s.start(JOIN, 9, client="d", **joining(group, group_instance_id="j"))

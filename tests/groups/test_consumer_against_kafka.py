@@ -105,8 +105,8 @@ def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]])
 
 
 def _in_one_order(shown: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Members that leave together, and the targets of one assignment: Kafka's order is that of a hash table, ours that of
-    their random ids."""
+    """Members that leave together, and the targets of one assignment: Kafka's order is that of a hash table, ours that
+    of their random ids."""
     ordered: list[tuple[str, Any]] = []
     for (kind, goes), some in groupby(shown, key=lambda each: (each[0], each[1]["value"] is None)):
         together = list(some)
@@ -139,8 +139,8 @@ def test_kafka_stores_the_same_records(kafka: ApacheKafka) -> None:
 
 @pytest.mark.kafka
 def test_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
-    """Every record that Kafka wrote during the scripts is decoded and encodes to the same bytes, and the groups are those
-    that Kafka describes."""
+    """Every record that Kafka wrote during the scripts is decoded and encodes to the same bytes, and the groups are
+    those that Kafka describes."""
     asyncio.run(told_to_broker(kafka.port, lambda s: hands_over(s, "loaded-1")))
     asyncio.run(told_to_broker(kafka.port, lambda s: comes_back(s, "loaded-2")))
     coordinator = GroupCoordinator(SETTINGS, Random(1), 1)

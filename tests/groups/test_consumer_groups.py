@@ -16,7 +16,7 @@ from tests.groups.consumer_world import AT_ONCE, REBALANCE_MS, Client, ConsumerW
 from tests.groups.helpers import GROUP, Ticket
 
 
-def _told(answer: object) -> dict[object, frozenset[int]]:
+def _assigned(answer: object) -> dict[object, frozenset[int]]:
     assignment = answer.assignment  # type: ignore[attr-defined]
     assert assignment is not None
     return {topic_id: frozenset(indexes) for topic_id, indexes in assignment}
@@ -30,7 +30,7 @@ def test_first_member_gets_all_partitions() -> None:
     answer = world.enter("a", "t")
     assert (answer.error, answer.member_id, answer.member_epoch) == (ErrorCode.NONE, "a", 2)
     assert answer.heartbeat_interval_ms == 5_000
-    assert _told(answer) == parts(t=range(4))
+    assert _assigned(answer) == parts(t=range(4))
     assert world.consumers().state is ConsumerGroupState.STABLE
 
 
@@ -38,18 +38,18 @@ def test_second_member_waits_until_the_first_has_revoked_partitions() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     joined = world.enter("b", "t")
-    assert _told(joined) == {}, "all partitions are still owned"
+    assert _assigned(joined) == {}, "all partitions are still owned"
     assert world.consumers().state is ConsumerGroupState.RECONCILING
     # The first gets its reduced assignment at its old epoch, and stays there until it has revoked the rest.
     asked = world.beat("a", 2)
     assert asked.member_epoch == 2
-    kept = _told(asked)[id_of("t")]
+    kept = _assigned(asked)[id_of("t")]
     assert len(kept) == 2
     assert world.consumers().members["a"].state is MemberState.UNREVOKED_PARTITIONS
     done = world.beat("a", 2, owned={id_of("t"): kept})
     assert done.member_epoch == 3
     given = world.beat("b", 3)
-    assert _told(given)[id_of("t")] == frozenset(range(4)) - kept
+    assert _assigned(given)[id_of("t")] == frozenset(range(4)) - kept
     assert world.consumers().state is ConsumerGroupState.STABLE
 
 
@@ -58,7 +58,7 @@ def test_unchanged_assignment_is_sent_once() -> None:
     world.enter("a", "t")
     assert world.beat("a", 2).assignment is None
     full = world.beat("a", 2, rebalance_timeout_ms=REBALANCE_MS, subscribed_names=("t",), owned=parts(t=range(4)))
-    assert _told(full) == parts(t=range(4)), "a full heartbeat gets a full response"
+    assert _assigned(full) == parts(t=range(4)), "a full heartbeat gets a full response"
 
 
 def test_partitions_of_a_leaving_member_are_free_for_the_next_heartbeat() -> None:
@@ -136,7 +136,7 @@ def test_previous_epoch_is_accepted_if_a_response_may_have_been_lost() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     world.enter("b", "t")
-    kept = _told(world.beat("a", 2))[id_of("t")]
+    kept = _assigned(world.beat("a", 2))[id_of("t")]
     assert world.beat("a", 2, owned={id_of("t"): kept}).member_epoch == 3, "this response is lost"
     again = world.beat("a", 2, owned={id_of("t"): kept})
     assert (again.error, again.member_epoch) == (ErrorCode.NONE, 3)
@@ -150,7 +150,7 @@ def test_rejoining_member_starts_without_partitions() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     again = world.enter("a", "t")
-    assert _told(again) == parts(t=range(4))
+    assert _assigned(again) == parts(t=range(4))
     assert again.member_epoch == 2
 
 
@@ -212,7 +212,7 @@ def test_changes_within_an_interval_are_assigned_together() -> None:
     assert world.consumers().assignment_epoch == 3
 
 
-# --- rejected requests - ---------------------------------------
+# --- rejected requests ---------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -277,13 +277,13 @@ def test_assignor_with_most_votes_is_chosen() -> None:
 def test_regex_is_resolved_after_the_response() -> None:
     world = ConsumerWorld(t1=1, t2=1, other=1)
     joined = world.enter("a", subscribed_names=None, subscribed_regex="t[0-9]")
-    assert (_told(joined), joined.member_epoch) == ({}, 1)
-    assert _told(world.beat("a", 1)) == parts(t1=[0], t2=[0])
+    assert (_assigned(joined), joined.member_epoch) == ({}, 1)
+    assert _assigned(world.beat("a", 1)) == parts(t1=[0], t2=[0])
     world.set_topics(t1=1, t2=1, t3=1, other=1)
     world.beat("a", 2)
     world.advance(10_001)
     world.beat("a", 2)
-    assert _told(world.beat("a", 2)) == parts(t1=[0], t2=[0], t3=[0])
+    assert _assigned(world.beat("a", 2)) == parts(t1=[0], t2=[0], t3=[0])
 
 
 def test_unused_regex_is_removed() -> None:
@@ -301,7 +301,7 @@ def test_member_that_changes_from_regex_to_names_is_assigned_at_once() -> None:
     world.enter("a", subscribed_names=None, subscribed_regex="t.*")
     epoch = world.beat("a", 1).member_epoch
     changed = world.beat("a", epoch, subscribed_regex="", subscribed_names=("u1",), owned={})
-    assert _told(changed) == parts(u1=[0])
+    assert _assigned(changed) == parts(u1=[0])
 
 
 # --- the log ----------------------------------------
@@ -500,7 +500,7 @@ def test_offsets_of_subscribed_topics_are_kept() -> None:
     assert errors == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE)
 
 
-# --- whole groups - ---------------------------------------
+# --- whole groups ---------------------------------------
 
 
 def test_groups_are_listed_with_their_type() -> None:

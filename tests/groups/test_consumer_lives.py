@@ -29,9 +29,9 @@ class Lives(RuleBasedStateMachine):
         self.sizes = {"t": 3, "u": 2}
         self.clients: dict[str, Client] = {}
         self.generation = 0
-        """Of names: who crashed comes back as somebody else."""
+        """Number of names used: a crashed client returns under a new name."""
 
-    # --- client operations - ---------------------------------------
+    # --- client operations ---------------------------------------
 
     @rule(name=st.sampled_from(NAMES), topics=TOPICS)
     def start(self, name: str, topics: tuple[str, ...]) -> None:
@@ -72,7 +72,7 @@ class Lives(RuleBasedStateMachine):
         """It is silent from now on, and uses no partition."""
         self.clients.pop(name, None)
 
-    # --- other events - ---------------------------------------
+    # --- other events ---------------------------------------
 
     @rule(ms=st.sampled_from([1_000, 5_000, 20_000]))
     def time_passes(self, ms: int) -> None:
@@ -120,7 +120,7 @@ class Lives(RuleBasedStateMachine):
             client.hear(ticket.outcome)
         self.world.hold_appends = False
 
-    # --- invariants - ---------------------------------------
+    # --- invariants ---------------------------------------
 
     @invariant()
     def nobody_shares_a_partition(self) -> None:

@@ -102,7 +102,7 @@ def test_member_that_does_not_rejoin_in_time_is_removed() -> None:
     world.advance(4_999)
     assert rejoin.outcome is None
     world.advance(1)
-    assert rejoin.outcome.leader == members["b"], "the leader did not come back"
+    assert rejoin.outcome.leader == members["b"], "the leader did not rejoin"
     assert [member.member_id for member in rejoin.outcome.members] == [members["b"]]
 
 
@@ -205,7 +205,7 @@ def test_members_that_never_sync_are_removed() -> None:
     assert list(world.group().members) == [leader]
 
 
-# --- leaving and expiring - ---------------------------------------
+# --- leaving and expiring ---------------------------------------
 
 
 def test_the_last_member_leaves_an_empty_generation_in_the_log() -> None:

@@ -49,10 +49,10 @@ class Life:
     commits: dict[int, int] = field(default_factory=dict)
     """Partition to the newest acknowledged offset."""
     unsure: dict[int, set[int]] = field(default_factory=dict)
-    """Offsets whose commit was refused or never answered: they may be there or not."""
+    """Offsets whose commit failed or got no response: they may be committed or not."""
     next_offset: int = 1
 
-    # --- client operations - -------------------------------------------------------------------------------------------
+    # --- client operations -------------------------------------------------------------------------------------------
 
     def start(self, client: Client) -> None:
         client.generation, client.is_stable, client.sync = -1, False, None
@@ -148,7 +148,7 @@ class Life:
             self._acknowledge(ticket, partition, offset)
             self.pending.remove((ticket, partition, offset))
 
-    # --- faults - ----------------------------------------------------------------------------------------
+    # --- faults ----------------------------------------------------------------------------------------
 
     def crash_broker(self) -> None:
         """The state in memory is lost. Waiting clients get no response and retry."""

@@ -107,7 +107,7 @@ def test_batch_replay_equals_record_by_record_replay(seed: int) -> None:
 
 
 def _commit(rng: Random) -> list[KeyValue]:
-    """A commit of several partitions of one topic, nearly all in one format, sometimes with another record among them."""
+    """A commit of several partitions of one topic, nearly all in one format, sometimes with a different record."""
     group, topic, topic_id = f"g{rng.randrange(2)}", f"topic-{rng.randrange(2)}", rng.choice(IDS)
     first = rng.choice((0, 0, 0, 1_000))
     slots = [OffsetSlot(group, topic, first + index) for index in rng.sample(range(_MANY), _MANY)]

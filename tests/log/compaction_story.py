@@ -91,7 +91,7 @@ def fetch(leading: PartitionLog, following: PartitionLog, leader_epoch: int, max
 
 
 OURS = UUID(int=7)
-"""An incarnation: nothing else compacts these logs, and `compaction_bound` is exact."""
+"""An incarnation: no other program compacts these logs, and `compaction_bound` is exact."""
 
 
 class Story:
@@ -112,17 +112,17 @@ class Story:
         self.written: dict[int, Written] = {}
         """All records, by offset; those of aborted transactions, too."""
         self.committed: list[Written] = []
-        """In the order in which readers of committed records get them: that of their offsets once all are decided."""
+        """In the order in which readers of committed records get them: by offset when all transactions are complete."""
         self.open: dict[int, Open] = {}
         self.sequences: dict[int, int] = {}
         self.checkpoint = 0
-        """Up to where it was compacted."""
+        """The offset up to which the log was compacted."""
         self.recovery_point = 0
         self.tombstones_until_ms: dict[int, int] = {}
-        """By offset, for how long the tombstones that a pass has met must stay."""
+        """By offset, the time until which tombstones seen by a pass must remain."""
         self.keys = [b"%d" % number for number in range(rng.choice([1, 3, 12]))]
 
-    # -- operations - --------------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------------------
 
     def rows(self) -> list[Row]:
         rng = self.rng
@@ -273,7 +273,7 @@ class Story:
             if name.endswith(".snapshot"):
                 self.disk.unlink(f"{DIRECTORY}/{name}")
 
-    # -- invariants - ------------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
     def newest(self, end: int) -> dict[bytes | None, Written]:
         return {each.key: each for each in self.committed if each.offset < end and each.key is not None}
@@ -340,9 +340,9 @@ class Story:
                 assert following == 0
             else:
                 assert known.last_sequence == following - 1
-        self.every_offset_is_found([header for header, _ in raw])
+        self.check_every_offset([header for header, _ in raw])
 
-    def a_follower_gets_the_same(self) -> None:
+    def check_follower(self) -> None:
         """A follower that fetches the log from its start in pieces gets the same bytes, end, epochs and producers.
 
         A crash may lose what it has not flushed; then no epoch may appear longer than it was.
@@ -378,7 +378,7 @@ class Story:
                 assert copied.last_sequence == known.last_sequence
         follower.close(clean=False)
 
-    def every_offset_is_found(self, headers: list[BatchHeader]) -> None:
+    def check_every_offset(self, headers: list[BatchHeader]) -> None:
         log = self.log
         for _ in range(5 if headers else 0):
             offset = self.rng.randrange(log.log_start_offset, log.log_end_offset)
@@ -400,4 +400,4 @@ class Story:
         for _ in range(3):
             self.compact()
         self.reopen()
-        self.a_follower_gets_the_same()
+        self.check_follower()

@@ -46,7 +46,7 @@ def records(log: PartitionLog) -> list[tuple[int, bytes | None, int]]:
     ]
 
 
-def lived(disk: SimDisk, config: LogConfig) -> PartitionLog:
+def filled(disk: SimDisk, config: LogConfig) -> PartitionLog:
     """Old records in epoch 0, new ones in epoch 3. Some keys are only old, some only new, some both."""
     log = open_log(disk, config=config)
     write(log, 0, OLD_MS, [b"both-%d" % (number % 4) for number in range(30)])
@@ -58,7 +58,7 @@ def lived(disk: SimDisk, config: LogConfig) -> PartitionLog:
 
 
 def test_log_is_compacted_and_deleted_by_time(disk: SimDisk) -> None:
-    log = lived(disk, BOTH)
+    log = filled(disk, BOTH)
     active = log.segments[-1].base_offset
     compact(log, NEW_MS)
     keys = [key for offset, key, _ in records(log) if offset < active]
@@ -98,7 +98,7 @@ def test_log_is_compacted_and_deleted_by_size(disk: SimDisk) -> None:
         retention_ms=-1,
         retention_bytes=1_200,
     )
-    log = lived(disk, config)
+    log = filled(disk, config)
     compact(log, NEW_MS)
     assert log.size_bytes > 2 * config.retention_bytes
     assert {segment.reason for segment in log.enforce_retention(NEW_MS)} == {"size"}
@@ -107,7 +107,7 @@ def test_log_is_compacted_and_deleted_by_size(disk: SimDisk) -> None:
 
 
 def test_compact_policy_alone_deletes_nothing_by_time_or_size(disk: SimDisk) -> None:
-    log = lived(disk, COMPACT)
+    log = filled(disk, COMPACT)
     before = records(log)
     assert log.enforce_retention(NEW_MS * 1_000) == []
     log.config = LogConfig(segment_bytes=500, cleanup_policy=frozenset({"compact"}), retention_bytes=1)
@@ -121,7 +121,7 @@ def test_compact_policy_alone_deletes_nothing_by_time_or_size(disk: SimDisk) -> 
 
 def test_segments_deleted_by_retention_before_a_pass_starts(disk: SimDisk) -> None:
     """Nothing remains to be done: before, the log was marked as uncompactable and never checked again."""
-    log = lived(disk, BOTH)
+    log = filled(disk, BOTH)
     active = log.segments[-1].base_offset
     due = Due(0, active, 1, 1.0)
     log.advance_log_start(active)

@@ -58,7 +58,7 @@ def grown(seed: int) -> tuple[Story, CrashingDisk]:
     return story, disk
 
 
-def compact_until_power_is_lost(story: Story) -> None:
+def compact_until_power_loss(story: Story) -> None:
     """Work that the node does in other threads runs synchronously."""
     due = story.due()
     assert due is not None
@@ -78,11 +78,11 @@ def calls_of(seed: int) -> int:
         return 0
     story, disk = grown(seed)
     disk.calls_left = 1 << 30
-    compact_until_power_is_lost(story)
+    compact_until_power_loss(story)
     return (1 << 30) - disk.calls_left
 
 
-def looked_at(disk: SimDisk, recovery_point: int) -> LogInspection:
+def inspected(disk: SimDisk, recovery_point: int) -> LogInspection:
     """Inspect the log as a comparison of two directories does; no file changes."""
     before = {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)}
     found = inspect_log(disk, DIRECTORY, UNKNOWN._replace(recovery_point=recovery_point), clean=False)
@@ -90,15 +90,15 @@ def looked_at(disk: SimDisk, recovery_point: int) -> LogInspection:
     return found
 
 
-def power_is_lost(seed: int, call: int) -> None:
+def check_power_loss(seed: int, call: int) -> None:
     story, disk = grown(seed)
     before = (story.log.log_start_offset, story.log.log_end_offset, story.log.epochs.entries)
     disk.calls_left = call
     with pytest.raises(PowerLost):
-        compact_until_power_is_lost(story)
+        compact_until_power_loss(story)
     disk.calls_left = 0
     disk.crash()
-    found = looked_at(disk, story.recovery_point)
+    found = inspected(disk, story.recovery_point)
     story.log = open_log(disk, config=story.config, recovery_point=story.recovery_point, incarnation=OURS)
     assert (found.log_start_offset, found.log_end_offset) == (story.log.log_start_offset, story.log.log_end_offset)
     assert story.log.recovery is not None
@@ -115,7 +115,7 @@ def test_power_loss_between_two_steps(seed: int) -> None:
     """Crashes at the last steps of each segment, and at a sample of the others."""
     count = calls_of(seed)
     for call in Random(seed).sample(range(1, count + 1), min(count, 25)):
-        power_is_lost(seed, call)
+        check_power_loss(seed, call)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -203,4 +203,4 @@ def test_disk_error_leaves_the_log_unchanged(call: Call) -> None:
 @pytest.mark.parametrize("seed", range(100, 400))
 def test_power_loss_between_any_two_steps(seed: int) -> None:
     for call in range(1, calls_of(seed) + 1):
-        power_is_lost(seed, call)
+        check_power_loss(seed, call)

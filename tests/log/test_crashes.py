@@ -35,7 +35,7 @@ class Story:
         self.checkpoint = 0
         self.flying: FlushWork | None = None
 
-    # -- operations - ---------------------------------------------------------------------------------------
+    # -- operations ---------------------------------------------------------------------------------------
 
     def append(self) -> None:
         if self.rng.random() < 0.05:
@@ -118,7 +118,7 @@ class Story:
         self.rewind()
         self.same()
 
-    # -- invariants - -------------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------
 
     def reopen(self, *, clean: bool) -> None:
         self.log = open_log(self.disk, config=self.config, recovery_point=self.checkpoint, clean=clean)

@@ -226,7 +226,7 @@ def test_checkpoints_of_kafka_are_used_only_after_its_clean_shutdown(clean: bool
     log_dir = opened(disk)
     used(log_dir)
     log_dir.close(clean=clean)
-    as_by_kafka(disk)
+    rewrite_as_kafka(disk)
     log_dir = opened(disk)
     log = partition(log_dir)
     first = log.segments[0].base_offset
@@ -237,7 +237,7 @@ def test_checkpoints_of_kafka_are_used_only_after_its_clean_shutdown(clean: bool
     assert (again.log_start_offset, again.high_watermark) == (log.log_start_offset, log.high_watermark)
 
 
-def as_by_kafka(disk: SimDisk) -> None:
+def rewrite_as_kafka(disk: SimDisk) -> None:
     disk.unlink(f"{HOME}/{INCARNATIONS}")
     replace_file(disk, f"{HOME}/rain-0/partition.metadata", b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAARw\n")
 
@@ -250,7 +250,7 @@ def test_directory_created_by_kafka_after_its_clean_shutdown() -> None:
     log_dir.close()
     named = disk.peek(f"{HOME}/{INCARNATIONS}")
     assert named is not None
-    as_by_kafka(disk)
+    rewrite_as_kafka(disk)
     replace_file(disk, f"{HOME}/{INCARNATIONS}", named)
     log = partition(opened(disk))
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (50, 100, 100)
@@ -262,7 +262,7 @@ def test_entries_of_unopened_partitions_of_kafka_survive_a_crash() -> None:
     log_dir = opened(disk)
     used(log_dir)
     log_dir.close()
-    as_by_kafka(disk)
+    rewrite_as_kafka(disk)
     log_dir = opened(disk)
     log_dir.checkpoint_work()()
     log = partition(killed(log_dir))
@@ -506,7 +506,7 @@ def test_random_incarnations_of_one_partition_name(seed: int) -> None:
                     model = _Incarnation(UUID(int=number))
                     if kept.batches and log.is_written:
                         gone(log_dir)
-                        life_disk_settles(life)
+                        make_renames_durable(life)
                     else:
                         log_dir.delete_partition(TP)
                     log = partition(log_dir, model.topic_id)
@@ -525,7 +525,7 @@ def test_random_incarnations_of_one_partition_name(seed: int) -> None:
     _compare(opened(disk), model)
 
 
-def life_disk_settles(life: LifeDisk) -> None:
+def make_renames_durable(life: LifeDisk) -> None:
     """The renames of a removed directory are durable: directories that return after a power loss have another test."""
     life.fsync_dir(HOME)
 

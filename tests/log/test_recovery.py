@@ -18,7 +18,7 @@ from fenceline.records.batch import iter_headers
 from .helpers import append, batch, open_log, read_all
 
 
-class LyingDisk(OsDisk):
+class BitErrorDisk(OsDisk):
     """Flips one bit in the nth read of a file only."""
 
     def __init__(self, name: str, read: int, position: int) -> None:
@@ -202,7 +202,7 @@ def test_bit_error_of_one_read_is_not_taken_for_a_missing_segment(tmp_path: Path
     last = list(iter_headers(first.read_bytes()))[-1]
     assert last.last_offset_delta == 4
     for read in range(4):
-        disk = LyingDisk(first.name, read, last.position + 26)
+        disk = BitErrorDisk(first.name, read, last.position + 26)
         fields: dict[str, Any] = {"recovery_point": 150, "incarnation": UUID(int=7)}
         assert open_log(disk, str(directory), config=CONFIG, **fields).log_end_offset == 150
 
@@ -272,7 +272,7 @@ def test_intermittent_read_errors_lose_no_record(tmp_path: Path, wrong_byte: int
     log.close(clean=False)
     content = segments(tmp_path / "t-0")[0].read_bytes()
     for read in range(3):
-        disk = LyingDisk(".log", read, last + wrong_byte)
+        disk = BitErrorDisk(".log", read, last + wrong_byte)
         refusal = ""
         try:
             opened = open_log(disk, str(tmp_path / "t-0"))
@@ -291,7 +291,7 @@ def test_bit_error_in_a_read_of_the_epoch_checkpoint_is_detected(tmp_path: Path)
     log = open_log(OsDisk(), str(tmp_path / "t-0"))
     log.append_as_follower(batch(1, base_offset=0, leader_epoch=2))
     log.close()
-    opened = open_log(LyingDisk("leader-epoch-checkpoint", 0, 4), str(tmp_path / "t-0"))
+    opened = open_log(BitErrorDisk("leader-epoch-checkpoint", 0, 4), str(tmp_path / "t-0"))
     assert opened.epochs.entries == ((2, 0),)
 
 

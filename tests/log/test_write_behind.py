@@ -19,25 +19,25 @@ from tests.log.helpers import append, open_log, read_all
 PIECE, KEPT, AGAIN = 1_000, 3_000, 1_500
 
 
-class Stretch(NamedTuple):
+class ByteRange(NamedTuple):
     start: int
     end: int
 
 
-class Watched(SimDisk):
+class RecordingDisk(SimDisk):
     """Records the ranges it is asked to write back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mkdir("/data")
-        self.written_back: list[Stretch] = []
+        self.written_back: list[ByteRange] = []
         self.refuses: set[str] = set()
 
     def start_writeback(self, fd: int, position: int, size_bytes: int) -> None:
         assert self.pread(fd, 1, position), "the descriptor is open"
         if "start_writeback" in self.refuses:
             raise OSError(errno.EIO, "no")
-        self.written_back.append(Stretch(position, position + size_bytes))
+        self.written_back.append(ByteRange(position, position + size_bytes))
 
     def duplicate(self, fd: int) -> int:
         if "duplicate" in self.refuses:
@@ -52,7 +52,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_writeback_starts_in_order_and_only_bytes_written_since_then_are_evicted() -> None:
-    disk = Watched()
+    disk = RecordingDisk()
     log = open_log(disk)
     while log.size_bytes < 2 * PIECE:
         append(log)
@@ -69,7 +69,7 @@ def test_writeback_starts_in_order_and_only_bytes_written_since_then_are_evicted
         work()
         begun, *left = disk.written_back
         assert begun == (began, log.size_bytes)
-        expected = Stretch(max(first, began - KEPT - AGAIN), log.size_bytes - KEPT)
+        expected = ByteRange(max(first, began - KEPT - AGAIN), log.size_bytes - KEPT)
         assert left == ([expected] if expected.end > expected.start else [])
         began = log.size_bytes
         disk.written_back.clear()
@@ -77,7 +77,7 @@ def test_writeback_starts_in_order_and_only_bytes_written_since_then_are_evicted
 
 
 def test_pending_work_accumulates_until_it_is_requested() -> None:
-    disk = Watched()
+    disk = RecordingDisk()
     log = open_log(disk)
     append(log)
     first, written = log.size_bytes, WriteBehind(log)
@@ -91,7 +91,7 @@ def test_pending_work_accumulates_until_it_is_requested() -> None:
 
 
 def test_writeback_of_a_new_segment_starts_at_its_first_byte() -> None:
-    disk = Watched()
+    disk = RecordingDisk()
     log = open_log(disk, config=LogConfig(segment_bytes=3 * PIECE))
     append(log)
     written = WriteBehind(log)
@@ -108,7 +108,7 @@ def test_writeback_of_a_new_segment_starts_at_its_first_byte() -> None:
 
 @pytest.mark.parametrize("refused", ["start_writeback", "duplicate"])
 def test_refused_system_call_has_no_effect(refused: str) -> None:
-    disk = Watched()
+    disk = RecordingDisk()
     log = open_log(disk)
     written = WriteBehind(log)
     while log.size_bytes < PIECE:
@@ -129,7 +129,7 @@ def test_refused_system_call_has_no_effect(refused: str) -> None:
 
 
 def test_log_without_segments_has_no_work() -> None:
-    log = open_log(Watched())
+    log = open_log(RecordingDisk())
     written = WriteBehind(log)
     assert written.due() is None
 

@@ -92,7 +92,7 @@ def played(story: Callable[[Coordinator], Awaitable[None]]) -> None:
 
 
 def test_loss_on_a_partition_led_by_another_broker() -> None:
-    """The coordinator queries the leader's log start offset, from Fenceline and Apache Kafka alike."""
+    """The leader, of either implementation, is queried for its log start offset."""
 
     async def story(here: Coordinator) -> None:
         here.commits("slow", 3)

@@ -147,7 +147,7 @@ def test_delivered_cut_is_not_reported_again_after_a_restart(is_checkpointed: bo
     assert receipts_of(stage.disk) == []
 
 
-class _NothingYet:
+class _ManualExecutor:
     """An executor whose work runs on request."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ def test_full_disk_deletes_evidence_to_make_room_for_records() -> None:
     async def story() -> None:
         stage = Stage(waiting=0)
         stage.cut(5)
-        loop, threads = asyncio.get_running_loop(), _NothingYet()
+        loop, threads = asyncio.get_running_loop(), _ManualExecutor()
         now_ms = 0
         broker = cast(Any, stage.keeper)._broker
         broker.loop = SimpleNamespace(run_in_executor=lambda _, work, *args: threads.run(loop, work, *args))
@@ -187,7 +187,7 @@ def test_full_disk_deletes_evidence_to_make_room_for_records() -> None:
         broken = StorageError.of("appending", OSError(errno.EIO, "broken"))
 
         async def refused(error: StorageError) -> int:
-            """The number of checks after this many seconds."""
+            """The number of checks that two appends rejected with this error start."""
             trouble.rejected(stage.replica.topic_partition, 5, error)
             trouble.rejected(stage.replica.topic_partition, 5, error)
             looks = len(threads.work)

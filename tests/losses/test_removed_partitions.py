@@ -129,7 +129,7 @@ def test_interrupted_cut_is_reported_after_a_crash_at_any_step(seed: int, with_e
             return
 
 
-def an_open_cut(disk: SimDisk) -> None:
+def interrupted_cut(disk: SimDisk) -> None:
     """A cut whose evidence was copied and whose receipt was not written."""
     log = open_log(disk)
     write(log, 1, 9)
@@ -142,7 +142,7 @@ def an_open_cut(disk: SimDisk) -> None:
 
 def test_planned_loss_is_reported_if_the_log_cannot_be_opened() -> None:
     disk = a_disk()
-    an_open_cut(disk)
+    interrupted_cut(disk)
     (planned,) = [intent.receipt for intent in ReceiptFolder(disk, DIRECTORY).intents()]
     gone = put_aside(disk)
     disk.fail("open", ".log", errno.EIO)
@@ -154,7 +154,7 @@ def test_planned_loss_is_reported_if_the_log_cannot_be_opened() -> None:
 
 def test_transient_open_error_is_retried() -> None:
     disk = a_disk()
-    an_open_cut(disk)
+    interrupted_cut(disk)
     gone = put_aside(disk)
     disk.fail("open", ".log", errno.EMFILE)
     with pytest.raises(OSError, match="Too many open files"):
@@ -203,7 +203,7 @@ def test_records_of_a_stray_directory_are_reported_once_after_a_crash_at_any_ste
 
 def test_deletion_on_a_full_disk_frees_space_for_its_own_receipts() -> None:
     disk = a_disk()
-    an_open_cut(disk)
+    interrupted_cut(disk)
     gone = put_aside(disk)
     (planned,) = [intent.receipt for intent in ReceiptFolder(disk, ASIDE).intents()]
     used = disk.used_bytes

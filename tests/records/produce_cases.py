@@ -33,14 +33,14 @@ TOPICS: Final[dict[str, dict[str, str]]] = {
 class Case:
     name: str
     make: Callable[[int], bytes]
-    """From now in ms to the records of the request."""
+    """Maps the current time in ms to the records of the request."""
     topic: str = "plain"
     version: int = 8
     code: int = 0
-    """What Apache Kafka 4.3.1 answers."""
+    """The error code of Apache Kafka 4.3.1."""
     record_indexes: tuple[int, ...] = ()
     ours: int | None = None
-    """What Fenceline answers where Kafka's own code stumbles (UNKNOWN_SERVER_ERROR)."""
+    """The error code of Fenceline where Kafka fails internally (UNKNOWN_SERVER_ERROR)."""
 
 
 def fix_crc(batch: bytes | bytearray) -> bytes:
