@@ -1,7 +1,7 @@
-"""Stories of the consumer protocol told to Apache Kafka and to Fenceline alike: coroutines over a `Session`.
+"""Scripts of the consumer protocol, run against Apache Kafka and Fenceline: coroutines over a `Session`.
 
-Each uses groups of its own. Topics `t` and `u` have three partitions; a target is computed for every change at once.
-Members are named in the order in which Kafka looks at them, so that both sides share alike.
+Each uses its own groups. Topics `t` and `u` have three partitions; a target is computed at once for every change.
+Member names follow the order in which Kafka iterates over members, so that both sides assign equally.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.groups.scripts import Script, beating, committing, fetching, joining,
 CONSUMER_SCRIPTS: dict[str, Script] = {}
 HEARTBEAT, DESCRIBE = ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.CONSUMER_GROUP_DESCRIBE
 SESSION_MS = 600_000
-"""As long as the rebalance timeout: how slow the machine is does not show."""
+"""Equal to the rebalance timeout, so that results do not depend on the speed of the machine."""
 
 
 def script(run: Script) -> Script:
@@ -239,7 +239,7 @@ async def groups_are_listed(s: Session) -> None:
 
 
 def subscription_1(s: Session, *partitions: int) -> bytes:
-    """A consumer's JoinGroup metadata, version 1: it wants t and holds these of it."""
+    """A consumer's JoinGroup metadata, version 1: subscribed to t, with these owned partitions of t."""
     body = struct.pack(">hih", 1, 1, 1) + b"t" + struct.pack(">i", -1)
     if not partitions:
         return body + struct.pack(">i", 0)
@@ -259,7 +259,7 @@ def joining_1(s: Session, group: str, member_id: str = "", *partitions: int, **m
 
 
 async def _classic_group(s: Session, group: str) -> str:
-    """A stable classic group of one, which has all of t. Its member id."""
+    """A stable classic group of one member with all of t. Returns its member id."""
     told = await s.ask(ApiKey.JOIN_GROUP, 9, **joining_1(s, group))
     joined = await s.ask(ApiKey.JOIN_GROUP, 9, **joining_1(s, group, told.member_id))
     member_id: str = joined.member_id
@@ -327,7 +327,7 @@ async def empty_groups_make_way(s: Session) -> None:
 
 
 async def what_consumers_store(s: Session) -> None:
-    """Whose records are compared: members that join, share, change hands, leave, and one by expression."""
+    """Its records are compared: members join, share and hand over partitions, leave, and one subscribes by regex."""
     group = "stored-new"
     await enter(s, group, "a", "t", rack_id="r")
     await enter(s, group, "b", "t", server_assignor="uniform", instance_id="i")

@@ -1,4 +1,4 @@
-"""A coordinator with topics, and members of the consumer protocol that do what a client does. No I/O."""
+"""A coordinator with topics, and consumer protocol members that act like clients. No I/O."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fenceline.metadata.image import (
 from tests.groups.helpers import GROUP, Ticket, World
 
 AT_ONCE = ConsumerSettings(assignment=Interval(0, 0, 15_000))
-"""Every change has its own target, so that a story needs no waiting."""
+"""A target is computed for every change at once, so that tests need not wait."""
 REBALANCE_MS = 30_000
 Named = frozenset[tuple[str, int]]
 """Partitions as (topic, index)."""
 
 
 def id_of(topic: str) -> UUID:
-    """The id that a topic has in these tests."""
+    """The id of a topic in these tests."""
     return UUID(bytes=topic.encode().rjust(16, b"\1"))
 
 
@@ -72,7 +72,7 @@ class ConsumerWorld(World):
         return GroupCoordinator(self.settings, self.rng, image=lambda: self.image)
 
     def set_topics(self, **topics: int) -> None:
-        """The metadata changes: these topics are there now."""
+        """Change the metadata: these are the topics now."""
         known = self.image.topics_by_name
         offset = self.image.offset + 1
         self.image = replace(image_of(topics), offset=offset, configs=self.image.configs)
@@ -94,7 +94,7 @@ class ConsumerWorld(World):
         return group in self.shard(group).consumers.groups
 
     def ask(self, member_id: str, epoch: int, *, group: str = GROUP, **fields: Any) -> Ticket:
-        """Any heartbeat at all; the ticket stays open while a write is held."""
+        """Any heartbeat; the ticket stays open while a write is held."""
         ticket = Ticket(f"heartbeat of {member_id} at {epoch}")
         asked = {"client_id": "c", "client_host": "/127.0.0.1", **fields}
         request = ConsumerHeartbeatRequest(group, member_id, epoch, **asked)
@@ -111,7 +111,7 @@ class ConsumerWorld(World):
         return self.beat(member_id, epoch, **fields).error
 
     def enter(self, member_id: str, *topics: str, **fields: Any) -> ConsumerHeartbeatResponse:
-        """Join, as a client does."""
+        """Join as a client does."""
         asked: dict[str, Any] = {
             "rebalance_timeout_ms": REBALANCE_MS,
             "subscribed_names": topics,
@@ -128,7 +128,7 @@ class ConsumerWorld(World):
 
 @dataclass
 class Client:
-    """A consumer that follows the protocol: it gives up what it is not told any more, and then says so."""
+    """A consumer that follows the protocol: it revokes partitions no longer assigned to it, and then reports that."""
 
     world: ConsumerWorld
     member_id: str
@@ -140,7 +140,7 @@ class Client:
     errors: list[ErrorCode] = field(default_factory=list)
 
     def beat(self, *, answer_is_lost: bool = False) -> ErrorCode:
-        """One heartbeat with everything in it, as after an error; what it is told is taken up unless it is lost."""
+        """One full heartbeat, as after an error; the response is applied unless it is lost."""
         if self.epoch == 0:
             self.owned = {}
         answer = self.world.beat(
@@ -163,7 +163,7 @@ class Client:
                 self.owned = {topic_id: frozenset(indexes) for topic_id, indexes in answer.assignment}
         else:
             self.errors.append(answer.error)
-            # Fenced, or not known any more: everything is dropped, and it joins anew.
+            # Fenced or unknown: it drops all partitions and rejoins.
             self.epoch, self.owned = 0, {}
         return answer.error
 
@@ -177,7 +177,7 @@ class Client:
 
 
 def settle(world: ConsumerWorld, clients: Iterable[Client], rounds: int = 12) -> None:
-    """Everybody beats until nothing moves any more."""
+    """All clients send heartbeats until no assignment changes."""
     alive = list(clients)
     for _ in range(rounds):
         for client in alive:

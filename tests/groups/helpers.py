@@ -1,4 +1,4 @@
-"""A coordinator with a log in memory and a clock that only moves when told. No I/O."""
+"""A coordinator with an in-memory log and a clock that tests advance. No I/O."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def subscription(*topics: str) -> bytes:
 
 
 class Ticket:
-    """Stands for one parked request; `outcome` is None until it is answered, and it is answered once."""
+    """Represents one parked request; `outcome` is None until its only response."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Ticket:
 
 
 class World:
-    """One coordinator of every partition. With `hold_appends` writes stay under way until `release`."""
+    """One coordinator of every partition. With `hold_appends` writes stay pending until `release`."""
 
     def __init__(
         self,
@@ -89,13 +89,13 @@ class World:
             self.do(self.coordinator.finish_load(shard, self.now))
 
     def reload(self) -> None:
-        """A crash: everything in memory is gone, the log is read again."""
+        """A crash: the state in memory is lost, and the log is loaded again."""
         self.held.clear()
         self.coordinator = self._new_coordinator()
         self._load(range(self.coordinator.partition_count))
 
     def compact(self, share: float = 1.0, *, drops_tombstones: bool) -> None:
-        """The first part of each log is compacted: of each key the last record is left, at last no tombstones."""
+        """Compact the first part of each log: only the last record of each key remains; optionally no tombstones."""
         for partition, log in self.log.items():
             end = round(len(log) * share)
             last = {key: position for position, (key, _) in enumerate(log[:end])}
@@ -124,7 +124,7 @@ class World:
                 case OffsetRewound():
                     self.told.append(duty)
                 case Append() if self.hold_appends or self.held:
-                    # A log keeps the order: what comes later is held too.
+                    # A log keeps the order: later writes are held, too.
                     self.held.append(duty)
                 case Append():
                     self._append(duty)
@@ -138,7 +138,7 @@ class World:
         self.do(self.coordinator.appended(duty.partition, duty.write_id, self.now))
 
     def release(self, error: ErrorCode = ErrorCode.NONE) -> None:
-        """The oldest write under way is committed, or refused with this code."""
+        """Commit the oldest pending write, or reject it with this code."""
         duty = self.held.pop(0)
         if error is ErrorCode.NONE:
             self._append(duty)
@@ -146,7 +146,7 @@ class World:
             self.do(self.coordinator.append_failed(duty.partition, duty.write_id, error, self.now))
 
     def advance(self, ms: int) -> None:
-        """Time passes, and timers fire at their own time."""
+        """Advance the clock; timers fire at their deadlines."""
         end_ms = self.now.monotonic_ms + ms
         while (at_ms := self.coordinator.next_deadline_ms()) is not None and at_ms <= end_ms:
             self._move_to(max(at_ms, self.now.monotonic_ms))
@@ -227,7 +227,7 @@ class World:
         return ticket
 
     def offset(self, topic: str = "t", partition: int = 0, group: str = GROUP) -> int:
-        """What a plain OffsetFetch shows."""
+        """The offset that a plain OffsetFetch returns."""
         answer = self.fetch(TopicToFetch(topic, (partition,)), group=group).outcome
         offset: int = answer.topics[0][1][0].offset
         return offset
@@ -246,10 +246,10 @@ class World:
             found.update(ticket.outcome.errors)
         return found
 
-    # --- ways into a state ----------------------------------------
+    # --- setting up a state ---------------------------------------
 
     def stable(self, *clients: str, group: str = GROUP, **changes: Any) -> dict[str, str]:
-        """A stable group with these dynamic members: client name to member id. The first one leads."""
+        """A stable group with these dynamic members; maps client names to member ids. The first one leads."""
         joins = {name: self.join(group=group, client_id=name, **changes) for name in clients}
         self.advance(self.settings.initial_rebalance_delay_ms)
         members = {name: ticket.outcome.member_id for name, ticket in joins.items()}

@@ -1,7 +1,7 @@
-"""Two sides to put the same requests to: Apache Kafka on a socket, and our handlers behind the same bytes.
+"""Two peers that get the same requests: Apache Kafka on a socket, and our handlers behind the same bytes.
 
-`Session` runs a script against one side and writes down what it saw, with everything that may differ by chance
-(member ids, topic ids, ports, order where the protocol has none) replaced by names.
+`Session` runs a script against one side and records the responses, with all values that may differ by chance
+(member ids, topic ids, ports, order where the protocol defines none) replaced by names.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Peer(Protocol):
 
 
 class SocketPeer:
-    """A broker behind a port; one connection a client."""
+    """A broker behind a port; one connection per client."""
 
     def __init__(self, port: int) -> None:
         self.topic_ids: dict[str, UUID] = {}
@@ -72,7 +72,7 @@ class SocketPeer:
             return read_response(api, version, frame[position:])
 
     async def prepare(self, topics: Iterable[str], partitions: int) -> None:
-        """Create the topics and wait until the coordinator of groups is there."""
+        """Create the topics and wait until the group coordinator is available."""
         wanted = [{"name": name, "num_partitions": partitions, "replication_factor": 1} for name in topics]
         await self.call("setup", ApiKey.CREATE_TOPICS, 7, {"topics": wanted, "timeout": 20_000})
         for _ in range(400):
@@ -127,7 +127,7 @@ class MemoryLog:
 
 
 def peer_image(topics: Iterable[str], partitions: int, topic_ids: Mapping[str, UUID] | None = None) -> MetadataImage:
-    """Metadata of one broker with these topics, by their own ids or some."""
+    """Metadata of one broker with these topics, with the given or with generated ids."""
     known = topic_ids or {}
     images = {
         name: TopicImage(known.get(name, UUID(int=10 + n)), name, (PartitionImage((1,), (1,), 1),) * partitions)
@@ -147,7 +147,7 @@ def peer_image(topics: Iterable[str], partitions: int, topic_ids: Mapping[str, U
 
 
 class HandlerPeer:
-    """Our handlers on a broker that is only an image and a coordinator; bytes in, bytes out. Needs a running loop."""
+    """Our handlers on a broker that has only an image and a coordinator; bytes in, bytes out. Needs a running loop."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class HandlerPeer:
         context = RequestContext(self._broker, version, 1, client, "127.0.0.1:1", "127.0.0.1", "PLAINTEXT")
         answer = registered.handler(context, request)
         ready: Any = await answer if isinstance(answer, Awaitable) else answer
-        assert not unknown_fields(api, ready), "every field that a handler gives is one of the schema"
+        assert not unknown_fields(api, ready), "every field returned by a handler is in the schema"
         return read_response(api, version, write_response(api, version, ready))
 
     def close(self) -> None:
@@ -194,15 +194,15 @@ class Session:
         self._names: dict[str, str] = {}
 
     async def ask(self, api: ApiKey, version: int, *, client: str = "c", note: str = "", **fields: Any) -> Any:
-        """Send, write down the answer under its note, and give the entity."""
+        """Send a request, record the response under its note, and return the entity."""
         answer = await self.peer.call(client, api, version, fields)
         self.seen.append((note or api.name, version, self.plain(answer)))
         return answer
 
     async def until(self, attempt: Callable[[int], Awaitable[bool]]) -> None:
-        """Run a story that depends on the order in which two connections are served until it had that order.
+        """Repeat a script that depends on the order in which two connections are served until it had that order.
 
-        What the other attempts saw is forgotten. `attempt` gets its number, for a group of its own.
+        Responses of the other attempts are dropped. `attempt` gets its number, for its own group.
         """
         for number in range(_ATTEMPTS):
             seen, names = len(self.seen), dict(self._names)
@@ -213,7 +213,7 @@ class Session:
         raise AssertionError(f"not in {_ATTEMPTS} attempts")
 
     def start(self, api: ApiKey, version: int, *, client: str = "c", **fields: Any) -> asyncio.Task[Any]:
-        """Send a request that may be parked. What it answers is written down by `result`."""
+        """Send a request that may be parked. Its response is recorded by `result`."""
         return asyncio.ensure_future(self.peer.call(client, api, version, fields))
 
     async def result(self, task: asyncio.Task[Any], note: str) -> Any:
@@ -222,7 +222,7 @@ class Session:
         return answer
 
     def plain(self, value: Any) -> Any:
-        """An entity as dictionaries, with names in place of what differs by chance."""
+        """An entity as dictionaries, with names for values that differ by chance."""
         if isinstance(value, UUID):
             known = {topic_id: name for name, topic_id in self.peer.topic_ids.items()}
             return f"id of {known.get(value, value)}"

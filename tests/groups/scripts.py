@@ -1,6 +1,6 @@
-"""The same story told to Apache Kafka and to Fenceline: each script is a coroutine over a `Session`.
+"""The same requests to Apache Kafka and to Fenceline: each script is a coroutine over a `Session`.
 
-A script uses groups of its own, named after it. Topics `t` and `u` have three partitions. Initial rebalance delay is 0.
+A script uses its own groups, named after it. Topics `t` and `u` have three partitions. Initial rebalance delay is 0.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def fetching(s: Session, group: str, version: int, topics: list[str] | None, **m
 
 
 async def joined(s: Session, group: str, version: int = 9, client: str = "c", **changes: Any) -> Any:
-    """Join a group that does not exist, with as many steps as the version needs."""
+    """Join a group that does not exist, in the steps that the version needs."""
     answer = await s.ask(JOIN, version, client=client, **joining(group, **changes))
     if answer.error_code:
         answer = await s.ask(JOIN, version, client=client, **joining(group, answer.member_id, **changes))
@@ -97,7 +97,7 @@ async def joined(s: Session, group: str, version: int = 9, client: str = "c", **
 
 
 async def stable(s: Session, group: str, version: int = 9, **changes: Any) -> str:
-    """A stable group of one member, whose id this gives."""
+    """A stable group of one member. Returns its member id."""
     member = await joined(s, group, version, **changes)
     member_id: str = member.member_id
     await s.ask(SYNC, 5, **syncing(group, member_id, member.generation_id, {member_id: b"mine"}))
@@ -105,7 +105,7 @@ async def stable(s: Session, group: str, version: int = 9, **changes: Any) -> st
 
 
 async def gathering(s: Session, group: str) -> None:
-    """Wait until a request that was started has made the group gather its members."""
+    """Wait until a pending request has moved the group to PreparingRebalance."""
     for _ in range(1_000):
         described = await s.peer.call("watcher", DESCRIBE, 5, {"groups": [group]})
         if described.groups[0].group_state == "PreparingRebalance":
@@ -445,7 +445,7 @@ async def static_member_fences_a_parked_one(s: Session) -> None:
 
 
 async def _fences_a_parked_one(s: Session, group: str) -> bool:
-    """Whether the SyncGroup was parked when the JoinGroup of another connection came: nothing shows it before."""
+    """Whether the SyncGroup was parked when another connection's JoinGroup arrived: no response shows it earlier."""
     first = await joined(s, group, group_instance_id="i")
     await s.ask(SYNC, 5, **syncing(group, first.member_id, 1, {first.member_id: b"1"}))
     parked = s.start(JOIN, 9, client="d", **joining(group, group_instance_id="j"))
@@ -542,7 +542,7 @@ async def find_coordinator(s: Session) -> None:
 
 
 async def what_is_stored(s: Session) -> None:
-    """Not compared by its answers but by the records it leaves behind."""
+    """Compared by its records, not by its responses."""
     group = "stored-dynamic"
     leader, follower = await stable_pair(s, group)
     await s.ask(COMMIT, 3, **committing(s, group, 3, leader, 2, retention_time=86_400_000))

@@ -1,4 +1,4 @@
-"""Apache Kafka 4.3.1 and our handlers answer the same scripts alike, field by field, and store the same records."""
+"""Apache Kafka 4.3.1 and our handlers give equal responses to the same scripts, and store the same records."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def kafka() -> Iterator[ApacheKafka]:
         yield node
 
 
-# A group that only a refused or unfinished join has touched lives in Kafka's memory alone, and goes with any refused
-# write of its partition: under load Kafka sometimes says that there is no such group.
+# A group with only a rejected or unfinished join is in Kafka's memory alone, and is lost with any failed write of its
+# partition: under load Kafka sometimes reports that the group does not exist.
 UNSTEADY_IN_KAFKA = frozenset({"empty_group_after_failed_join"})
 
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in UNSTEADY_IN_KAFKA])
-def test_kafka_says_the_same(kafka: ApacheKafka, name: str) -> None:
+def test_responses_equal_those_of_kafka(kafka: ApacheKafka, name: str) -> None:
     theirs = asyncio.run(told_to_broker(kafka.port, SCRIPTS[name])).seen
     ours = asyncio.run(told_to_handlers(SCRIPTS[name]))[0].seen
     same(ours, theirs)
@@ -44,7 +44,7 @@ def test_the_scripts_run_without_kafka(name: str) -> None:
 
 
 def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> dict[str, list[Any]]:
-    """The records of each group of the script, with names for what differs by chance."""
+    """The records of each group of the script, with names for values that differ by chance."""
     found: dict[str, list[Any]] = {}
     for key, value in pairs:
         assert key is not None
@@ -81,8 +81,8 @@ def test_kafka_stores_the_same_records(kafka: ApacheKafka) -> None:
 
 
 @pytest.mark.kafka
-def test_a_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
-    """Everything that Kafka wrote during the scripts can be read, and what we would write for it are its own bytes."""
+def test_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
+    """Every record that Kafka wrote during the scripts is decoded, and encodes to the same bytes."""
     count = 0
     for key, value in stored_by_kafka(kafka):
         meaning = records.decode(key, value)

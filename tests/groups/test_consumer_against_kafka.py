@@ -1,5 +1,5 @@
-"""Apache Kafka 4.3.1 and our handlers answer the same heartbeats alike, field by field, and store the same records;
-each loads what the other has written."""
+"""Apache Kafka 4.3.1 and our handlers give equal responses to the same heartbeats, and store the same records; each
+loads the log of the other."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def kafka() -> Iterator[ApacheKafka]:
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("name", CONSUMER_SCRIPTS)
-def test_kafka_says_the_same(kafka: ApacheKafka, name: str) -> None:
+def test_responses_equal_those_of_kafka(kafka: ApacheKafka, name: str) -> None:
     theirs = asyncio.run(told_to_broker(kafka.port, CONSUMER_SCRIPTS[name])).seen
     ours = asyncio.run(told_to_handlers(CONSUMER_SCRIPTS[name], SETTINGS))[0].seen
     same(ours, theirs)
@@ -76,8 +76,8 @@ def test_the_scripts_run_without_kafka(name: str) -> None:
 
 
 def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> dict[str, list[Any]]:
-    """The records of the script's groups of the consumer protocol, with names for what differs by chance. A hash is
-    shown by whether it is that of t."""
+    """The records of the script's groups of the consumer protocol, with names for values that differ by chance.
+    A hash is shown as whether it is that of t."""
     image = image_of({})
     found: dict[str, list[Any]] = {}
     for key, value in pairs:
@@ -105,8 +105,8 @@ def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]])
 
 
 def _in_one_order(shown: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Members that go together, and the targets of one assignment: Kafka's order is that of a hash table, ours that of
-    their ids, which chance gives."""
+    """Members that leave together, and the targets of one assignment: Kafka's order is that of a hash table, ours that
+    of their random ids."""
     ordered: list[tuple[str, Any]] = []
     for (kind, goes), some in groupby(shown, key=lambda each: (each[0], each[1]["value"] is None)):
         together = list(some)
@@ -138,9 +138,9 @@ def test_kafka_stores_the_same_records(kafka: ApacheKafka) -> None:
 
 
 @pytest.mark.kafka
-def test_a_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
-    """Everything that Kafka wrote during the scripts is read, what we would write for it are its own bytes, and the
-    groups are those that Kafka describes."""
+def test_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
+    """Every record that Kafka wrote during the scripts is decoded and encodes to the same bytes, and the groups are
+    those that Kafka describes."""
     asyncio.run(told_to_broker(kafka.port, lambda s: hands_over(s, "loaded-1")))
     asyncio.run(told_to_broker(kafka.port, lambda s: comes_back(s, "loaded-2")))
     coordinator = GroupCoordinator(SETTINGS, Random(1), 1)
@@ -179,7 +179,7 @@ async def _described(node: ApacheKafka, groups: list[str]) -> Any:
 
 
 @pytest.mark.kafka
-def test_the_hash_of_topics_is_kafkas(kafka: ApacheKafka) -> None:
+def test_topic_hash_equals_that_of_kafka(kafka: ApacheKafka) -> None:
     async def comes_and_goes(session: Session) -> None:
         await enter(session, "k-hash", "a", "t")
         await beat(session, "k-hash", "a", -1)
@@ -197,8 +197,8 @@ def test_the_hash_of_topics_is_kafkas(kafka: ApacheKafka) -> None:
 
 
 @pytest.mark.kafka
-def test_kafka_loads_a_log_of_ours(tmp_path: Path) -> None:
-    """Kafka is stopped, its log of one group's partition goes on with our records, and Kafka serves the group."""
+def test_kafka_loads_our_log(tmp_path: Path) -> None:
+    """Kafka is stopped, our records are appended to its log of one group's partition, and Kafka serves the group."""
     group = "ours"
 
     async def write(topic_ids: dict[str, Any]) -> tuple[int, list[tuple[bytes | None, bytes | None]]]:

@@ -1,4 +1,4 @@
-"""The assignors `uniform` and `range`: everything is given to somebody who wants it, evenly, and little moves."""
+"""The assignors `uniform` and `range`: every subscribed partition is assigned to a subscriber, evenly, and few move."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _sizes(target: Target) -> Counter[str]:
     return Counter({name: sum(map(len, share.values())) for name, share in target.items()})
 
 
-def test_range_gives_the_same_numbers_of_every_topic() -> None:
+def test_range_assigns_the_same_partition_numbers_of_every_topic() -> None:
     target = _assign("range", [_wish("a", "t", "u"), _wish("b", "t", "u")], _counts(t=3, u=3))
     assert target == {"a": parts(t=[0, 1], u=[0, 1]), "b": parts(t=[2], u=[2])}
 
@@ -51,20 +51,20 @@ def test_range_with_more_members_than_partitions_leaves_some_idle() -> None:
     assert target == {"a": parts(t=[0]), "b": {}}
 
 
-def test_range_of_mixed_wishes_shares_each_topic_among_its_subscribers() -> None:
+def test_range_shares_each_topic_among_its_subscribers() -> None:
     wishes = [_wish("a", "t"), _wish("b", "t", "u"), _wish("c", "u")]
     target = _assign("range", wishes, _counts(t=4, u=3))
     assert target == {"a": parts(t=[0, 1]), "b": parts(t=[2, 3], u=[0, 1]), "c": parts(u=[2])}
 
 
-def test_uniform_keeps_what_fits_and_moves_the_rest() -> None:
+def test_uniform_keeps_valid_partitions_and_moves_the_rest() -> None:
     wishes = [_wish("a", "t", t=[0, 1, 2, 3]), _wish("b", "t")]
     target = _assign("uniform", wishes, _counts(t=4))
     assert _sizes(target) == {"a": 2, "b": 2}
     assert target["a"][id_of("t")] == {0, 1}
 
 
-def test_uniform_of_mixed_wishes_balances_over_topics() -> None:
+def test_uniform_balances_different_subscriptions_over_topics() -> None:
     wishes = [_wish("a", "t", t=range(6)), _wish("b", "t", "u"), _wish("c", "u")]
     target = _assign("uniform", wishes, _counts(t=6, u=3))
     sizes = _sizes(target)
@@ -73,12 +73,12 @@ def test_uniform_of_mixed_wishes_balances_over_topics() -> None:
     assert target["a"][id_of("t")] <= frozenset(range(6))
 
 
-def test_uniform_forgets_topics_that_are_not_wanted_any_more() -> None:
+def test_uniform_removes_unsubscribed_topics() -> None:
     wishes = [_wish("a", "u", t=[0], u=[0]), _wish("b", "u")]
     assert _assign("uniform", wishes, _counts(u=2)) == {"a": parts(u=[0]), "b": parts(u=[1])}
 
 
-def test_nobody_and_nothing() -> None:
+def test_no_members_and_no_topics() -> None:
     for name in ASSIGNORS:
         assert _assign(name, [], {}) == {}
         assert _assign(name, [_wish("a")], {}) == {"a": {}}
@@ -115,7 +115,7 @@ def _groups(draw: st.DrawFn) -> tuple[list[MemberSubscription], dict[UUID, int]]
 
 @pytest.mark.parametrize("name", list(ASSIGNORS))
 @given(group=_groups())
-def test_everything_wanted_is_given_once_to_somebody_who_wants_it(
+def test_each_subscribed_partition_is_assigned_to_one_subscriber(
     name: str, group: tuple[list[MemberSubscription], dict[UUID, int]]
 ) -> None:
     wishes, counts = group
@@ -128,12 +128,12 @@ def test_everything_wanted_is_given_once_to_somebody_who_wants_it(
     assert given_out == Counter((topic, index) for topic in wanted for index in range(counts[topic]))
     for wish in wishes:
         assert target[wish.member_id].keys() <= wish.topics
-        assert all(target[wish.member_id].values()), "no topic without a partition"
+        assert all(target[wish.member_id].values()), "no topic without partitions"
     assert _assign(name, list(reversed(wishes)), counts) == target, "the order of members does not matter"
 
 
 @given(group=_groups())
-def test_uniform_is_even_and_stays_where_it_is(group: tuple[list[MemberSubscription], dict[UUID, int]]) -> None:
+def test_uniform_is_even_and_sticky(group: tuple[list[MemberSubscription], dict[UUID, int]]) -> None:
     wishes, counts = group
     target = _assign("uniform", wishes, counts)
     if _is_same(wishes) and wishes[0].topics:
@@ -142,4 +142,4 @@ def test_uniform_is_even_and_stays_where_it_is(group: tuple[list[MemberSubscript
     again = [
         MemberSubscription(wish.member_id, wish.instance_id, wish.topics, target[wish.member_id]) for wish in wishes
     ]
-    assert _assign("uniform", again, counts) == target, "what is balanced does not move"
+    assert _assign("uniform", again, counts) == target, "a balanced assignment does not move"

@@ -1,4 +1,4 @@
-"""The life of a group of the consumer protocol, told to the coordinator heartbeat by heartbeat (KIP-848)."""
+"""The life of a consumer protocol group at the coordinator, heartbeat by heartbeat (KIP-848)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.groups.consumer_world import AT_ONCE, REBALANCE_MS, Client, ConsumerW
 from tests.groups.helpers import GROUP, Ticket
 
 
-def _told(answer: object) -> dict[object, frozenset[int]]:
+def _assigned(answer: object) -> dict[object, frozenset[int]]:
     assignment = answer.assignment  # type: ignore[attr-defined]
     assert assignment is not None
     return {topic_id: frozenset(indexes) for topic_id, indexes in assignment}
@@ -25,43 +25,43 @@ def _told(answer: object) -> dict[object, frozenset[int]]:
 # --- joining, sharing, leaving ----------------------------------------
 
 
-def test_the_first_member_gets_everything() -> None:
+def test_first_member_gets_all_partitions() -> None:
     world = ConsumerWorld()
     answer = world.enter("a", "t")
     assert (answer.error, answer.member_id, answer.member_epoch) == (ErrorCode.NONE, "a", 2)
     assert answer.heartbeat_interval_ms == 5_000
-    assert _told(answer) == parts(t=range(4))
+    assert _assigned(answer) == parts(t=range(4))
     assert world.consumers().state is ConsumerGroupState.STABLE
 
 
-def test_a_second_member_waits_until_the_first_has_given_up_its_share() -> None:
+def test_second_member_waits_until_the_first_has_revoked_partitions() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     joined = world.enter("b", "t")
-    assert _told(joined) == {}, "all of it is still held"
+    assert _assigned(joined) == {}, "all partitions are still owned"
     assert world.consumers().state is ConsumerGroupState.RECONCILING
-    # The first is told what it may keep, at its old epoch, and goes on with that until it has given up the rest.
+    # The first gets its reduced assignment at its old epoch, and stays there until it has revoked the rest.
     asked = world.beat("a", 2)
     assert asked.member_epoch == 2
-    kept = _told(asked)[id_of("t")]
+    kept = _assigned(asked)[id_of("t")]
     assert len(kept) == 2
     assert world.consumers().members["a"].state is MemberState.UNREVOKED_PARTITIONS
     done = world.beat("a", 2, owned={id_of("t"): kept})
     assert done.member_epoch == 3
     given = world.beat("b", 3)
-    assert _told(given)[id_of("t")] == frozenset(range(4)) - kept
+    assert _assigned(given)[id_of("t")] == frozenset(range(4)) - kept
     assert world.consumers().state is ConsumerGroupState.STABLE
 
 
-def test_nothing_is_told_twice() -> None:
+def test_unchanged_assignment_is_sent_once() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     assert world.beat("a", 2).assignment is None
     full = world.beat("a", 2, rebalance_timeout_ms=REBALANCE_MS, subscribed_names=("t",), owned=parts(t=range(4)))
-    assert _told(full) == parts(t=range(4)), "whoever says everything wants to hear everything"
+    assert _assigned(full) == parts(t=range(4)), "a full heartbeat gets a full response"
 
 
-def test_who_leaves_frees_its_share_for_the_next_heartbeat() -> None:
+def test_partitions_of_a_leaving_member_are_free_for_the_next_heartbeat() -> None:
     world = ConsumerWorld()
     clients = [Client(world, name) for name in "abc"]
     settle(world, clients)
@@ -72,7 +72,7 @@ def test_who_leaves_frees_its_share_for_the_next_heartbeat() -> None:
     assert sorted(len(client.uses) for client in clients[1:]) == [2, 2]
 
 
-def test_the_last_one_leaves_an_empty_group() -> None:
+def test_last_member_leaves_an_empty_group() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     left = world.beat("a", -1)
@@ -82,7 +82,7 @@ def test_the_last_one_leaves_an_empty_group() -> None:
     assert not world.consumers().owners
 
 
-def test_topics_that_come_grow_and_go() -> None:
+def test_topics_are_created_expanded_and_deleted() -> None:
     world = ConsumerWorld(t=2)
     client = Client(world, "a", ("t", "later"))
     client.beat()
@@ -98,14 +98,14 @@ def test_topics_that_come_grow_and_go() -> None:
     assert client.uses == {(str(id_of("t")), index) for index in range(4)}
 
 
-def test_metadata_that_says_the_same_raises_no_epoch() -> None:
+def test_unchanged_metadata_does_not_bump_the_group_epoch() -> None:
     world = ConsumerWorld(t=2)
     world.enter("a", "t")
     world.set_topics(t=2, other=1)
     assert world.beat("a", 2).member_epoch == 2
 
 
-def test_a_subscription_that_changes_moves_only_what_it_must() -> None:
+def test_subscription_change_moves_only_affected_partitions() -> None:
     world = ConsumerWorld()
     client = Client(world, "a", ("t",))
     client.beat()
@@ -117,7 +117,7 @@ def test_a_subscription_that_changes_moves_only_what_it_must() -> None:
 # --- epochs ----------------------------------------
 
 
-def test_an_unknown_member_is_told_so() -> None:
+def test_unknown_member_is_rejected() -> None:
     world = ConsumerWorld()
     assert world.error("a", 3) is ErrorCode.GROUP_ID_NOT_FOUND
     world.enter("a", "t")
@@ -126,36 +126,38 @@ def test_an_unknown_member_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("epoch", [1, 3, 99])
-def test_another_epoch_than_its_own_fences(epoch: int) -> None:
+def test_member_with_a_wrong_epoch_is_fenced(epoch: int) -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     assert world.error("a", epoch) is ErrorCode.FENCED_MEMBER_EPOCH
 
 
-def test_the_epoch_before_is_good_while_an_answer_may_have_been_lost() -> None:
+def test_previous_epoch_is_accepted_if_a_response_may_have_been_lost() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     world.enter("b", "t")
-    kept = _told(world.beat("a", 2))[id_of("t")]
-    assert world.beat("a", 2, owned={id_of("t"): kept}).member_epoch == 3, "this answer is lost"
+    kept = _assigned(world.beat("a", 2))[id_of("t")]
+    assert world.beat("a", 2, owned={id_of("t"): kept}).member_epoch == 3, "this response is lost"
     again = world.beat("a", 2, owned={id_of("t"): kept})
     assert (again.error, again.member_epoch) == (ErrorCode.NONE, 3)
-    assert world.error("a", 2, owned=parts(t=range(4))) is ErrorCode.FENCED_MEMBER_EPOCH, "it uses what is not its own"
-    assert world.error("a", 2) is ErrorCode.FENCED_MEMBER_EPOCH, "it does not say what it uses"
+    assert world.error("a", 2, owned=parts(t=range(4))) is ErrorCode.FENCED_MEMBER_EPOCH, (
+        "it owns unassigned partitions"
+    )
+    assert world.error("a", 2) is ErrorCode.FENCED_MEMBER_EPOCH, "it does not report its partitions"
 
 
-def test_a_member_that_joins_again_starts_from_nothing() -> None:
+def test_rejoining_member_starts_without_partitions() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     again = world.enter("a", "t")
-    assert _told(again) == parts(t=range(4))
+    assert _assigned(again) == parts(t=range(4))
     assert again.member_epoch == 2
 
 
 # --- time ----------------------------------------
 
 
-def test_a_silent_member_is_put_out_after_its_session() -> None:
+def test_silent_member_is_removed_after_its_session_timeout() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     world.advance(44_999)
@@ -165,7 +167,7 @@ def test_a_silent_member_is_put_out_after_its_session() -> None:
     assert world.consumers().state is ConsumerGroupState.EMPTY
 
 
-def test_a_silent_member_is_put_out_though_the_log_refuses_it_once() -> None:
+def test_silent_member_is_removed_although_the_log_rejects_it_once() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     world.hold_appends = True
@@ -177,7 +179,7 @@ def test_a_silent_member_is_put_out_though_the_log_refuses_it_once() -> None:
     assert world.consumers().is_empty
 
 
-def test_a_session_can_be_set_for_one_group_within_the_bounds() -> None:
+def test_session_timeout_of_one_group_is_set_within_the_bounds() -> None:
     world = ConsumerWorld()
     world.set_group_config(GROUP, consumer_session_timeout_ms="60000", consumer_heartbeat_interval_ms="99000")
     assert world.enter("a", "t").heartbeat_interval_ms == 15_000
@@ -185,7 +187,7 @@ def test_a_session_can_be_set_for_one_group_within_the_bounds() -> None:
     assert world.beat("a", 2).error is ErrorCode.NONE
 
 
-def test_who_does_not_give_up_in_time_is_put_out() -> None:
+def test_member_that_does_not_revoke_in_time_is_removed() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     b = Client(world, "b")
@@ -202,7 +204,7 @@ def test_who_does_not_give_up_in_time_is_put_out() -> None:
 def test_changes_within_an_interval_are_assigned_together() -> None:
     world = ConsumerWorld(replace(AT_ONCE, assignment=Interval(1_000, 0, 15_000)))
     world.enter("a", "t")
-    assert world.enter("b", "t").member_epoch == 2, "the target of before"
+    assert world.enter("b", "t").member_epoch == 2, "the former target"
     assert (world.consumers().epoch, world.consumers().assignment_epoch) == (3, 2)
     assert world.consumers().state is ConsumerGroupState.ASSIGNING
     world.advance(1_000)
@@ -210,7 +212,7 @@ def test_changes_within_an_interval_are_assigned_together() -> None:
     assert world.consumers().assignment_epoch == 3
 
 
-# --- what is refused ----------------------------------------
+# --- rejected requests ---------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_changes_within_an_interval_are_assigned_together() -> None:
         ("a", 0, {"subscribed_regex": "("}, ErrorCode.INVALID_REGULAR_EXPRESSION),
     ],
 )
-def test_a_request_that_makes_no_sense_changes_nothing(
+def test_invalid_request_changes_nothing(
     member_id: str, epoch: int, fields: dict[str, object], error: ErrorCode
 ) -> None:
     world = ConsumerWorld()
@@ -250,14 +252,14 @@ def test_an_older_client_is_given_an_id() -> None:
     assert world.beat(answer.member_id, answer.member_epoch).error is ErrorCode.NONE
 
 
-def test_a_full_group_takes_nobody_else() -> None:
+def test_full_group_rejects_new_members() -> None:
     world = ConsumerWorld(replace(AT_ONCE, max_size=1))
     world.enter("a", "t")
     assert world.enter("b", "t").error is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert world.beat("a", 2).error is ErrorCode.NONE
 
 
-def test_assignors_are_chosen_by_most() -> None:
+def test_assignor_with_most_votes_is_chosen() -> None:
     world = ConsumerWorld()
     one = Client(world, "a", ("t", "u"))
     world.enter("a", "t", "u", server_assignor="range")
@@ -272,19 +274,19 @@ def test_assignors_are_chosen_by_most() -> None:
 # --- regular expressions ----------------------------------------
 
 
-def test_topics_of_an_expression_are_found_after_the_answer() -> None:
+def test_regex_is_resolved_after_the_response() -> None:
     world = ConsumerWorld(t1=1, t2=1, other=1)
     joined = world.enter("a", subscribed_names=None, subscribed_regex="t[0-9]")
-    assert (_told(joined), joined.member_epoch) == ({}, 1)
-    assert _told(world.beat("a", 1)) == parts(t1=[0], t2=[0])
+    assert (_assigned(joined), joined.member_epoch) == ({}, 1)
+    assert _assigned(world.beat("a", 1)) == parts(t1=[0], t2=[0])
     world.set_topics(t1=1, t2=1, t3=1, other=1)
     world.beat("a", 2)
     world.advance(10_001)
     world.beat("a", 2)
-    assert _told(world.beat("a", 2)) == parts(t1=[0], t2=[0], t3=[0])
+    assert _assigned(world.beat("a", 2)) == parts(t1=[0], t2=[0], t3=[0])
 
 
-def test_an_expression_that_nobody_wants_any_more_goes() -> None:
+def test_unused_regex_is_removed() -> None:
     world = ConsumerWorld(t1=1, t2=1)
     world.enter("a", subscribed_names=None, subscribed_regex="t[0-9]")
     world.enter("b", subscribed_names=None, subscribed_regex="t[0-9]")
@@ -294,18 +296,18 @@ def test_an_expression_that_nobody_wants_any_more_goes() -> None:
     assert not world.consumers().regexes
 
 
-def test_who_changes_to_names_gets_them_at_once() -> None:
+def test_member_that_changes_from_regex_to_names_is_assigned_at_once() -> None:
     world = ConsumerWorld(t1=1, u1=1)
     world.enter("a", subscribed_names=None, subscribed_regex="t.*")
     epoch = world.beat("a", 1).member_epoch
     changed = world.beat("a", epoch, subscribed_regex="", subscribed_names=("u1",), owned={})
-    assert _told(changed) == parts(u1=[0])
+    assert _assigned(changed) == parts(u1=[0])
 
 
 # --- the log ----------------------------------------
 
 
-def test_a_loaded_group_is_the_one_that_was() -> None:
+def test_loaded_group_equals_the_original() -> None:
     world = ConsumerWorld()
     clients = [Client(world, "a", ("t", "u")), Client(world, "b"), Client(world, "s", instance="i")]
     settle(world, clients)
@@ -318,7 +320,7 @@ def test_a_loaded_group_is_the_one_that_was() -> None:
     assert clients[0].errors == []
 
 
-def test_a_compacted_log_may_tell_what_a_member_holds_before_who_it_is() -> None:
+def test_compacted_log_may_have_the_assignment_before_the_member_record() -> None:
     world = ConsumerWorld()
     epoch = world.enter("a", "t").member_epoch
     assert world.beat("a", epoch, rack_id="r2").error is ErrorCode.NONE
@@ -330,7 +332,7 @@ def test_a_compacted_log_may_tell_what_a_member_holds_before_who_it_is() -> None
     assert world.consumers() == before
 
 
-def test_answers_wait_for_the_log_and_a_refusal_takes_everything_back() -> None:
+def test_responses_wait_for_the_log_and_a_rejected_write_reverts_everything() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     before = world.consumers()
@@ -338,7 +340,7 @@ def test_answers_wait_for_the_log_and_a_refusal_takes_everything_back() -> None:
     asked = world.ask("b", 0, rebalance_timeout_ms=1_000, subscribed_names=("t",), owned={})
     assert asked.outcome is None
     alive = world.ask("a", 2)
-    assert alive.outcome is None, "what it is told may rest on what is under way"
+    assert alive.outcome is None, "its response may be based on a pending write"
     world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
     assert asked.outcome.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     while world.held:
@@ -347,8 +349,8 @@ def test_answers_wait_for_the_log_and_a_refusal_takes_everything_back() -> None:
     assert alive.outcome.error is not ErrorCode.NONE
 
 
-def test_an_answer_that_rests_on_what_the_log_refused_is_taken_back() -> None:
-    """Nothing was changed for it, but it tells of a change that another request made."""
+def test_response_based_on_a_rejected_write_is_replaced_by_an_error() -> None:
+    """It changed nothing itself, but reports a change made by another request."""
     world = ConsumerWorld()
     world.enter("a", "t")
     world.set_topics(t=5, u=2)
@@ -364,8 +366,8 @@ def test_an_answer_that_rests_on_what_the_log_refused_is_taken_back() -> None:
     assert world.consumers().members["a"].epoch == 2
 
 
-def test_what_was_decided_on_a_refused_change_is_refused_with_it() -> None:
-    """Even if the log takes its records."""
+def test_change_based_on_a_rejected_write_is_rejected_with_it() -> None:
+    """Even if the log accepts its records."""
     world = ConsumerWorld()
     world.enter("a", "t")
     before = world.consumers()
@@ -378,7 +380,7 @@ def test_what_was_decided_on_a_refused_change_is_refused_with_it() -> None:
     assert world.consumers() == before
 
 
-def test_a_deletion_that_the_log_refuses_is_told() -> None:
+def test_deletion_rejected_by_the_log_is_reported() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     world.beat("a", -1)
@@ -391,7 +393,7 @@ def test_a_deletion_that_the_log_refuses_is_told() -> None:
     assert world.has_consumers()
 
 
-def test_topics_that_grew_are_looked_at_again_when_the_log_refused_what_followed() -> None:
+def test_expanded_topics_are_assigned_again_after_a_rejected_write() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     world.set_topics(t=5, u=2)
@@ -406,7 +408,7 @@ def test_topics_that_grew_are_looked_at_again_when_the_log_refused_what_followed
     assert sorted(world.consumers().members["a"].assigned[id_of("t")]) == [0, 1, 2, 3, 4]
 
 
-def test_who_was_asked_to_give_up_has_its_time_for_it_after_a_load_too() -> None:
+def test_revocation_timeout_restarts_after_a_load() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     world.enter("b", "t")
@@ -423,14 +425,14 @@ def test_who_was_asked_to_give_up_has_its_time_for_it_after_a_load_too() -> None
     assert world.error("b", 3) is ErrorCode.NONE
 
 
-def test_a_group_that_another_coordinator_has_is_forgotten() -> None:
+def test_group_of_another_coordinator_is_unloaded() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     world.do(world.coordinator.resign(world.coordinator.partition_of(GROUP), world.now))
     assert world.error("a", 2) is ErrorCode.NOT_COORDINATOR
 
 
-def test_requests_during_a_load_are_told_to_wait() -> None:
+def test_requests_during_a_load_must_retry() -> None:
     world = ConsumerWorld()
     partition = world.coordinator.partition_of(GROUP)
     world.do(world.coordinator.resign(partition, world.now))
@@ -448,7 +450,7 @@ def _commit(world: ConsumerWorld, member_id: str, epoch: int, partition: int = 0
     return code
 
 
-def test_commits_need_the_member_and_its_epoch() -> None:
+def test_commits_require_the_member_and_its_epoch() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     assert _commit(world, "a", 2) is ErrorCode.NONE
@@ -460,7 +462,7 @@ def test_commits_need_the_member_and_its_epoch() -> None:
     assert _commit(world, "", -1) is ErrorCode.NONE, "an administrator, of an empty group"
 
 
-def test_an_older_epoch_commits_what_it_got_by_then() -> None:
+def test_older_epoch_commits_partitions_assigned_by_then() -> None:
     world = ConsumerWorld()
     one, two = Client(world, "a"), Client(world, "b")
     one.beat()
@@ -468,7 +470,7 @@ def test_an_older_epoch_commits_what_it_got_by_then() -> None:
     assert one.epoch == 3
     mine = next(iter(one.owned[id_of("t")]))
     others = next(iter(two.owned[id_of("t")]))
-    assert _commit(world, "a", 2, mine) is ErrorCode.NONE, "it has had it since then"
+    assert _commit(world, "a", 2, mine) is ErrorCode.NONE, "assigned since that epoch"
     assert _commit(world, "a", 1, mine) is ErrorCode.STALE_MEMBER_EPOCH
     assert _commit(world, "a", 2, others) is ErrorCode.STALE_MEMBER_EPOCH
 
@@ -481,7 +483,7 @@ def _fetch_error(world: ConsumerWorld, member_id: str | None, epoch: int) -> Err
     return error
 
 
-def test_fetches_of_members_need_their_epoch() -> None:
+def test_offset_fetches_of_members_require_their_epoch() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     assert _fetch_error(world, None, -1) is ErrorCode.NONE
@@ -490,7 +492,7 @@ def test_fetches_of_members_need_their_epoch() -> None:
     assert _fetch_error(world, "b", 2) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_offsets_of_topics_that_are_subscribed_to_stay() -> None:
+def test_offsets_of_subscribed_topics_are_kept() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     _commit(world, "a", 2)
@@ -498,7 +500,7 @@ def test_offsets_of_topics_that_are_subscribed_to_stay() -> None:
     assert errors == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE)
 
 
-# --- groups as a whole ----------------------------------------
+# --- whole groups ---------------------------------------
 
 
 def test_groups_are_listed_with_their_type() -> None:

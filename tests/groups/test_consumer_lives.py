@@ -1,8 +1,8 @@
-"""Random members of the consumer protocol on a virtual clock: they join, beat, change, leave, crash; answers get lost,
-writes fail, the broker crashes, topics grow.
+"""Random consumer protocol members on a virtual clock: they join, send heartbeats, change, leave, crash; responses are
+lost, writes fail, the broker crashes, topics grow.
 
-Checked all along: a partition is never used by two members at one time, where a member uses what it was last told and
-has not given up; what is replayed from the log is the group that was there. When chaos ends, everybody has the target.
+Invariants: no partition is used by two members at a time, where a member uses the partitions last assigned to it that
+it has not revoked; replay of the log restores the group. When the faults end, all members have the target.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Lives(RuleBasedStateMachine):
         self.sizes = {"t": 3, "u": 2}
         self.clients: dict[str, Client] = {}
         self.generation = 0
-        """Of names: who crashed comes back as somebody else."""
+        """Number of names used: a crashed client returns under a new name."""
 
-    # --- what clients do ----------------------------------------
+    # --- client operations ---------------------------------------
 
     @rule(name=st.sampled_from(NAMES), topics=TOPICS)
     def start(self, name: str, topics: tuple[str, ...]) -> None:
@@ -69,14 +69,14 @@ class Lives(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def crash(self, name: str) -> None:
-        """It is silent from now on, and uses nothing."""
+        """It is silent from now on, and uses no partition."""
         self.clients.pop(name, None)
 
-    # --- what the world does ----------------------------------------
+    # --- other events ---------------------------------------
 
     @rule(ms=st.sampled_from([1_000, 5_000, 20_000]))
     def time_passes(self, ms: int) -> None:
-        """Members that live beat often enough to stay in their sessions."""
+        """Live members send heartbeats often enough to keep their sessions."""
         self.world.advance(ms)
         for client in self.clients.values():
             client.beat()
@@ -120,7 +120,7 @@ class Lives(RuleBasedStateMachine):
             client.hear(ticket.outcome)
         self.world.hold_appends = False
 
-    # --- what must hold ----------------------------------------
+    # --- invariants ---------------------------------------
 
     @invariant()
     def nobody_shares_a_partition(self) -> None:
@@ -135,7 +135,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.clients))
     @rule()
     def quiet(self) -> None:
-        """Who has crashed is put out, everybody else comes to the target."""
+        """Crashed members are removed, all others reach the target."""
         for _ in range(30):
             for client in self.clients.values():
                 client.beat()

@@ -1,4 +1,4 @@
-"""Groups that change their protocol while they live: classic to consumer with the first new member, and back."""
+"""Online migration of groups: classic to consumer with the first consumer protocol member, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _assignment(*partitions: int, user_data: bytes = b"") -> bytes:
 
 
 def _subscription_1(*topics: str, owned: tuple[int, ...] = ()) -> bytes:
-    """Version 1: with the partitions of t that the consumer holds."""
+    """Version 1: with the owned partitions of t."""
     body = struct.pack(">hi", 1, len(topics))
     for topic in topics:
         body += struct.pack(">h", len(topic)) + topic.encode()
@@ -40,7 +40,7 @@ def _protocols(*owned: int) -> Protocols:
 
 
 def _first(world: ConsumerWorld, **fields: Any) -> JoinResponse:
-    """The first member of a classic group, once the delay for others is over."""
+    """The first member of a classic group, after the initial rebalance delay."""
     ticket = world.join(protocols=_protocols(), **fields)
     world.advance(0)
     assert isinstance(ticket.outcome, JoinResponse)
@@ -48,7 +48,7 @@ def _first(world: ConsumerWorld, **fields: Any) -> JoinResponse:
 
 
 def _classic(world: ConsumerWorld, name: str, *partitions: int) -> str:
-    """A stable classic group of one member, which has these partitions. Its member id."""
+    """A stable classic group of one member with these partitions. Returns its member id."""
     joined = _first(world, client_id=name)
     member_id: str = joined.member_id
     world.sync(member_id, joined.generation, {member_id: _assignment(*partitions)})
@@ -62,7 +62,7 @@ def _synced(world: ConsumerWorld, member_id: str, generation: int) -> frozenset[
     return read_assignment(answer.assignment).partitions.get("t", frozenset())
 
 
-def test_a_new_member_takes_a_classic_group_along() -> None:
+def test_first_consumer_member_converts_a_classic_group() -> None:
     world = ConsumerWorld()
     old = _classic(world, "old", 0, 1, 2, 3)
     new = Client(world, "new")
@@ -72,13 +72,15 @@ def test_a_new_member_takes_a_classic_group_along() -> None:
     member = world.consumers().members[old]
     assert member.uses_classic
     assert member.assigned == {id_of("t"): dict.fromkeys(range(4), 1)}
-    # The classic member is asked to join, says what it holds, gives up its share, and syncs.
+    # The classic member is asked to rejoin, reports its partitions, revokes some, and syncs.
     assert world.heartbeat(old, 1) is ErrorCode.REBALANCE_IN_PROGRESS
     joined = world.join(old, protocols=_protocols(0, 1, 2, 3)).outcome
     assert joined.error is ErrorCode.NONE
     kept = _synced(world, old, joined.generation)
     assert len(kept) == 2
-    assert world.heartbeat(old, joined.generation) is ErrorCode.REBALANCE_IN_PROGRESS, "to say that it gave up the rest"
+    assert world.heartbeat(old, joined.generation) is ErrorCode.REBALANCE_IN_PROGRESS, (
+        "it must rejoin to report the revoked partitions"
+    )
     joined = world.join(old, protocols=_protocols(*kept)).outcome
     assert _synced(world, old, joined.generation) == kept
     settle(world, [new], rounds=1)
@@ -86,7 +88,7 @@ def test_a_new_member_takes_a_classic_group_along() -> None:
     assert world.heartbeat(old, joined.generation) is ErrorCode.NONE
 
 
-def test_who_waits_in_a_rebalance_is_asked_to_join_anew() -> None:
+def test_member_waiting_in_a_rebalance_is_asked_to_rejoin() -> None:
     world = ConsumerWorld()
     old = _classic(world, "old", 0)
     waiting = world.join(client_id="second", protocols=_protocols())
@@ -112,7 +114,7 @@ def test_a_classic_consumer_joins_a_group_of_the_consumer_protocol() -> None:
     assert len(one.uses) == 2
 
 
-def test_when_the_last_new_member_goes_the_group_is_classic_again() -> None:
+def test_group_is_downgraded_when_its_last_consumer_member_leaves() -> None:
     world = ConsumerWorld()
     old = _classic(world, "old", 0, 1, 2, 3)
     new = Client(world, "new")
@@ -127,7 +129,7 @@ def test_when_the_last_new_member_goes_the_group_is_classic_again() -> None:
     assert rejoined.leader == old
 
 
-def test_a_crash_in_between_changes_nothing() -> None:
+def test_crash_during_a_migration_changes_nothing() -> None:
     world = ConsumerWorld()
     old = _classic(world, "old", 0, 1, 2, 3)
     Client(world, "new").beat()
@@ -143,7 +145,7 @@ def test_a_crash_in_between_changes_nothing() -> None:
 
 @pytest.mark.parametrize("drops_tombstones", [False, True])
 @pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
-def test_a_compaction_in_between_changes_nothing(share: float, drops_tombstones: bool) -> None:
+def test_compaction_during_a_migration_changes_nothing(share: float, drops_tombstones: bool) -> None:
     world = ConsumerWorld()
 
     def compact_and_crash() -> None:
@@ -182,7 +184,7 @@ def _seen(world: ConsumerWorld) -> object:
     )
 
 
-def test_a_refused_conversion_leaves_the_group_as_it_was() -> None:
+def test_rejected_conversion_leaves_the_group_unchanged() -> None:
     world = ConsumerWorld()
     old = _classic(world, "old", 0)
     world.hold_appends = True
@@ -196,7 +198,7 @@ def test_a_refused_conversion_leaves_the_group_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("policy", [MigrationPolicy.DISABLED, MigrationPolicy.DOWNGRADE])
-def test_a_group_stays_classic_where_the_policy_says_so(policy: MigrationPolicy) -> None:
+def test_classic_group_is_not_upgraded_if_the_policy_forbids_it(policy: MigrationPolicy) -> None:
     world = ConsumerWorld(replace(AT_ONCE, migration_policy=policy))
     old = _classic(world, "old", 0)
     answer = world.enter("new", "t")
@@ -207,7 +209,7 @@ def test_a_group_stays_classic_where_the_policy_says_so(policy: MigrationPolicy)
 
 
 @pytest.mark.parametrize("policy", [MigrationPolicy.DISABLED, MigrationPolicy.UPGRADE])
-def test_a_group_stays_new_where_the_policy_says_so(policy: MigrationPolicy) -> None:
+def test_consumer_group_is_not_downgraded_if_the_policy_forbids_it(policy: MigrationPolicy) -> None:
     world = ConsumerWorld(replace(AT_ONCE, migration_policy=policy))
     one = Client(world, "one")
     one.beat()
@@ -217,7 +219,7 @@ def test_a_group_stays_new_where_the_policy_says_so(policy: MigrationPolicy) -> 
     assert list(world.consumers().members) == [asked.member_id]
 
 
-def test_a_group_with_an_assignor_of_its_own_stays_classic() -> None:
+def test_group_with_a_custom_assignor_stays_classic() -> None:
     world = ConsumerWorld()
     joined = _first(world, client_id="old")
     world.sync(joined.member_id, joined.generation, {joined.member_id: _assignment(0, user_data=b"mine")})
@@ -226,13 +228,13 @@ def test_a_group_with_an_assignor_of_its_own_stays_classic() -> None:
     assert "custom assignor" in answer.message
 
 
-def test_a_group_of_another_protocol_type_stays_what_it_is() -> None:
+def test_group_of_another_protocol_type_is_unchanged() -> None:
     world = ConsumerWorld()
     world.join(client_id="w", protocol_type="connect", protocols=(("p", b""),))
     assert world.enter("new", "t").error is ErrorCode.GROUP_ID_NOT_FOUND
 
 
-def test_a_member_that_has_other_protocols_than_the_last_generation_is_taken_along() -> None:
+def test_member_without_the_last_generations_protocol_is_converted() -> None:
     world = ConsumerWorld()
     both = (*_protocols(), ("sticky", _subscription_1("t", owned=(0,))))
     first = world.join(client_id="old", protocols=both)
@@ -245,8 +247,8 @@ def test_a_member_that_has_other_protocols_than_the_last_generation_is_taken_alo
     assert set(world.consumers().members) == {old, waiting.outcome.member_id, "new"}
 
 
-def test_who_is_silent_goes_though_nobody_can_read_what_is_left() -> None:
-    """A classic group needs the subscriptions in the one protocol that all its members have."""
+def test_silent_member_is_removed_although_a_downgrade_is_impossible() -> None:
+    """A downgrade needs every subscription in a protocol that all members have in common."""
     world = ConsumerWorld()
     new = Client(world, "new")
     new.beat()
@@ -257,7 +259,7 @@ def test_who_is_silent_goes_though_nobody_can_read_what_is_left() -> None:
     assert "new" not in world.consumers().members
 
 
-def test_a_classic_group_in_the_place_of_an_empty_one_stays_when_the_log_refuses_to_put_that_away() -> None:
+def test_classic_group_stays_if_removal_of_the_empty_consumer_group_is_rejected() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     world.beat("a", -1)
@@ -272,7 +274,7 @@ def test_a_classic_group_in_the_place_of_an_empty_one_stays_when_the_log_refuses
     assert world.heartbeat(joining.outcome.member_id, joining.outcome.generation) is ErrorCode.NONE
 
 
-def test_a_group_of_the_new_protocol_stays_when_the_log_refuses_to_put_away_the_deleted_one_of_its_name() -> None:
+def test_consumer_group_stays_if_removal_of_the_deleted_classic_group_is_rejected() -> None:
     world = ConsumerWorld()
     world.commit(7)
     world.hold_appends = True
@@ -288,7 +290,7 @@ def test_a_group_of_the_new_protocol_stays_when_the_log_refuses_to_put_away_the_
     assert world.offset() == 7
 
 
-def test_empty_groups_make_way_for_each_other() -> None:
+def test_empty_group_is_replaced_by_a_group_of_the_other_protocol() -> None:
     world = ConsumerWorld()
     world.commit(7)
     world.enter("a", "t")
@@ -303,7 +305,7 @@ def test_empty_groups_make_way_for_each_other() -> None:
     assert world.offset() == 7
 
 
-def test_a_static_member_changes_its_protocol_with_its_place() -> None:
+def test_static_member_keeps_its_partitions_when_it_changes_its_protocol() -> None:
     world = ConsumerWorld()
     joined = _first(world, instance="i")
     world.sync(joined.member_id, joined.generation, {joined.member_id: _assignment(0, 1, 2, 3)}, group_instance_id="i")
@@ -311,14 +313,14 @@ def test_a_static_member_changes_its_protocol_with_its_place() -> None:
     new.beat()
     assert len(new.uses) == 4
     assert list(world.consumers().members) == ["new"]
-    # And back: nobody of the consumer protocol is left.
+    # And back: no member of the consumer protocol remains.
     back = world.join(instance="i", protocols=_protocols()).outcome
     assert back.error is ErrorCode.NONE
     assert not world.has_consumers()
     assert list(world.group().members) == [back.member_id]
 
 
-def test_an_administrator_puts_members_of_either_protocol_out() -> None:
+def test_administrator_removes_members_of_either_protocol() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     world.enter("b", "t", instance_id="i")
@@ -327,14 +329,14 @@ def test_an_administrator_puts_members_of_either_protocol_out() -> None:
     assert world.consumers().is_empty
 
 
-def test_classic_requests_of_a_new_member_find_nobody() -> None:
+def test_classic_requests_of_a_consumer_member_are_rejected() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     assert world.heartbeat("a", 2) is ErrorCode.UNKNOWN_MEMBER_ID
     assert world.sync("a", 2).outcome.error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_other_protocols_do_not_fit() -> None:
+def test_join_with_an_incompatible_protocol_is_rejected() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
     assert world.join(protocol_type="connect", protocols=(("p", b""),)).outcome.error is (
@@ -346,7 +348,7 @@ def test_other_protocols_do_not_fit() -> None:
     assert other.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
-def test_a_classic_member_that_does_not_come_when_asked_is_put_out() -> None:
+def test_classic_member_that_does_not_rejoin_is_removed() -> None:
     world = ConsumerWorld()
     _classic(world, "old", 0, 1, 2, 3)
     new = Client(world, "new")
@@ -360,7 +362,7 @@ def test_a_classic_member_that_does_not_come_when_asked_is_put_out() -> None:
     assert len(new.uses) == 4
 
 
-def test_a_member_that_took_the_new_protocol_need_not_come_as_a_classic_one() -> None:
+def test_member_that_changed_its_protocol_need_not_rejoin_as_classic() -> None:
     world = ConsumerWorld()
     old = _classic(world, "old", 0, 1, 2, 3)
     new = Client(world, "new")
@@ -375,7 +377,7 @@ def test_a_member_that_took_the_new_protocol_need_not_come_as_a_classic_one() ->
     assert set(world.consumers().members) == {old, "new"}
 
 
-def test_what_consumers_embed_is_read_in_all_versions() -> None:
+def test_embedded_consumer_metadata_is_read_in_all_versions() -> None:
     assert read_subscription(subscription("a", "b")).topics == ("a", "b")
     version_3 = struct.pack(">hi", 3, 0) + struct.pack(">i", -1) + struct.pack(">i", 0) + struct.pack(">i", 4)
     version_3 += struct.pack(">h", 2) + b"r1"

@@ -1,4 +1,4 @@
-"""What a group knows of all its members together, as they come, change and go."""
+"""Aggregates over all members of a group, as members join, change and leave."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def group(*members: ConsumerMember) -> ConsumerGroup:
     return found
 
 
-def test_members_that_want_the_same_are_alike() -> None:
+def test_members_with_equal_subscriptions_are_homogeneous() -> None:
     assert group().is_homogeneous()
     assert group(member("a", "t", "u"), member("b", "u", "t")).is_homogeneous()
     assert not group(member("a", "t"), member("b", "u")).is_homogeneous()
     assert not group(member("a", "t"), member("b", "t", regex="x.*")).is_homogeneous()
 
 
-def test_who_goes_and_who_changes_does_not_count_any_more() -> None:
+def test_former_subscriptions_are_not_counted() -> None:
     mixed = group(member("a", "t"), member("b", "t"), member("c", "u"))
     assert mixed.without_member("c").is_homogeneous()
     assert not mixed.without_member("a").is_homogeneous()
@@ -40,21 +40,21 @@ def test_who_goes_and_who_changes_does_not_count_any_more() -> None:
     assert group(member("a", "t")).without_member("a").subscribed_topics() == frozenset()
 
 
-def test_a_member_that_has_moved_on_wants_the_same() -> None:
+def test_epoch_change_keeps_the_subscription_counts() -> None:
     before = group(member("a", "t"))
     after = before.with_member(replace(before.members["a"], epoch=7))
     after.check()
     assert after.subscription_counts is before.subscription_counts
 
 
-def test_subscribers_of_an_expression_are_counted() -> None:
+def test_subscribers_of_a_regex_are_counted() -> None:
     found = group(member("a", "t", regex="x.*"), member("b", regex="x.*"), member("c", regex="y"), member("d", "t"))
     found = found.with_member(member("e", regex="x.*"))
     assert [found.subscribers_of(regex) for regex in ("x.*", "y", "z", "")] == [3, 1, 0, 0]
     assert found.without_member("b").subscribers_of("x.*") == 2
 
 
-def test_topics_of_an_expression_are_subscribed_to() -> None:
+def test_topics_matched_by_a_regex_are_subscribed() -> None:
     found = group(member("a", "t"), member("b", "u", regex="x.*"), member("c", regex="unknown"))
     assert found.subscribed_topics() == {"t", "u", "x1", "x2"}
     assert [found.is_subscribed_to(topic) for topic in ("t", "x2", "x3")] == [True, True, False]

@@ -1,4 +1,4 @@
-"""Records of the consumer protocol: what is written is read back, older forms are understood."""
+"""Records of the consumer protocol: round trips, and older formats."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ MEANINGS: list[records.ConsumerMeaning] = [
 
 
 @pytest.mark.parametrize("meaning", MEANINGS, ids=lambda meaning: f"{type(meaning).__name__}")
-def test_what_is_written_is_read_back(meaning: records.ConsumerMeaning) -> None:
+def test_records_round_trip(meaning: records.ConsumerMeaning) -> None:
     assert all_records.decode(*records.encode(meaning)) == meaning
 
 
-def test_a_member_is_what_its_two_records_say() -> None:
+def test_member_is_built_from_its_two_records() -> None:
     group = applied(None, records.member_stored("g", MEMBER))
     group = applied(group, records.current_stored("g", MEMBER))
     assert group is not None
@@ -67,18 +67,18 @@ def test_a_member_is_what_its_two_records_say() -> None:
     group.check()
 
 
-def test_partitions_without_epochs_have_the_members() -> None:
-    """As written before Kafka 4.3."""
+def test_partitions_without_epochs_get_the_epoch_of_the_member() -> None:
+    """As in records written before Kafka 4.3."""
     topic = records.HeldTopic(id_of("t"), (1, 2), None)
     assert records.held_of((topic,), 7) == {id_of("t"): {1: 7, 2: 7}}
     assert records.held_of((topic,), -2) == {id_of("t"): {1: 0, 2: 0}}
 
 
-def test_a_state_of_the_future_is_unknown() -> None:
+def test_undefined_member_state_is_unknown() -> None:
     assert records.state_of(9) is MemberState.UNKNOWN
 
 
-def test_topics_that_kafka_4_0_stored_are_remembered_until_they_go() -> None:
+def test_topic_metadata_of_kafka_4_0_is_tracked_until_its_tombstone() -> None:
     key = struct.pack(">hh", 4, 1) + b"g"
     meaning = all_records.decode(key, b"\0\0\1\0")
     group = applied(ConsumerGroup("g"), meaning)  # type: ignore[arg-type]
@@ -89,14 +89,14 @@ def test_topics_that_kafka_4_0_stored_are_remembered_until_they_go() -> None:
     assert not group.has_old_metadata
 
 
-def test_tombstones_of_what_is_not_there_are_nothing() -> None:
+def test_tombstones_of_missing_entries_are_ignored() -> None:
     for meaning in MEANINGS:
         if records.encode(meaning)[1] is None:
             assert applied(None, meaning) is None
 
 
-def test_an_old_record_of_a_holder_behind_the_new_one_takes_nothing_away() -> None:
-    """A log that was compacted: who held a partition long ago comes behind who holds it."""
+def test_older_record_of_a_former_owner_does_not_change_the_owner() -> None:
+    """In a compacted log the record of a former owner may follow that of the current owner."""
     held = {id_of("t"): {0: 1}}
     group = applied(None, records.current_stored("g", ConsumerMember("old", 2, assigned=held)))
     group = applied(group, records.current_stored("g", ConsumerMember("new", 3, assigned=held)))
@@ -105,7 +105,7 @@ def test_an_old_record_of_a_holder_behind_the_new_one_takes_nothing_away() -> No
     assert group.owners[(id_of("t"), 0)] == "new"
 
 
-def test_bytes_that_can_not_be_read_stop_the_load() -> None:
+def test_undecodable_bytes_stop_the_load() -> None:
     key, _ = records.encode(MEANINGS[0])
     with pytest.raises(InternalError, match="cannot be read"):
         all_records.decode(key, b"\0\0\1")

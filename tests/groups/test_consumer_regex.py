@@ -1,4 +1,4 @@
-"""Regular expressions of subscriptions: what RE2 takes, refuses and matches, in a time that can not run away."""
+"""Regular expressions of subscriptions: those that RE2 accepts, rejects and matches, in bounded time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fenceline.groups.consumer_regex_automaton import MAX_STATES, InvalidRegex
         (r"\x41\x{42}", ["AB"], ["ab"]),
     ],
 )
-def test_what_it_matches(pattern: str, matching: list[str], others: list[str]) -> None:
+def test_matches(pattern: str, matching: list[str], others: list[str]) -> None:
     regex = TopicRegex(pattern)
     assert [name for name in matching if not regex.matches(name)] == []
     assert [name for name in others if regex.matches(name)] == []
@@ -67,18 +67,18 @@ def test_what_it_matches(pattern: str, matching: list[str], others: list[str]) -
         (r"\pL", "invalid character class range"),
     ],
 )
-def test_what_it_refuses(pattern: str, why: str) -> None:
+def test_rejected_expressions(pattern: str, why: str) -> None:
     with pytest.raises(InvalidRegex, match=re.escape(why)):
         TopicRegex(pattern)
 
 
-def test_an_expression_that_would_hold_others_for_hours_does_not() -> None:
+def test_exponential_expression_is_matched_quickly() -> None:
     """Python's own engine needs 2^200 steps for this one."""
     assert not TopicRegex("(a+)+b").matches("a" * 200)
     assert not TopicRegex("(a|a)*(a|aa)*c").matches("a" * 249)
 
 
-def test_an_expression_that_needs_too_much_is_refused() -> None:
+def test_expression_above_the_size_limit_is_rejected() -> None:
     with pytest.raises(InvalidRegex):
         TopicRegex("((a{100}){100}){100}")
     with pytest.raises(InvalidRegex):
@@ -86,7 +86,7 @@ def test_an_expression_that_needs_too_much_is_refused() -> None:
     assert MAX_STATES < 100_000
 
 
-def test_what_is_remembered_of_matches_stays_small() -> None:
+def test_match_cache_is_bounded() -> None:
     regex = TopicRegex("(.{0,500}-?){2}")
     for number in range(40):
         regex.matches(f"topic-{number}" * 5)
@@ -104,5 +104,5 @@ def _patterns(draw: st.DrawFn) -> str:
 
 
 @given(_patterns(), st.text(alphabet="abc-1" + string.ascii_lowercase[:3], max_size=8))
-def test_it_agrees_with_python_where_both_have_the_same_language(pattern: str, name: str) -> None:
+def test_matching_agrees_with_python_on_the_common_syntax(pattern: str, name: str) -> None:
     assert TopicRegex(pattern).matches(name) == (re.fullmatch(pattern, name) is not None)

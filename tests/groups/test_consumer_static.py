@@ -1,4 +1,4 @@
-"""Static members of the consumer protocol (KIP-345, KIP-848): an instance keeps its place while it is away."""
+"""Static members of the consumer protocol (KIP-345, KIP-848): an instance keeps its partitions while it is absent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _enter(world: ConsumerWorld, member_id: str, instance: str = "i") -> object:
     return world.enter(member_id, "t", instance_id=instance)
 
 
-def test_an_instance_that_comes_back_has_its_place_under_a_new_id() -> None:
+def test_returning_instance_keeps_its_partitions_under_a_new_id() -> None:
     world = ConsumerWorld()
     _enter(world, "a")
     epoch = world.consumers().epoch
@@ -21,19 +21,19 @@ def test_an_instance_that_comes_back_has_its_place_under_a_new_id() -> None:
     back = world.enter("b", "t", instance_id="i")
     assert back.error is ErrorCode.NONE
     assert dict(back.assignment or ()) == {id_of("t"): (0, 1, 2, 3)}
-    assert world.consumers().epoch == epoch, "nobody else hears of it"
+    assert world.consumers().epoch == epoch, "the other members are not affected"
     assert list(world.consumers().members) == ["b"]
     assert world.error("a", 2, instance_id="i") is ErrorCode.FENCED_INSTANCE_ID
 
 
-def test_an_instance_that_is_there_keeps_its_id() -> None:
+def test_present_instance_keeps_its_id() -> None:
     world = ConsumerWorld()
     _enter(world, "a")
     assert world.enter("b", "t", instance_id="i").error is ErrorCode.UNRELEASED_INSTANCE_ID
     assert world.beat("a", 2, instance_id="i").error is ErrorCode.NONE
 
 
-def test_an_instance_that_stays_away_is_put_out_after_its_session() -> None:
+def test_absent_instance_is_removed_after_its_session_timeout() -> None:
     world = ConsumerWorld()
     _enter(world, "a")
     other = Client(world, "o")
@@ -47,7 +47,7 @@ def test_an_instance_that_stays_away_is_put_out_after_its_session() -> None:
     assert len(other.uses) == 4
 
 
-def test_an_instance_whose_return_is_refused_is_put_out_after_its_session() -> None:
+def test_instance_whose_return_is_rejected_is_removed_after_its_session_timeout() -> None:
     world = ConsumerWorld()
     _enter(world, "a")
     world.beat("a", -2, instance_id="i")
@@ -57,7 +57,7 @@ def test_an_instance_whose_return_is_refused_is_put_out_after_its_session() -> N
     assert world.consumers().is_empty
 
 
-def test_an_instance_that_comes_back_under_its_own_id_is_watched() -> None:
+def test_session_of_an_instance_that_returns_under_its_own_id_is_tracked() -> None:
     world = ConsumerWorld()
     _enter(world, "a")
     world.beat("a", -2, instance_id="i")
@@ -76,14 +76,14 @@ def test_an_instance_can_leave_for_good() -> None:
     assert not world.consumers().static_members
 
 
-def test_an_unknown_instance_is_told_so() -> None:
+def test_unknown_instance_is_rejected() -> None:
     world = ConsumerWorld()
     _enter(world, "a")
     assert world.error("a", 2, instance_id="j") is ErrorCode.UNKNOWN_MEMBER_ID
     assert world.error("a", -2, instance_id="j") is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_others_get_nothing_while_an_instance_is_away() -> None:
+def test_partitions_of_an_absent_instance_are_not_reassigned() -> None:
     world = ConsumerWorld()
     one = Client(world, "a", instance="i")
     two = Client(world, "b")
@@ -98,7 +98,7 @@ def test_others_get_nothing_while_an_instance_is_away() -> None:
     assert parts(t=range(4)).keys() == back.owned.keys()
 
 
-def test_a_member_that_joins_with_another_instance_id_has_only_that_one() -> None:
+def test_member_that_joins_with_another_instance_id_loses_the_former_one() -> None:
     world = ConsumerWorld()
     world.enter("a", "t", instance_id="i")
     assert world.enter("a", "t", instance_id="j").error is ErrorCode.NONE
@@ -106,4 +106,4 @@ def test_a_member_that_joins_with_another_instance_id_has_only_that_one() -> Non
     before = world.consumers()
     world.reload()
     assert world.consumers() == before
-    assert world.enter("b", "t", instance_id="i").error is ErrorCode.NONE, "it is nobody's"
+    assert world.enter("b", "t", instance_id="i").error is ErrorCode.NONE, "no member uses the former instance id"

@@ -1,4 +1,4 @@
-"""The hash of a group's topics is Kafka's: XXH3 over the bytes that its stream of a topic gives."""
+"""The hash of a group's topics is Kafka's: XXH3 over Kafka's encoding of each topic."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def test_nothing_is_zero() -> None:
+def test_hash_of_no_topics_is_zero() -> None:
     assert metadata_hash([], image_of({})) == 0
     assert metadata_hash(["gone"], image_of({"t": 1})) == 0
 
 
-def test_a_topic_is_its_id_name_partitions_and_racks() -> None:
+def test_topic_hash_covers_id_name_partitions_and_racks() -> None:
     image = image_of({"foo": 2}, racks={1: "rack1"})
     high, low = struct.unpack(">qq", id_of("foo").bytes)
     name, rack = "foo".encode("utf-16-le"), "rack1".encode("utf-16-le")
@@ -38,14 +38,14 @@ def test_a_topic_is_its_id_name_partitions_and_racks() -> None:
     assert topic_hash(image.topics_by_name["foo"], image) == _signed(xxh3_64_intdigest(expected))
 
 
-def test_a_group_is_its_topics_in_the_order_of_their_names() -> None:
+def test_group_hash_covers_its_topics_in_name_order() -> None:
     image = image_of({"foo": 2, "bar": 1})
     hashes = [topic_hash(image.topics_by_name[name], image) for name in ("bar", "foo")]
     expected = _signed(xxh3_64_intdigest(struct.pack("<qq", *hashes)))
     assert metadata_hash({"foo", "bar", "gone"}, image) == expected
 
 
-def test_whatever_matters_to_an_assignment_changes_it() -> None:
+def test_hash_changes_with_every_input_of_an_assignment() -> None:
     seen = {
         metadata_hash(["t"], image)
         for image in (
@@ -58,7 +58,7 @@ def test_whatever_matters_to_an_assignment_changes_it() -> None:
     assert len(seen) == 4
 
 
-def test_what_is_known_of_a_topic_counts_while_it_and_the_brokers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_hash_is_cached_while_topic_and_brokers_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
 
     def counted(topic: TopicImage, image: MetadataImage) -> int:
@@ -79,7 +79,7 @@ def test_what_is_known_of_a_topic_counts_while_it_and_the_brokers_stay(monkeypat
     assert hashes.of(["t", "u"], elsewhere) != hashes.of(["t", "u"], larger)
 
 
-def test_topics_that_are_gone_are_forgotten() -> None:
+def test_hashes_of_deleted_topics_are_evicted() -> None:
     hashes = TopicHashes()
     for number in range(20):
         image = image_of({f"t{number}": 1, f"t{number + 1}": 1})

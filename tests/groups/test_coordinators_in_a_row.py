@@ -1,8 +1,7 @@
-"""Coordinators of one partition, one after the other, on a log whose end may be lost: what was told stays true.
+"""Successive coordinators of one partition on a log whose end may be lost: returned offsets stay valid.
 
-A model of a replicated log on which nothing is real: a leader appends, a high watermark follows, the next leader has
-everything below it and perhaps some of what is above. Commits only grow, so whoever is told a position can say whether
-it was taken back.
+A pure model of a replicated log: a leader appends, a high watermark follows, the next leader has all records below it
+and possibly some above. Commits only grow, so that a client can detect whether a returned offset was reverted.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Broker:
 
 
 class Story:
-    """`waits`: whether a load is over only when all that it read is committed."""
+    """`waits`: whether a load ends only when all records it read are committed."""
 
     def __init__(self, rng: Random, *, waits: bool = True) -> None:
         self.rng, self.waits = rng, waits
@@ -63,7 +62,7 @@ class Story:
         return self.brokers[self.leader]
 
     def _lead(self) -> None:
-        """The leader of a new epoch begins its load; whoever led before may hear of it now or later."""
+        """The leader of a new epoch starts its load; the former leader may learn of it now or later."""
         broker = self._now_leading
         broker.under_way.clear()
         shard, duties = broker.coordinator.begin_load(0, self.epoch, NOW)
@@ -104,7 +103,7 @@ class Story:
             self.answered[slot] = max(self.answered[slot], offset)
 
     def _replicate(self) -> None:
-        """The high watermark moves; what is below it is told to be written."""
+        """The high watermark advances; writes below it are acknowledged."""
         self.committed_end = self.rng.randint(self.committed_end, len(self.log))
         broker = self._now_leading
         while broker.under_way and broker.under_way[0][0] <= self.committed_end:
@@ -127,7 +126,7 @@ class Story:
             self._do(broker, broker.coordinator.finish_load(shard, NOW))
 
     def _elect(self) -> None:
-        """Cleanly: the next one has all that is committed, and some of what is not."""
+        """A clean election: the next leader has all committed records, and some of the others."""
         before = self._now_leading
         self.leader, self.epoch = self.rng.randrange(3), self.epoch + 1
         del self.log[self.rng.randint(self.committed_end, len(self.log)) :]
@@ -156,7 +155,7 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_was_answered_and_told_stays_true(seed: int) -> None:
+def test_acknowledged_commits_and_returned_offsets_stay_valid(seed: int) -> None:
     story = Story(Random(seed))
     for _ in range(1_500):
         story.step()
@@ -164,8 +163,8 @@ def test_what_was_answered_and_told_stays_true(seed: int) -> None:
     assert story.positions_told > 0
 
 
-def test_without_the_wait_positions_are_taken_back() -> None:
-    """So that the test above is known to see it."""
+def test_returned_offsets_are_reverted_without_the_wait() -> None:
+    """Proves that the test above detects it."""
     found = []
     for seed in range(40):
         story = Story(Random(seed), waits=False)

@@ -1,4 +1,4 @@
-"""Writes that replicas do not take for long: who waits is told to try again, the write stays what it is."""
+"""Writes that are not replicated in time: waiting requests get a retriable error, the write stays pending."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _late(world: World, duty: Append) -> None:
     world.do(world.coordinator.append_is_late(duty.partition, duty.write_id, world.now))
 
 
-def test_a_commit_that_is_late_is_not_seen_until_it_is_committed() -> None:
+def test_late_commit_is_not_visible_until_it_is_committed() -> None:
     world = World()
     world.commit_all({("t", 0): (5, 1)})
     world.hold_appends = True
@@ -23,7 +23,7 @@ def test_a_commit_that_is_late_is_not_seen_until_it_is_committed() -> None:
     assert world.offset() == 9
 
 
-def test_a_commit_that_is_late_and_refused_then_leaves_no_trace() -> None:
+def test_late_commit_that_is_rejected_leaves_no_trace() -> None:
     world = World()
     world.commit_all({("t", 0): (5, 1)})
     world.hold_appends = True
@@ -33,7 +33,7 @@ def test_a_commit_that_is_late_and_refused_then_leaves_no_trace() -> None:
     assert world.offset() == 5
 
 
-def test_who_asks_for_what_is_stable_is_told_as_well() -> None:
+def test_stable_fetch_waiting_for_a_late_commit_must_retry() -> None:
     world = World()
     world.hold_appends = True
     world.commit_all({("t", 0): (9, 1)})
@@ -44,7 +44,7 @@ def test_who_asks_for_what_is_stable_is_told_as_well() -> None:
     world.release()
 
 
-def test_a_group_whose_deletion_is_late_is_gone_when_it_is_committed_and_not_before_it_is_refused() -> None:
+def test_late_deletion_removes_the_group_only_when_it_is_committed() -> None:
     for end, is_left in ((ErrorCode.NONE, False), (ErrorCode.NOT_LEADER_OR_FOLLOWER, True)):
         world = World()
         world.commit_all({("t", 0): (5, 1)})
@@ -59,7 +59,7 @@ def test_a_group_whose_deletion_is_late_is_gone_when_it_is_committed_and_not_bef
         assert offset == (5 if is_left else -1)
 
 
-def test_a_write_that_was_settled_is_not_late() -> None:
+def test_completed_write_is_not_late() -> None:
     world = World()
     world.hold_appends = True
     commit = world.commit_all({("t", 0): (9, 1)})
@@ -69,7 +69,7 @@ def test_a_write_that_was_settled_is_not_late() -> None:
     assert commit.outcome.errors == (ErrorCode.NONE,)
 
 
-def test_of_many_writes_under_way_each_slot_shows_what_was_committed() -> None:
+def test_each_slot_shows_its_committed_offset_among_many_pending_writes() -> None:
     world = World()
     world.commit_all({("t", 0): (1, 1), ("u", 0): (1, 1)})
     world.hold_appends = True

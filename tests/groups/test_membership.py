@@ -1,4 +1,4 @@
-"""Membership: the stories of joining, syncing, leaving, and of a coordinator that moves."""
+"""Membership: joining, syncing, leaving, and a coordinator that moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMPTY, PREPARING, COMPLETING, STABLE, DEAD = GroupState
 # --- joining ----------------------------------------
 
 
-def test_a_dynamic_member_learns_its_id_first() -> None:
+def test_dynamic_member_gets_its_id_first() -> None:
     world = World()
     told = world.join(must_know_member_id=True, client_id="me").outcome
     assert told.error is ErrorCode.MEMBER_ID_REQUIRED
@@ -28,7 +28,7 @@ def test_a_dynamic_member_learns_its_id_first() -> None:
     assert joined.outcome.member_id == told.member_id == joined.outcome.leader
 
 
-def test_a_pending_member_holds_up_the_join_phase_until_its_session_ends() -> None:
+def test_pending_member_delays_the_join_phase_until_its_session_timeout() -> None:
     world = World()
     leader = world.stable("a")["a"]
     world.join(must_know_member_id=True)
@@ -38,19 +38,19 @@ def test_a_pending_member_holds_up_the_join_phase_until_its_session_ends() -> No
     assert rejoin.outcome.generation == 2
 
 
-def test_a_pending_id_is_not_for_static_members() -> None:
+def test_pending_id_is_rejected_for_static_members() -> None:
     world = World()
     told = world.join(must_know_member_id=True).outcome
     assert world.join(told.member_id, instance="i").outcome.error is UNKNOWN
 
 
-def test_the_initial_delay_gathers_members_and_is_extended_while_they_come() -> None:
+def test_initial_rebalance_delay_is_extended_while_members_join() -> None:
     world = World(GroupSettings(initial_rebalance_delay_ms=3_000))
     first = world.join(client_id="a")
     world.advance(2_000)
     second = world.join(client_id="b")
     world.advance(1_000)
-    assert first.outcome is None, "a member came during the delay: wait once more"
+    assert first.outcome is None, "a member came during the delay: the delay is extended"
     world.advance(3_000)
     assert first.outcome.generation == second.outcome.generation == 1
     assert len(first.outcome.members) == 2
@@ -67,7 +67,7 @@ def test_the_initial_delay_ends_at_the_rebalance_timeout() -> None:
     assert first.outcome.generation == 1
 
 
-def test_the_first_member_leads_and_alone_sees_the_others() -> None:
+def test_first_member_leads_and_only_the_leader_sees_the_members() -> None:
     world = World()
     first, second = world.join(client_id="a"), world.join(client_id="b")
     world.advance(0)
@@ -88,25 +88,25 @@ def test_the_protocol_with_most_votes_wins() -> None:
     assert [member.metadata for member in first.outcome.members] == [b"2", b"3", b"6"]
 
 
-def test_a_full_group_refuses_new_members_and_keeps_old_ones() -> None:
+def test_full_group_rejects_new_members_and_keeps_existing_ones() -> None:
     world = World(GroupSettings(initial_rebalance_delay_ms=0, max_size=2))
     members = world.stable("a", "b")
     assert world.join().outcome.error is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert world.join(members["b"]).outcome.error is NONE
 
 
-def test_whoever_does_not_rejoin_in_time_is_out() -> None:
+def test_member_that_does_not_rejoin_in_time_is_removed() -> None:
     world = World()
     members = world.stable("a", "b", rebalance_timeout_ms=5_000)
     rejoin = world.join(members["b"], protocols=(("range", b"new"),), rebalance_timeout_ms=5_000)
     world.advance(4_999)
     assert rejoin.outcome is None
     world.advance(1)
-    assert rejoin.outcome.leader == members["b"], "the leader did not come back"
+    assert rejoin.outcome.leader == members["b"], "the leader did not rejoin"
     assert [member.member_id for member in rejoin.outcome.members] == [members["b"]]
 
 
-def test_members_that_wait_for_others_do_not_need_heartbeats() -> None:
+def test_members_waiting_for_others_do_not_need_heartbeats() -> None:
     world = World()
     members = world.stable("a", "b", rebalance_timeout_ms=60_000)
     rejoin = world.join(members["a"])
@@ -118,7 +118,7 @@ def test_members_that_wait_for_others_do_not_need_heartbeats() -> None:
     assert rejoin.outcome.generation == 2
 
 
-def test_a_new_member_that_never_comes_back_is_not_waited_for_for_ever() -> None:
+def test_new_member_that_never_returns_times_out() -> None:
     world = World()
     members = world.stable("a", rebalance_timeout_ms=1_000_000)
     lost = world.join(rebalance_timeout_ms=1_000_000)
@@ -128,7 +128,7 @@ def test_a_new_member_that_never_comes_back_is_not_waited_for_for_ever() -> None
     assert lost.outcome.error is UNKNOWN
 
 
-def test_a_second_join_of_the_same_member_takes_the_place_of_the_first() -> None:
+def test_second_join_of_the_same_member_replaces_the_first() -> None:
     world = World()
     members = world.stable("a", "b")
     first = world.join(members["a"])
@@ -147,7 +147,7 @@ def _completing(world: World, *clients: str) -> list[str]:
     return [ticket.outcome.member_id for ticket in joins]
 
 
-def test_the_assignment_reaches_everybody_and_only_when_it_is_committed() -> None:
+def test_assignment_is_sent_to_all_members_only_when_committed() -> None:
     world = World()
     leader, early, late = _completing(world, "a", "b", "c")
     world.hold_appends = True
@@ -167,7 +167,7 @@ def test_members_without_an_assignment_get_an_empty_one() -> None:
     assert world.sync(other, 1).outcome == SyncResponse(NONE, "consumer", "range", b"")
 
 
-def test_an_assignment_that_can_not_be_stored_starts_a_rebalance() -> None:
+def test_assignment_that_cannot_be_stored_starts_a_rebalance() -> None:
     world = World()
     leader, other = _completing(world, "a", "b")
     world.hold_appends = True
@@ -177,7 +177,7 @@ def test_an_assignment_that_can_not_be_stored_starts_a_rebalance() -> None:
     assert world.group().state is PREPARING
 
 
-def test_an_assignment_of_a_generation_that_is_over_is_not_used() -> None:
+def test_assignment_of_a_former_generation_is_ignored() -> None:
     world = World()
     leader, other = _completing(world, "a", "b")
     world.hold_appends = True
@@ -191,7 +191,7 @@ def test_an_assignment_of_a_generation_that_is_over_is_not_used() -> None:
     assert joining.outcome.generation == 2
 
 
-def test_members_that_never_sync_are_out() -> None:
+def test_members_that_never_sync_are_removed() -> None:
     world = World()
     leader, silent = _completing(world, "a", "b")
     world.sync(leader, 1, {leader: b"1", silent: b"2"})
@@ -205,7 +205,7 @@ def test_members_that_never_sync_are_out() -> None:
     assert list(world.group().members) == [leader]
 
 
-# --- leaving and dying ----------------------------------------
+# --- leaving and expiring ---------------------------------------
 
 
 def test_the_last_member_leaves_an_empty_generation_in_the_log() -> None:
@@ -213,7 +213,7 @@ def test_the_last_member_leaves_an_empty_generation_in_the_log() -> None:
     members = world.stable("a")
     world.hold_appends = True
     left = world.leave((members["a"], None))
-    assert left.outcome is None, "the answer waits for the write"
+    assert left.outcome is None, "the response waits for the write"
     world.release()
     assert left.outcome == LeaveResponse(members=(LeftMember(members["a"], None, NONE),))
     assert (world.group().state, world.group().generation) == (EMPTY, 2)
@@ -221,7 +221,7 @@ def test_the_last_member_leaves_an_empty_generation_in_the_log() -> None:
     assert (world.group().state, world.group().generation) == (EMPTY, 2)
 
 
-def test_several_leave_at_once_each_with_its_own_code() -> None:
+def test_each_member_of_a_leave_request_gets_its_own_error_code() -> None:
     world = World()
     members = world.stable("a", "b")
     pending = world.join(must_know_member_id=True).outcome.member_id
@@ -230,7 +230,7 @@ def test_several_leave_at_once_each_with_its_own_code() -> None:
     assert world.leave(("m", "i"), group="other").outcome.members == (LeftMember("m", "i", UNKNOWN),)
 
 
-def test_a_silent_member_is_out_and_the_next_one_leads() -> None:
+def test_silent_member_is_removed_and_the_next_one_leads() -> None:
     world = World()
     members = world.stable("a", "b")
     world.advance(9_999)
@@ -240,7 +240,7 @@ def test_a_silent_member_is_out_and_the_next_one_leads() -> None:
     assert world.group().leader_id == members["b"]
 
 
-def test_a_commit_is_a_sign_of_life() -> None:
+def test_commit_extends_the_session() -> None:
     world = World()
     members = world.stable("a")
     for _ in range(5):
@@ -252,7 +252,7 @@ def test_a_commit_is_a_sign_of_life() -> None:
 # --- losing the partition ----------------------------------------
 
 
-def test_everybody_who_waits_is_sent_to_the_new_coordinator() -> None:
+def test_waiting_requests_are_sent_to_the_new_coordinator() -> None:
     world = World()
     members = world.stable("a", "b")
     joining = world.join(members["a"])
@@ -268,7 +268,7 @@ def test_everybody_who_waits_is_sent_to_the_new_coordinator() -> None:
     world.advance(100_000)
 
 
-def test_loaded_members_have_a_session_to_be_heard_of() -> None:
+def test_loaded_members_get_a_full_session_timeout() -> None:
     world = World()
     members = world.stable("a", "b")
     world.reload()

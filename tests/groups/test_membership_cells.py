@@ -107,7 +107,7 @@ def _session_timeout(world: World, leader: str, follower: str) -> ErrorCode | No
 
 _Event = Callable[[World, str, str], "ErrorCode | None"]
 _CELLS: dict[_Event, dict[GroupState, tuple[ErrorCode | None, GroupState | None]]] = {
-    # event: {state: (what the peer is told now, the state after)}; a state of None: the group is gone.
+    # event: {state: (the response, the next state)}; a state of None: the group is deleted.
     _join_new: {
         EMPTY: (PARKED, PREPARING),
         PREPARING: (PARKED, PREPARING),
@@ -194,9 +194,9 @@ _CELLS: dict[_Event, dict[GroupState, tuple[ErrorCode | None, GroupState | None]
     },
     _session_timeout: {
         EMPTY: (NONE, EMPTY),
-        # The follower never came back: the leader goes on alone.
+        # The follower never returned: the leader continues alone.
         PREPARING: (NONE, COMPLETING),
-        # Nobody syncs and nobody is heard of: first all members go, then the empty join phase ends.
+        # No member syncs or sends a heartbeat: first all members expire, then the empty join phase ends.
         COMPLETING: (NONE, EMPTY),
         STABLE: (NONE, EMPTY),
         DEAD: (NONE, DEAD),
@@ -248,7 +248,7 @@ def test_join_errors_in_a_new_group(changes: dict[str, Any], error: ErrorCode, m
 
 
 @pytest.mark.parametrize("changes", [{"protocol_type": "connect"}, {"protocols": (("other", b""),)}, {"protocols": ()}])
-def test_join_must_fit_the_others(changes: dict[str, Any]) -> None:
+def test_join_with_an_inconsistent_protocol_is_rejected(changes: dict[str, Any]) -> None:
     world = World()
     world.stable("a")
     assert world.join(**changes).outcome.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -312,7 +312,7 @@ def test_commit_errors(fields: dict[str, Any], error: ErrorCode) -> None:
     assert world.commit(**wanted).outcome.errors == (error,)
 
 
-def test_requests_to_partitions_of_others_and_while_loading() -> None:
+def test_requests_to_foreign_partitions_and_during_a_load() -> None:
     world = World(partitions=[])
     for told in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
         assert world.join().outcome.error is told

@@ -1,4 +1,4 @@
-"""Names that are longer than a record can hold are refused, and nothing is left of the request."""
+"""Names that do not fit into a record are rejected, and the request leaves no trace."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ TOO_LONG = "x" * (MOST_BYTES + 1)
 
 
 @pytest.mark.parametrize("unit", ["x", "é", "€", "𝄞"])
-def test_bytes_count_not_characters(unit: str) -> None:
+def test_limit_counts_bytes_not_characters(unit: str) -> None:
     longest = unit * (MOST_BYTES // len(unit.encode()))
     assert can_be_stored(longest)
     assert not can_be_stored(longest + unit)
 
 
-def test_a_group_with_too_long_a_name_is_none() -> None:
+def test_group_with_too_long_a_name_is_rejected() -> None:
     world = ConsumerWorld()
     assert world.commit(1, group=TOO_LONG).outcome.errors == (ErrorCode.INVALID_GROUP_ID,)
     assert world.fetch(group=TOO_LONG).outcome.error is ErrorCode.INVALID_GROUP_ID
@@ -42,7 +42,7 @@ def test_a_group_with_too_long_a_name_is_none() -> None:
         {"protocols": (("range", subscription("t")), (TOO_LONG, b""))},
     ],
 )
-def test_a_member_with_too_long_a_name_does_not_join(names: dict[str, Any]) -> None:
+def test_classic_member_with_too_long_a_name_is_rejected(names: dict[str, Any]) -> None:
     world = ConsumerWorld()
     assert world.join(**names).outcome.error is ErrorCode.INVALID_REQUEST
     assert world.coordinator.list_groups(frozenset(), frozenset()) == []
@@ -51,7 +51,7 @@ def test_a_member_with_too_long_a_name_does_not_join(names: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     "names", [{"member_id": TOO_LONG}, {"instance_id": TOO_LONG}, {"subscribed_regex": f"[{TOO_LONG}]"}]
 )
-def test_neither_does_one_of_the_consumer_protocol(names: dict[str, Any]) -> None:
+def test_consumer_member_with_too_long_a_name_is_rejected(names: dict[str, Any]) -> None:
     world = ConsumerWorld()
     answer = world.enter(names.pop("member_id", "a"), "t", **names)
     assert answer.error is ErrorCode.INVALID_REQUEST

@@ -1,4 +1,4 @@
-"""Committed offsets: commits, what is visible when, deletion, expiry, transactions found in the log."""
+"""Committed offsets: commits, visibility, deletion, expiry, transactions found in the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAY_MS = 24 * 60 * 60 * 1000
 ONE, TWO = UUID(int=1), UUID(int=2)
 
 
-def test_a_commit_is_one_append_and_is_answered_when_it_is_committed() -> None:
+def test_commit_is_one_append_and_is_acknowledged_when_committed() -> None:
     world = World()
     world.hold_appends = True
     ticket = world.commit(offsets=tuple(OffsetToCommit("t", index, 10 + index, 3, "note") for index in range(20)))
@@ -34,7 +34,7 @@ def test_a_commit_is_one_append_and_is_answered_when_it_is_committed() -> None:
     assert world.fetch(TopicToFetch("t", (19,))).outcome.topics == (("t", (FetchedOffset(19, 29, 3, "note"),)),)
 
 
-def test_a_fetch_shows_what_is_committed_and_a_stable_fetch_waits() -> None:
+def test_fetch_returns_committed_offsets_and_a_stable_fetch_waits() -> None:
     world = World()
     world.commit(1)
     world.hold_appends = True
@@ -62,7 +62,7 @@ def test_a_fetch_shows_what_is_committed_and_a_stable_fetch_waits() -> None:
         (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
     ],
 )
-def test_a_refused_commit_leaves_no_trace(refused_with: ErrorCode, told: ErrorCode) -> None:
+def test_rejected_commit_leaves_no_trace(refused_with: ErrorCode, told: ErrorCode) -> None:
     world = World()
     world.hold_appends = True
     ticket = world.commit(5)
@@ -72,7 +72,7 @@ def test_a_refused_commit_leaves_no_trace(refused_with: ErrorCode, told: ErrorCo
     assert GROUP not in world.shard().groups
 
 
-def test_a_refused_commit_does_not_take_a_later_one_with_it() -> None:
+def test_rejected_commit_does_not_revert_a_later_one() -> None:
     world = World()
     world.commit(1)
     world.hold_appends = True
@@ -102,7 +102,7 @@ def test_a_refused_commit_does_not_take_a_later_one_with_it() -> None:
         ("\U0001f600" * 2049, ErrorCode.OFFSET_METADATA_TOO_LARGE),
     ],
 )
-def test_the_size_of_metadata(metadata: str | None, error: ErrorCode) -> None:
+def test_metadata_size_limit(metadata: str | None, error: ErrorCode) -> None:
     world = World()
     offsets = (OffsetToCommit("t", 0, 1, metadata=metadata), OffsetToCommit("t", 1, 2))
     assert world.commit(offsets=offsets).outcome.errors == (error, NONE)
@@ -110,14 +110,14 @@ def test_the_size_of_metadata(metadata: str | None, error: ErrorCode) -> None:
     assert world.offset(partition=0) == (1 if error is NONE else -1)
 
 
-def test_a_commit_of_nothing_but_refused_offsets_appends_nothing() -> None:
+def test_commit_with_only_rejected_offsets_appends_nothing() -> None:
     world = World()
     world.commit(offsets=(OffsetToCommit("t", 0, 1, metadata="x" * 5000),))
     assert world.batches == []
 
 
-def test_what_is_settled_is_kept_packed_where_that_says_all_of_it() -> None:
-    """Of a thousand idle groups nothing else is many."""
+def test_committed_offset_is_packed_if_its_bytes_hold_every_field() -> None:
+    """In a thousand idle groups only packed offsets are numerous."""
     world = World()
 
     def is_packed(partition: int) -> bool:
@@ -127,7 +127,7 @@ def test_what_is_settled_is_kept_packed_where_that_says_all_of_it() -> None:
     world.commit(offsets=(OffsetToCommit("t", 0, 9, 3), OffsetToCommit("t", 1, 2, metadata="m")))
     world.commit(offsets=(OffsetToCommit("t", 0, 10, 3),))
     world.release()
-    assert not is_packed(0), "another write may still be undone"
+    assert not is_packed(0), "a pending write may still be reverted"
     world.release(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     assert (world.offset(), world.offset(partition=1)) == (9, 2)
     world.hold_appends = False
@@ -136,17 +136,17 @@ def test_what_is_settled_is_kept_packed_where_that_says_all_of_it() -> None:
     fetched = world.fetch(TopicToFetch("t", (0, 1))).outcome.topics[0][1]
     assert [(each.offset, each.leader_epoch, each.metadata) for each in fetched] == [(11, 3, ""), (2, -1, "m")]
     world.commit(offsets=(OffsetToCommit("t", 0, 5, 4),))
-    assert not is_packed(0), "it went back because of a truncation"
+    assert not is_packed(0), "it is a rewind after a truncation"
     world.commit(offsets=(OffsetToCommit("t", 2, 5, 4),), retention_ms=10)
-    assert not is_packed(2), "it has an expiry of its own"
+    assert not is_packed(2), "it has its own expiry"
 
 
-def test_an_offset_of_another_topic_id_is_not_shown() -> None:
+def test_offset_of_another_topic_id_is_not_returned() -> None:
     world = World()
     world.commit(offsets=(OffsetToCommit("t", 0, 7, topic_id=ONE), OffsetToCommit("t", 1, 8)))
     assert world.fetch(TopicToFetch("t", (0, 1), ONE)).outcome.topics[0][1][0].offset == 7
     shown = world.fetch(TopicToFetch("t", (0, 1), TWO)).outcome.topics[0][1]
-    assert [each.offset for each in shown] == [-1, 8], "an offset without an id belongs to every topic of its name"
+    assert [each.offset for each in shown] == [-1, 8], "an offset without a topic id applies to every topic of its name"
 
 
 def test_offsets_survive_a_reload_with_all_their_fields() -> None:
@@ -162,16 +162,16 @@ def test_offsets_survive_a_reload_with_all_their_fields() -> None:
 # --- deletion ----------------------------------------
 
 
-def test_deleted_offsets_are_gone_after_a_reload_too() -> None:
+def test_deleted_offsets_stay_deleted_after_a_reload() -> None:
     world = World()
     world.commit(offsets=(OffsetToCommit("t", 0, 7), OffsetToCommit("t", 1, 8)))
     assert world.delete_offsets(("t", 0), ("t", 5)).outcome == DeleteOffsetsResponse(errors=(NONE, NONE))
-    assert len(world.batches[-1]) == 1, "no tombstone for what was never there"
+    assert len(world.batches[-1]) == 1, "no tombstone for an offset that never existed"
     world.reload()
     assert (world.offset(partition=0), world.offset(partition=1)) == (-1, 8)
 
 
-def test_offsets_of_subscribed_topics_stay() -> None:
+def test_offsets_of_subscribed_topics_are_not_deleted() -> None:
     world = World()
     members = world.stable("a")
     world.commit(member_id=members["a"], generation=1)
@@ -180,20 +180,20 @@ def test_offsets_of_subscribed_topics_stay() -> None:
     assert answer.errors == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, NONE)
 
 
-def test_a_subscription_that_can_not_be_read_covers_every_topic() -> None:
+def test_undecodable_subscription_covers_every_topic() -> None:
     world = World()
     world.stable("a", protocols=(("range", b"\xff"),))
     assert world.delete_offsets(("x", 0)).outcome.errors == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,)
 
 
-def test_offsets_of_other_kinds_of_groups_go_only_when_nobody_is_there() -> None:
+def test_offsets_of_other_group_types_are_deleted_only_without_members() -> None:
     world = World()
     world.stable("a", protocol_type="connect", protocols=(("range", b""),))
     assert world.delete_offsets(("x", 0)).outcome.error is ErrorCode.NON_EMPTY_GROUP
     assert world.delete_offsets(("x", 0), group="none").outcome.error is ErrorCode.GROUP_ID_NOT_FOUND
 
 
-def test_a_deletion_that_the_log_refuses_changes_nothing() -> None:
+def test_deletion_rejected_by_the_log_changes_nothing() -> None:
     world = World()
     world.commit(7)
     world.hold_appends = True
@@ -204,7 +204,7 @@ def test_a_deletion_that_the_log_refuses_changes_nothing() -> None:
     assert world.offset() == 7
 
 
-def test_deleted_groups_take_their_offsets_along() -> None:
+def test_deleting_a_group_deletes_its_offsets() -> None:
     world = World()
     world.commit(7)
     world.commit(8, group="h")
@@ -214,7 +214,7 @@ def test_deleted_groups_take_their_offsets_along() -> None:
     assert GROUP not in world.shard().groups
 
 
-def test_a_group_whose_deletion_is_refused_is_back() -> None:
+def test_group_is_restored_if_its_deletion_is_rejected() -> None:
     world = World()
     world.commit(7)
     world.hold_appends = True
@@ -226,7 +226,7 @@ def test_a_group_whose_deletion_is_refused_is_back() -> None:
     assert world.offset() == 7
 
 
-def test_offsets_of_deleted_partitions_go() -> None:
+def test_offsets_of_deleted_partitions_are_deleted() -> None:
     world = World()
     world.commit(7)
     world.commit(8, partition=1)
@@ -245,7 +245,7 @@ def _expire(world: World) -> None:
     world.do(duties)
 
 
-def test_a_simple_group_loses_each_offset_a_retention_after_its_commit() -> None:
+def test_offsets_of_a_simple_group_expire_after_their_commit() -> None:
     world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS))
     world.commit(1)
     world.advance(DAY_MS // 2)
@@ -258,7 +258,7 @@ def test_a_simple_group_loses_each_offset_a_retention_after_its_commit() -> None
     assert GROUP not in world.shard().groups
 
 
-def test_an_empty_group_keeps_its_offsets_for_a_retention_after_it_emptied() -> None:
+def test_offsets_of_an_empty_group_expire_after_it_became_empty() -> None:
     world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS))
     members = world.stable("a")
     world.commit(1, member_id=members["a"], generation=1)
@@ -266,7 +266,7 @@ def test_an_empty_group_keeps_its_offsets_for_a_retention_after_it_emptied() -> 
         world.now = world.now._replace(wall_ms=world.now.wall_ms + 9_000, monotonic_ms=world.now.monotonic_ms + 9_000)
         world.heartbeat(members["a"], 1)
     _expire(world)
-    assert world.offset() == 1, "a member is there and subscribed to the topic"
+    assert world.offset() == 1, "a member is subscribed to the topic"
     world.leave((members["a"], None))
     world.advance(DAY_MS - 600_001)
     assert world.offset() == 1
@@ -274,7 +274,7 @@ def test_an_empty_group_keeps_its_offsets_for_a_retention_after_it_emptied() -> 
     assert GROUP not in world.shard().groups
 
 
-def test_a_living_group_loses_only_topics_that_nobody_subscribes_to() -> None:
+def test_active_group_loses_only_offsets_of_unsubscribed_topics() -> None:
     world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS))
     members = world.stable("a", session_timeout_ms=1_800_000)
     world.commit(1, member_id=members["a"], generation=1)
@@ -285,7 +285,7 @@ def test_a_living_group_loses_only_topics_that_nobody_subscribes_to() -> None:
     assert (world.offset(), world.offset("left")) == (1, -1)
 
 
-def test_groups_of_other_kinds_keep_everything_while_members_are_there() -> None:
+def test_other_group_types_keep_all_offsets_while_they_have_members() -> None:
     world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS))
     member = world.stable("a", protocol_type="connect", session_timeout_ms=1_800_000)["a"]
     world.commit(1, member_id=member, generation=1)
@@ -295,7 +295,7 @@ def test_groups_of_other_kinds_keep_everything_while_members_are_there() -> None
     assert world.offset() == 1
 
 
-def test_a_commit_with_its_own_retention_expires_by_it() -> None:
+def test_commit_with_its_own_retention_expires_accordingly() -> None:
     world = World()
     world.commit(1, retention_ms=1_000_000)
     _, value = world.batches[-1][-1]
@@ -351,13 +351,13 @@ def test_every_version_of_a_group_is_read(version: int) -> None:
     assert world.group().members["m"].rebalance_timeout_ms == (7 if version else 6)
 
 
-def test_records_that_can_not_be_read_stop_the_load() -> None:
+def test_undecodable_records_stop_the_load() -> None:
     for key, value in ((None, b""), (b"\x00", None), (b"\x00\x01\x00\x09g", None), (b"\x00\x02\x00\x01g", b"\x00\x63")):
         with pytest.raises(InternalError):
             records.decode(key, value)
 
 
-def test_records_of_other_kinds_of_groups_are_passed_over() -> None:
+def test_records_of_other_group_types_are_skipped() -> None:
     world = World()
     shard = world.shard()
     shard.replay(b"\x00\x0b\x00\x01g", b"\x00\x00\x00\x00\x00\x01\x00", world.now)
@@ -377,7 +377,7 @@ def _pair(offset: int, partition: int = 0) -> tuple[bytes, bytes | None]:
     return records.offset_record(OffsetSlot(GROUP, "t", partition), CommittedOffset(offset, -1, "", START_MS))
 
 
-def test_offsets_of_a_transaction_count_from_its_end_on() -> None:
+def test_transactional_offsets_are_visible_after_the_transaction_ends() -> None:
     world = World()
     shard = world.shard()
     shard.replay(*_pair(5), world.now, transaction_of=9)
@@ -390,7 +390,7 @@ def test_offsets_of_a_transaction_count_from_its_end_on() -> None:
     assert world.offset() == 5
 
 
-def test_a_later_commit_outlives_the_end_of_an_earlier_transaction() -> None:
+def test_later_commit_survives_the_end_of_an_earlier_transaction() -> None:
     world = World()
     shard = world.shard()
     shard.replay(*_pair(5), world.now, transaction_of=9)
@@ -420,8 +420,8 @@ def test_subscriptions_are_read_in_every_version() -> None:
     assert world.group().subscribed_topics == {"a", "b"}
 
 
-def test_retention_of_many_groups_is_looked_at_a_part_at_a_time() -> None:
-    """Nobody waits for it; what a look removes goes in one batch, and the next look comes soon."""
+def test_retention_of_many_groups_is_checked_in_parts() -> None:
+    """No request waits for it; a pass removes offsets in one batch, and the next pass follows soon."""
     groups = [name for name in (f"g-{number}" for number in range(100_000)) if partition_for(name, 50) == 7][:30]
     settings = GroupSettings(
         initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS, offsets_retention_check_interval_ms=DAY_MS // 2
@@ -439,7 +439,7 @@ def test_retention_of_many_groups_is_looked_at_a_part_at_a_time() -> None:
     assert max(len(batch) for batch in world.batches) < 7_000
 
 
-def test_a_large_group_is_deleted_in_batches_that_the_log_takes() -> None:
+def test_large_group_is_deleted_in_batches_that_the_log_accepts() -> None:
     world = World()
     for start in range(0, 12_000, 1_000):
         world.commit(offsets=tuple(OffsetToCommit("t", start + index, 1) for index in range(1_000)))

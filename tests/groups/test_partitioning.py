@@ -26,10 +26,10 @@ def test_java_string_hash(text: str, expected: int | None) -> None:
         assert value == expected
 
 
-def test_the_smallest_hash_has_no_positive_twin() -> None:
+def test_smallest_hash_has_no_positive_counterpart() -> None:
     assert partition_for("polygenelubricants", 50) == 0
 
 
-def test_negative_hashes_are_mirrored() -> None:
+def test_negative_hashes_are_made_positive() -> None:
     assert java_string_hash("zzzzzz") < 0
     assert partition_for("zzzzzz", 50) == -java_string_hash("zzzzzz") % 50

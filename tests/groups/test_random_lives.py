@@ -1,8 +1,8 @@
-"""Random members on a virtual clock: they join, sync, beat, commit, leave and crash; writes fail; the broker crashes.
+"""Random members on a virtual clock: they join, sync, commit, leave and crash; writes fail; the broker crashes.
 
-Checked all along: at most one leader a generation, one assignment for a member and generation, delivered at most once
-for each SyncGroup and the same every time, generations only grow, an acknowledged commit is never lost, and what is
-replayed from the log is the state that was acknowledged. When chaos ends, everybody who is left becomes stable.
+Invariants: at most one leader per generation, one assignment per member and generation, delivered at most once per
+SyncGroup and equal every time; generations only grow, an acknowledged commit is never lost, and replay of the log
+restores the acknowledged state. When the faults end, all remaining members become stable.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Life:
     commits: dict[int, int] = field(default_factory=dict)
     """Partition to the newest acknowledged offset."""
     unsure: dict[int, set[int]] = field(default_factory=dict)
-    """Offsets whose commit was refused or never answered: they may be there or not."""
+    """Offsets whose commit failed or got no response: they may be committed or not."""
     next_offset: int = 1
 
-    # --- what clients do --------------------------------------------------------------------------------------------
+    # --- client operations -------------------------------------------------------------------------------------------
 
     def start(self, client: Client) -> None:
         client.generation, client.is_stable, client.sync = -1, False, None
@@ -108,10 +108,10 @@ class Life:
             return
         client.assignment, client.is_stable = answer.assignment, True
         client.next_beat_ms = self.world.now.monotonic_ms + _BEAT_MS
-        # The place of a static member may have been assigned under the id it had before.
+        # A static member's assignment may have been made under its former id.
         if client.instance is None:
             expected = f"{client.generation}:{client.member_id}".encode()
-            assert answer.assignment == expected, "the assignment that the leader made for this member"
+            assert answer.assignment == expected, "the leader's assignment for this member"
         known = self.assigned.setdefault((client.generation, client.member_id), answer.assignment)
         assert known == answer.assignment, "one assignment for a member and generation"
 
@@ -130,7 +130,7 @@ class Life:
             offset, member_id=client.member_id, generation=client.generation, partition=partition
         )
         if ticket.outcome is None:
-            # Under way; whether it is ever acknowledged is seen when it settles.
+            # Pending; whether it is acknowledged is known when the write completes.
             self.unsure.setdefault(partition, set()).add(offset)
             self.pending.append((ticket, partition, offset))
         else:
@@ -148,15 +148,15 @@ class Life:
             self._acknowledge(ticket, partition, offset)
             self.pending.remove((ticket, partition, offset))
 
-    # --- what happens to them -----------------------------------------------------------------------------------------
+    # --- faults ----------------------------------------------------------------------------------------
 
     def crash_broker(self) -> None:
-        """Everything in memory is lost. Whoever waited gets no answer and asks again."""
+        """The state in memory is lost. Waiting clients get no response and retry."""
         state = self.world.group().state if GROUP in self.world.shard().groups else None
         if state is GroupState.STABLE and not self.world.held:
             before = _stored(self.world)
             self.world.reload()
-            assert _stored(self.world) == before, "replay gives the state that was there"
+            assert _stored(self.world) == before, "replay restores the state"
         else:
             self.world.reload()
         self.leaders.clear()
@@ -169,11 +169,11 @@ class Life:
     def check_offsets(self) -> None:
         for partition, offset in self.commits.items():
             shown = self.world.offset(partition=partition)
-            assert shown == offset or shown in self.unsure.get(partition, set()), "an acknowledged commit is there"
+            assert shown == offset or shown in self.unsure.get(partition, set()), "an acknowledged commit is kept"
 
 
 def _stored(world: World) -> object:
-    """What the log has to give back of a stable group without writes under way."""
+    """The state that the log must restore for a stable group without pending writes."""
     group = world.group()
     members = {
         member.member_id: (member.group_instance_id, member.assignment, member.metadata(group.protocol_name))
@@ -184,8 +184,8 @@ def _stored(world: World) -> object:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), client_count=st.integers(1, 6), can_fail=st.booleans())
-@example(seed=383, client_count=1, can_fail=True)  # two new ids of one static member, both refused
-def test_random_lives(seed: int, client_count: int, can_fail: bool) -> None:
+@example(seed=383, client_count=1, can_fail=True)  # two new ids of one static member, both rejected
+def test_random_member_operations(seed: int, client_count: int, can_fail: bool) -> None:
     rng = Random(seed)
     world = World(GroupSettings(initial_rebalance_delay_ms=rng.choice([0, 3_000])))
     life = Life(rng, world)
@@ -203,7 +203,7 @@ def test_random_lives(seed: int, client_count: int, can_fail: bool) -> None:
         if action < 0.02:
             life.crash_broker()
         elif action < 0.06:
-            # The client dies and another one comes in its place, as static members do under the same name.
+            # The client crashes and another one replaces it, as static members do under the same name.
             client.member_id = ""
             life.start(client)
         elif action < 0.10 and client.member_id and client.is_stable and client.join is None and client.sync is None:
@@ -220,7 +220,7 @@ def test_random_lives(seed: int, client_count: int, can_fail: bool) -> None:
         if GROUP in world.shard().groups and not can_fail:
             generation = world.group().generation
             assert generation >= last_generation or world.group().state is not GroupState.STABLE
-    # Peace: everybody who is left gets an assignment of the same generation.
+    # No faults from here: all remaining members get an assignment of the same generation.
     world.hold_appends = False
     while world.held:
         world.release()

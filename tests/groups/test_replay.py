@@ -1,4 +1,4 @@
-"""Replay of whole batches: the same state as record by record, whatever is in the log, at the pace of a million."""
+"""Replay of whole batches gives the same state as record by record, for any content of the log."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _state(shard: Shard) -> object:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_batches_are_replayed_as_their_records_would_be_one_by_one(seed: int) -> None:
+def test_batch_replay_equals_record_by_record_replay(seed: int) -> None:
     rng = Random(seed)
     kinds = [_offset] * 12 + [_old_offset, _group, _foreign_group]
     one_by_one, by_batches = _shard(), _shard()
@@ -107,7 +107,7 @@ def test_batches_are_replayed_as_their_records_would_be_one_by_one(seed: int) ->
 
 
 def _commit(rng: Random) -> list[KeyValue]:
-    """Of some partitions of one topic, nearly all in one shape; now and then something else is among them."""
+    """A commit of several partitions of one topic, nearly all in one format, sometimes with a different record."""
     group, topic, topic_id = f"g{rng.randrange(2)}", f"topic-{rng.randrange(2)}", rng.choice(IDS)
     first = rng.choice((0, 0, 0, 1_000))
     slots = [OffsetSlot(group, topic, first + index) for index in rng.sample(range(_MANY), _MANY)]
@@ -126,7 +126,7 @@ def _commit(rng: Random) -> list[KeyValue]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_commits_of_many_partitions_are_replayed_as_their_records_would_be_one_by_one(seed: int) -> None:
+def test_batch_replay_of_many_commits_equals_record_by_record_replay(seed: int) -> None:
     rng = Random(seed)
     one_by_one, by_batches = _shard(), _shard()
     replay = by_batches.replaying()
@@ -138,7 +138,7 @@ def test_commits_of_many_partitions_are_replayed_as_their_records_would_be_one_b
         assert _state(by_batches) == _state(one_by_one)
 
 
-def test_a_key_among_many_that_can_not_be_read_stops_the_load() -> None:
+def test_undecodable_key_among_many_stops_the_load() -> None:
     pairs = [records.offset_record(OffsetSlot("g", "t", index), CommittedOffset(1, 2, "", 3)) for index in range(_MANY)]
     broken = b"\x00\x01\x00\x09" + pairs[0][0][4:]
     for batch in ([(broken, pairs[0][1]), *pairs], [*pairs, (broken, pairs[0][1])], [(broken, pairs[0][1])] * _MANY):
@@ -146,7 +146,7 @@ def test_a_key_among_many_that_can_not_be_read_stops_the_load() -> None:
             _shard().replaying().batch([_Record(*each) for each in batch], NOW)
 
 
-def test_many_values_have_one_shape_only_where_each_of_them_has_it() -> None:
+def test_values_are_packed_only_if_each_of_them_is() -> None:
     plain = [pack(offset, 2, 3, ZERO_UUID) for offset in range(20)]
     with_id = [pack(offset, 2, 3, IDS[1]) for offset in range(20)]
     assert are_packed(plain)
@@ -160,7 +160,7 @@ def test_many_values_have_one_shape_only_where_each_of_them_has_it() -> None:
 
 @pytest.mark.parametrize("topic_id", IDS)
 @pytest.mark.parametrize(("metadata", "expire_ms"), [("", -1), ("m", -1), ("", 5)])
-def test_packed_is_what_needs_no_more_than_its_bytes(topic_id: UUID, metadata: str, expire_ms: int) -> None:
+def test_value_is_packed_if_its_bytes_hold_every_field(topic_id: UUID, metadata: str, expire_ms: int) -> None:
     offset = CommittedOffset(2**62, 7, metadata, START_MS, expire_ms, topic_id)
     _, value = records.offset_record(OffsetSlot("g", "t", 0), offset)
     assert value is not None
@@ -169,7 +169,7 @@ def test_packed_is_what_needs_no_more_than_its_bytes(topic_id: UUID, metadata: s
         assert unpack(value) == (2**62, 7, START_MS, topic_id)
 
 
-def test_packed_is_no_other_version_and_no_other_tag() -> None:
+def test_values_of_other_versions_or_tags_are_not_packed() -> None:
     _, plain = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3))
     _, with_id = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3, -1, IDS[1]))
     assert plain is not None
@@ -177,7 +177,7 @@ def test_packed_is_no_other_version_and_no_other_tag() -> None:
     assert is_packed(plain)
     assert is_packed(with_id)
     version_3 = b"\x00\x03" + plain[2:14] + b"\x00\x00" + plain[15:23]
-    assert len(version_3) == len(plain), "only a look inside tells them apart"
+    assert len(version_3) == len(plain), "only the content distinguishes them"
     metadata = "\0" * 8 + "\x01\x00\x10" + "\0" * 7
     _, with_metadata = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, metadata, 3))
     assert with_metadata is not None
@@ -194,7 +194,7 @@ def test_packed_is_no_other_version_and_no_other_tag() -> None:
         assert not is_packed(other)
 
 
-def test_goes_on_compares_offsets() -> None:
+def test_is_not_below_compares_offsets() -> None:
     def packed(offset: int) -> bytes:
         _, value = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(offset, 2, "", 3))
         assert value is not None
@@ -215,15 +215,15 @@ def test_goes_on_compares_offsets() -> None:
         b"\x00\x01",
     ],
 )
-def test_a_key_that_can_not_be_read_stops_the_load(key: bytes) -> None:
+def test_undecodable_key_stops_the_load(key: bytes) -> None:
     _, value = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3))
     with pytest.raises(InternalError, match="cannot be read"):
         _shard().replaying().batch([_Record(key, value)], NOW)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_offsets_are_written_as_the_schema_says(seed: int) -> None:
-    """By hand, where they have the shape that nearly all have."""
+def test_offsets_are_encoded_as_by_the_schema(seed: int) -> None:
+    """Offsets in the common format are encoded by hand."""
     rng = Random(seed)
     slot = OffsetSlot("gr\u00fcn" * rng.randrange(1, 9), "t" * rng.randrange(1, 250), rng.randrange(2**31))
     offset, epoch, at_ms = rng.randrange(2**63), rng.randrange(-1, 2**31), rng.randrange(2**63)

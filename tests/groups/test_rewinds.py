@@ -1,4 +1,4 @@
-"""Commits that went back because the log was truncated: taken, marked, and found again in the log."""
+"""Commits below the former offset after a truncation: accepted, marked, and restored from the log."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ONE, OTHER = UUID(int=1), UUID(int=2)
         pytest.param((100, 3), (90, 4), True, id="behind, with a newer epoch"),
         pytest.param((100, 3), (90, 3), False, id="sought back in the same epoch"),
         pytest.param((100, 3), (90, 2), False, id="sought back into an older epoch"),
-        pytest.param((100, 3), (90, -1), False, id="reset by somebody who names no epoch"),
-        pytest.param((100, -1), (90, 4), False, id="nothing is known of the position before"),
-        pytest.param((100, 3), (100, 4), False, id="where it was"),
+        pytest.param((100, 3), (90, -1), False, id="reset without an epoch"),
+        pytest.param((100, -1), (90, 4), False, id="former position without an epoch"),
+        pytest.param((100, 3), (100, 4), False, id="unchanged"),
         pytest.param((100, 3), (110, 4), False, id="further on"),
         pytest.param((100, 0), (0, 1), True, id="to the very start"),
     ],
 )
-def test_the_rule(before: tuple[int, int], after: tuple[int, int], goes_back: bool) -> None:
+def test_rewind_rule(before: tuple[int, int], after: tuple[int, int], goes_back: bool) -> None:
     found = step_back((*before, ZERO_UUID), (*after, ZERO_UUID), 7)
     assert (found is not None and shows_truncation(found)) is goes_back
     if found is not None:
@@ -41,7 +41,7 @@ def test_the_rule(before: tuple[int, int], after: tuple[int, int], goes_back: bo
     ("before", "after", "goes_back"),
     [(ONE, ONE, True), (ONE, OTHER, False), (ZERO_UUID, OTHER, True), (ONE, ZERO_UUID, True)],
 )
-def test_a_new_topic_of_the_same_name_begins_anew(before: UUID, after: UUID, goes_back: bool) -> None:
+def test_commit_to_a_recreated_topic_is_not_a_rewind(before: UUID, after: UUID, goes_back: bool) -> None:
     assert (step_back((100, 3, before), (90, 4, after), 7) is not None) is goes_back
 
 
@@ -49,14 +49,14 @@ def test_a_new_topic_of_the_same_name_begins_anew(before: UUID, after: UUID, goe
     ("after", "epoch_end", "goes_back"),
     [((90, 3), 90, True), ((90, 3), 95, False), ((90, 3), -1, False), ((90, -1), 90, False), ((90, 2), 90, True)],
 )
-def test_back_to_where_the_epoch_ends_now(after: tuple[int, int], epoch_end: int, goes_back: bool) -> None:
-    """A consumer that was told of the truncation, and commits before it reads on."""
+def test_commit_at_the_new_end_of_the_epoch(after: tuple[int, int], epoch_end: int, goes_back: bool) -> None:
+    """A consumer that detected the truncation and commits before it reads on."""
     step = step_back((100, 3, ZERO_UUID), (*after, ZERO_UUID), 7)
     assert step is not None
     assert is_at_epoch_end(step, epoch_end) is goes_back
 
 
-def test_the_coordinator_asks_the_log_where_it_has_one() -> None:
+def test_coordinator_queries_the_local_log_for_the_epoch_end() -> None:
     world = World(epoch_end=lambda topic, partition, epoch: {("t", 0, 3): 90}.get((topic, partition, epoch), -1))
     world.commit_all({("t", 0): (100, 3), ("t", 1): (100, 3)})
     world.commit_all({("t", 0): (90, 3), ("t", 1): (90, 3)})
@@ -71,7 +71,7 @@ def _mark(world: World) -> Rewind | None:
     return stored.rewound
 
 
-def test_it_is_taken_and_marked_and_the_operator_is_told_once() -> None:
+def test_rewind_is_accepted_marked_and_reported_once() -> None:
     world = World()
     assert world.commit_all({("t", 0): (100, 3)}).outcome.errors == (ErrorCode.NONE,)
     assert _mark(world) is None
@@ -87,7 +87,7 @@ def test_it_is_taken_and_marked_and_the_operator_is_told_once() -> None:
     assert (fetched.offset, fetched.leader_epoch) == (200, 4)
 
 
-def test_what_the_log_refuses_leaves_no_mark() -> None:
+def test_rewind_rejected_by_the_log_leaves_no_mark() -> None:
     world = World()
     world.commit_all({("t", 0): (100, 3)})
     world.hold_appends = True
@@ -97,7 +97,7 @@ def test_what_the_log_refuses_leaves_no_mark() -> None:
     assert world.told == []
 
 
-def test_it_is_found_again_by_whoever_loads_the_log() -> None:
+def test_rewind_is_restored_by_a_load() -> None:
     world = World()
     for at in ((100, 3), (90, 4), (95, 4)):
         world.commit_all({("t", 0): at, ("t", 1): (at[0], 3)})
@@ -108,10 +108,10 @@ def test_it_is_found_again_by_whoever_loads_the_log() -> None:
     other = world.shard().offsets.committed(OffsetSlot(GROUP, "t", 1))
     assert other is not None
     assert other.rewound is None
-    assert world.told == [OffsetRewound(GROUP, "t", 0, expected)], "a load tells nothing again"
+    assert world.told == [OffsetRewound(GROUP, "t", 0, expected)], "a load reports nothing again"
 
 
-def test_it_goes_with_the_offset() -> None:
+def test_rewind_is_removed_with_the_offset() -> None:
     world = World()
     world.commit_all({("t", 0): (100, 3)})
     world.commit_all({("t", 0): (90, 4)})
@@ -120,7 +120,7 @@ def test_it_goes_with_the_offset() -> None:
     assert _mark(world) is None
 
 
-def test_a_transaction_that_ends_later_counts_when_it_ends() -> None:
+def test_transactional_commit_is_compared_when_its_transaction_ends() -> None:
     world = World()
     world.commit_all({("t", 0): (100, 3)})
     shard = world.shard()

@@ -8,11 +8,11 @@ from fenceline.errors import OperatorError
 from fenceline.groups.settings import GroupSettings
 
 
-def test_what_is_not_set_has_kafkas_default() -> None:
+def test_defaults_are_those_of_kafka() -> None:
     assert GroupSettings.from_lookup(lambda name: None) == GroupSettings()
 
 
-def test_every_property_is_taken_in_its_unit() -> None:
+def test_every_property_is_read_in_its_unit() -> None:
     properties = {
         "group.min.session.timeout.ms": "1",
         "group.max.session.timeout.ms": 2,
@@ -33,12 +33,12 @@ def test_every_property_is_taken_in_its_unit() -> None:
     )
 
 
-def test_assignors_may_go_by_the_names_of_kafkas_classes() -> None:
+def test_assignors_may_be_named_by_kafkas_classes() -> None:
     classes = "org.apache.kafka.coordinator.group.assignor.RangeAssignor, uniform"
     found = GroupSettings.from_lookup({"group.consumer.assignors": classes}.get)
     assert found.consumer.assignors == ("range", "uniform")
 
 
-def test_an_assignor_that_nobody_has_is_the_operators_mistake() -> None:
+def test_unknown_assignor_is_an_operator_error() -> None:
     with pytest.raises(OperatorError, match="sticky"):
         GroupSettings.from_lookup({"group.consumer.assignors": ("uniform", "sticky")}.get)

@@ -1,4 +1,4 @@
-"""The transition table: every (state, step) cell, and its picture in the docstring."""
+"""The transition table: every (state, step) cell, and its copy in the docstring."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_table_covers_every_state() -> None:
     assert set(TRANSITIONS) == set(GroupState)
 
 
-def test_the_docstring_shows_the_table() -> None:
+def test_docstring_shows_the_table() -> None:
     assert states.__doc__ is not None
     shown = [line.strip() for line in states.__doc__.splitlines()]
     for row in _table():

@@ -1,4 +1,4 @@
-"""Static members (KIP-345): an instance that comes back keeps its place."""
+"""Static members (KIP-345): an instance that returns keeps its assignment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _static(world: World, *instances: str) -> dict[str, str]:
     return members
 
 
-def test_a_static_member_that_comes_back_keeps_its_assignment_without_a_rebalance() -> None:
+def test_returning_static_member_keeps_its_assignment_without_a_rebalance() -> None:
     world = World()
     members = _static(world, "i", "j")
     world.hold_appends = True
@@ -46,7 +46,7 @@ def test_a_static_member_that_comes_back_keeps_its_assignment_without_a_rebalanc
 
 
 @pytest.mark.parametrize("may_skip", [False, True])
-def test_a_static_leader_that_comes_back_does_not_assign_again(may_skip: bool) -> None:
+def test_returning_static_leader_does_not_assign_again(may_skip: bool) -> None:
     world = World()
     members = _static(world, "i", "j")
     back = world.join(instance="i", may_skip_assignment=may_skip).outcome
@@ -57,7 +57,7 @@ def test_a_static_leader_that_comes_back_does_not_assign_again(may_skip: bool) -
         assert (back.leader, back.skip_assignment, back.members) == (members["i"], False, ())
 
 
-def test_a_static_member_whose_new_id_can_not_be_stored_keeps_the_old_one() -> None:
+def test_static_member_keeps_its_old_id_if_the_new_one_cannot_be_stored() -> None:
     world = World()
     members = _static(world, "i")
     world.hold_appends = True
@@ -72,8 +72,8 @@ def test_a_static_member_whose_new_id_can_not_be_stored_keeps_the_old_one() -> N
     ("first", "known"),
     [(ErrorCode.NONE, "first"), (ErrorCode.KAFKA_STORAGE_ERROR, "old")],
 )
-def test_an_instance_that_comes_back_twice_falls_back_to_the_id_that_the_log_has(first: ErrorCode, known: str) -> None:
-    """Both new ids are under way at once, and the second one can not be stored."""
+def test_instance_that_returns_twice_falls_back_to_the_stored_id(first: ErrorCode, known: str) -> None:
+    """Both new ids are pending at once, and the second one cannot be stored."""
     world = World()
     old = _static(world, "i")["i"]
     world.hold_appends = True
@@ -100,7 +100,7 @@ def test_a_static_member_with_another_protocol_starts_a_rebalance() -> None:
     assert world.group().state is PREPARING
 
 
-def test_a_static_member_that_comes_back_during_the_assignment_starts_a_rebalance() -> None:
+def test_static_member_returning_during_the_assignment_starts_a_rebalance() -> None:
     world = World()
     joins = [world.join(instance=name) for name in ("i", "j")]
     world.advance(0)
@@ -113,7 +113,7 @@ def test_a_static_member_that_comes_back_during_the_assignment_starts_a_rebalanc
     assert world.sync(leader, 1).outcome.error is REBALANCE
 
 
-def test_a_static_member_that_comes_back_while_members_gather_fences_its_old_self() -> None:
+def test_static_member_returning_during_the_join_phase_fences_its_old_id() -> None:
     world = World()
     members = _static(world, "i", "j")
     old = world.join(members["i"], instance="i")
@@ -133,13 +133,13 @@ def test_a_static_leader_that_does_not_rejoin_keeps_its_place_but_does_not_lead(
     back = world.join(members["j"], instance="j", protocols=changed, rebalance_timeout_ms=5_000)
     world.advance(5_000)
     assert (back.outcome.leader, len(back.outcome.members)) == (members["j"], 2)
-    # It neither asks for its assignment nor is it heard of: now it has to go.
+    # It sends neither a SyncGroup nor a heartbeat: now it expires.
     world.sync(members["j"], 2, {members["j"]: b"1"})
     world.advance(5_000)
     assert list(world.group().members) == [members["j"]]
 
 
-def test_a_group_of_static_members_that_are_all_away_waits_for_their_sessions_to_end() -> None:
+def test_group_with_only_absent_static_members_waits_for_their_session_timeouts() -> None:
     world = World()
     members = _static(world, "i", "j")
     for member in world.group().members.values():

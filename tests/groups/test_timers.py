@@ -46,7 +46,7 @@ def test_moving_a_deadline_does_not_grow_the_heap() -> None:
     assert timers.next_deadline_ms() == 9_999
 
 
-def test_a_partition_goes_as_a_whole() -> None:
+def test_all_timers_of_a_partition_are_removed() -> None:
     timers = Timers()
     timers.arm(TimerKey(0, TimerKind.JOIN, "g"), 1)
     timers.arm(TimerKey(1, TimerKind.JOIN, "h"), 2)

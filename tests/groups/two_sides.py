@@ -1,7 +1,7 @@
-"""A script of `peers.Session` told to one side and to the other: to a broker on a port, and to our handlers alone.
+"""A script of `peers.Session` run against both sides: a broker on a port, and our handlers alone.
 
-Owns the topics that all scripts speak of, the peers' lives, and how two accounts are compared. What the scripts say is
-`scripts`' and `consumer_scripts`'.
+Owns the topics of all scripts, the lifetime of the peers, and the comparison of two recordings. The scripts are in
+`scripts` and `consumer_scripts`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_DELAY: Final = GroupSettings(initial_rebalance_delay_ms=0)
 
 @contextmanager
 def kafka_with_groups(overrides: Mapping[str, str] | None = None) -> Iterator[ApacheKafka]:
-    """A Kafka that has the topics, and whose coordinator of groups is there."""
+    """A Kafka with the topics and an available group coordinator."""
 
     async def prepare(port: int) -> None:
         async with prepared(port):
@@ -38,7 +38,7 @@ def kafka_with_groups(overrides: Mapping[str, str] | None = None) -> Iterator[Ap
 
 @asynccontextmanager
 async def prepared(port: int) -> AsyncIterator[Session]:
-    """A session with the broker behind a port, once it has the topics and its coordinator of groups is there."""
+    """A session with the broker behind a port, after it has the topics and an available group coordinator."""
     peer = SocketPeer(port)
     try:
         await peer.prepare(TOPICS, PARTITIONS)
@@ -64,7 +64,7 @@ async def told_to_handlers(run: Script, settings: GroupSettings = NO_DELAY) -> t
 
 
 def same(ours: list[Any], theirs: list[Any]) -> None:
-    """Two accounts of one script."""
+    """Two recordings of one script."""
     assert len(ours) == len(theirs)
     differences = [
         f"{number}: Kafka {their}\n{' ' * len(str(number))}  we    {our}"

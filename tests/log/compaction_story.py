@@ -1,9 +1,9 @@
-"""A compacted log beside a plain model of it: the records that were written, and a dict of the last value of each key.
+"""A compacted log compared with a plain model: the written records, and a dict of the last value of each key.
 
-What must hold after every compaction, and after every crash within one: nothing moved (log start, log end, epochs);
-every record that is left is one that was written, with its offset, time and leader epoch; a reader of committed records
-ends with the same dict; of what a pass has covered, only the newest record of each key is left, and its tombstones
-until `delete.retention.ms` is over; every offset can be read from; producers go on as if nothing had happened.
+Invariants after every compaction, and after every crash during one: log start, log end and epochs are unchanged;
+every remaining record was written, with its offset, timestamp and leader epoch; a reader of committed records ends
+with the same dict; in the range that a pass covered, only the newest record of each key remains, and tombstones
+remain until `delete.retention.ms` has passed; every offset can be read; producers continue without errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Written(NamedTuple):
 
 
 class Open(NamedTuple):
-    """A transaction that is not decided."""
+    """A transaction that is neither committed nor aborted."""
 
     first_offset: int
     records: list[Written]
@@ -58,7 +58,7 @@ def marker(producer_id: int, timestamp: int, *, commit: bool) -> bytearray:
 
 
 def run(log: PartitionLog, work: Compaction) -> list[Replacement]:
-    """All of a compaction, here and now."""
+    """Run a whole compaction synchronously."""
     found = []
     for step in work.steps():
         if isinstance(step, Replacement):
@@ -68,7 +68,7 @@ def run(log: PartitionLog, work: Compaction) -> list[Replacement]:
 
 
 def compact_all(log: PartitionLog, now_ms: int, limits: Limits) -> None:
-    """Everything is flushed, then all sealed segments are compacted, also those that had been before."""
+    """Flush everything, then compact all sealed segments, including those compacted before."""
     if (work := log.flush_work(now_ms)) is not None:
         work.run()
     due = Due(log.log_start_offset, log.segments[-1].base_offset, 1, 1.0)
@@ -76,7 +76,7 @@ def compact_all(log: PartitionLog, now_ms: int, limits: Limits) -> None:
 
 
 def fetch(leading: PartitionLog, following: PartitionLog, leader_epoch: int, max_bytes: int) -> None:
-    """A follower's next batches, and what it has to ask before it can take them (`epoch_search.py`)."""
+    """Fetch a follower's next batches, with the epoch look-ups it needs before it appends them (`epoch_search.py`)."""
     read = leading.read(following.log_end_offset, max_bytes, end_offset_exclusive=leading.log_end_offset)
     records = memoryview(bytes(read.load()))
     state = FollowerState("topic", bytes(16), 0, leader_epoch, following)
@@ -91,7 +91,7 @@ def fetch(leading: PartitionLog, following: PartitionLog, leader_epoch: int, max
 
 
 OURS = UUID(int=7)
-"""An incarnation: nothing else compacts these logs, and `compaction_bound` is exact."""
+"""An incarnation: no other program compacts these logs, and `compaction_bound` is exact."""
 
 
 class Story:
@@ -112,17 +112,17 @@ class Story:
         self.written: dict[int, Written] = {}
         """All records, by offset; those of aborted transactions, too."""
         self.committed: list[Written] = []
-        """In the order in which readers of committed records get them: that of their offsets once all are decided."""
+        """In the order in which readers of committed records get them: by offset when all transactions are complete."""
         self.open: dict[int, Open] = {}
         self.sequences: dict[int, int] = {}
         self.checkpoint = 0
-        """Up to where it was compacted."""
+        """The offset up to which the log was compacted."""
         self.recovery_point = 0
         self.tombstones_until_ms: dict[int, int] = {}
-        """By offset, for how long the tombstones that a pass has met must stay."""
+        """By offset, the time until which tombstones seen by a pass must remain."""
         self.keys = [b"%d" % number for number in range(rng.choice([1, 3, 12]))]
 
-    # -- what can happen ---------------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------------------
 
     def rows(self) -> list[Row]:
         rng = self.rng
@@ -162,7 +162,7 @@ class Story:
         self.committed += found
 
     def append_without_key(self) -> None:
-        """From when the topic was not compacted."""
+        """A record from before the topic was compacted."""
         self.committed += self._append([(self.now_ms, None, b"no key", ())], Origin.COORDINATOR)
 
     def append_in_transaction(self) -> None:
@@ -203,7 +203,7 @@ class Story:
         self.recovery_point = self.log.recovery_point
 
     def due(self) -> Due | None:
-        """Whole segments below what is committed, decided and safe."""
+        """Whole segments below the committed, stable and flushed offsets."""
         limit = min(self.log.last_stable_offset, self.recovery_point)
         bases = [segment.base_offset for segment in self.log.segments]
         ends = [base for base in bases[1:] if base <= limit and base > self.checkpoint]
@@ -234,27 +234,27 @@ class Story:
         self.same()
 
     def compacted(self, end: int) -> None:
-        """A pass has ended: what it covers has nothing that is not needed."""
+        """A pass has ended: no unneeded record remains in its range."""
         self.checkpoint = end
         last = self.newest(end)
         left = self.raw()
         visible = self.visible(left)
         for each in visible:
             assert each.offset >= end or last.get(each.key) == each, (
-                f"{each} is left, but {last.get(each.key)} is newer"
+                f"{each} remains, but {last.get(each.key)} is newer"
             )
         there = {each.offset for each in visible}
         for header, records in left:
             if not header.is_control and header.last_offset < end:
-                assert all(each.offset in there for each in records), f"{header} was aborted, and is left"
+                assert all(each.offset in there for each in records), f"{header} was aborted, but remains"
         for each in last.values():
-            # Of the batch that found no room in the map, some keys may be known.
+            # Some keys of the batch that did not fit into the map may be in it.
             is_newer = any(other.key == each.key and other.offset > each.offset for other in visible)
             if each.value is None:
                 until = self.tombstones_until_ms.setdefault(each.offset, self.now_ms + DELETE_RETENTION_MS)
-                assert each.offset in there or is_newer or self.now_ms >= until, f"{each} went before {until}"
+                assert each.offset in there or is_newer or self.now_ms >= until, f"{each} was removed before {until}"
             else:
-                assert each.offset in there or is_newer, f"{each} is gone"
+                assert each.offset in there or is_newer, f"{each} is missing"
 
     def reopen(self) -> None:
         self.flush()
@@ -268,12 +268,12 @@ class Story:
         self.same()
 
     def forget_producers(self) -> None:
-        """Without snapshots, they are read back from the batches."""
+        """Without snapshots, producers are rebuilt from the batches."""
         for name in list(self.disk.listdir(DIRECTORY)) if self.disk.stat(DIRECTORY) is not None else ():
             if name.endswith(".snapshot"):
                 self.disk.unlink(f"{DIRECTORY}/{name}")
 
-    # -- what must be true -------------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
     def newest(self, end: int) -> dict[bytes | None, Written]:
         return {each.key: each for each in self.committed if each.offset < end and each.key is not None}
@@ -295,7 +295,7 @@ class Story:
         return read_all(log, max_bytes=self.rng.choice([1, 500, 1 << 20]))
 
     def visible(self, raw: list[tuple[BatchHeader, list[Written]]]) -> list[Written]:
-        """What a reader of committed records gets, from the log's own tale of aborted transactions."""
+        """What a reader of committed records gets, by the log's own list of aborted transactions."""
         log = self.log
         stable = log.last_stable_offset
         coming = sorted(
@@ -315,7 +315,7 @@ class Story:
         return found
 
     def segments_do_not_overlap(self) -> None:
-        """The files, not what is read through them: an offset is looked for in one of them."""
+        """Checks the files, not reads through them: each offset is looked up in one file."""
         segments = self.log.segments
         for segment, behind in itertools.pairwise(segments):
             for header in iter_headers(bytes(self.disk.peek(segment.path) or b"")):
@@ -340,12 +340,12 @@ class Story:
                 assert following == 0
             else:
                 assert known.last_sequence == following - 1
-        self.every_offset_is_found([header for header, _ in raw])
+        self.check_every_offset([header for header, _ in raw])
 
-    def a_follower_gets_the_same(self) -> None:
-        """Who begins with an empty log and fetches what is left, in pieces: the same bytes, end, epochs and producers.
+    def check_follower(self) -> None:
+        """A follower that fetches the log from its start in pieces gets the same bytes, end, epochs and producers.
 
-        A crash may take what it has not flushed; then no epoch may seem to be longer than it was.
+        A crash may lose what it has not flushed; then no epoch may appear longer than it was.
         """
         rng, log, disk = self.rng, self.log, SimDisk(self.rng.randrange(1 << 30))
         disk.mkdir("/data")
@@ -362,7 +362,7 @@ class Story:
                 crash_at = log.log_end_offset + 1
                 was_flushed = not follower.epochs.changed
                 follower.close(clean=False)
-                # The checkpoint of the directory is behind.
+                # The checkpoint of the directory lags.
                 follower = open_log(disk, config=self.config, recovery_point=rng.choice(points), incarnation=OURS)
         for epoch in range(self.epoch + 1):
             of_leader, of_follower = log.end_offset_for_epoch(epoch), follower.end_offset_for_epoch(epoch)
@@ -378,7 +378,7 @@ class Story:
                 assert copied.last_sequence == known.last_sequence
         follower.close(clean=False)
 
-    def every_offset_is_found(self, headers: list[BatchHeader]) -> None:
+    def check_every_offset(self, headers: list[BatchHeader]) -> None:
         log = self.log
         for _ in range(5 if headers else 0):
             offset = self.rng.randrange(log.log_start_offset, log.log_end_offset)
@@ -400,4 +400,4 @@ class Story:
         for _ in range(3):
             self.compact()
         self.reopen()
-        self.a_follower_gets_the_same()
+        self.check_follower()

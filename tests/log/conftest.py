@@ -1,4 +1,4 @@
-"""A disk in memory for every test of this room that asks for one."""
+"""An in-memory disk for every test of this directory that requests it."""
 
 from __future__ import annotations
 

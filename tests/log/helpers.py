@@ -1,4 +1,4 @@
-"""Batches and logs for the tests of this room."""
+"""Batches and logs for the tests of this directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = LogConfig(segment_bytes=1_000, index_interval_bytes=150)
 
 
 def batch(records: int = 1, *, size: int = 20, timestamp: int = 1_000, **fields: Any) -> memoryview:
-    """A batch as a producer sends it; `fields` as `build_batch` takes them."""
+    """A batch as a producer sends it; `fields` are those of `build_batch`."""
     rows = [(timestamp + number, b"k%d" % number, b"v" * size, ()) for number in range(records)]
     return memoryview(build_batch(rows, **fields))
 
@@ -56,7 +56,7 @@ def read_all(log: PartitionLog, *, max_bytes: int = 1 << 20) -> list[tuple[Batch
 
 
 def watch_reads(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of what is asked of a disk from now on, as they come."""
+    """The sizes of all reads of the disk from now on, in order."""
     seen: list[int] = []
     pread = disk.pread
 

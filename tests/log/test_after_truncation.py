@@ -1,4 +1,4 @@
-"""Look-ups know of what was cut: LogOffsetTest.testFetchOffsetByTimestampForMaxTimestampAfterTruncate and its like.
+"""Look-ups after a truncation: LogOffsetTest.testFetchOffsetByTimestampForMaxTimestampAfterTruncate and its like.
 
 Rules: list_offsets.md L18, L20-L22; `epochs.md E13`, `E15`, `E19`.
 """
@@ -12,12 +12,12 @@ from fenceline.testing.sim_disk import SimDisk
 from .helpers import SMALL, append, open_log
 
 
-@pytest.mark.parametrize("anew", [False, True], ids=["in memory", "opened again"])
+@pytest.mark.parametrize("anew", [False, True], ids=["in memory", "reopened"])
 @pytest.mark.parametrize(("cut", "largest"), [(40, (20, 2_000)), (31, (20, 2_000)), (20, (19, 190)), (7, (6, 60))])
-def test_the_largest_time_is_that_of_a_record_that_is_there(
+def test_max_timestamp_is_that_of_a_remaining_record(
     disk: SimDisk, cut: int, largest: tuple[int, int], anew: bool
 ) -> None:
-    """L20, L22: times rise but for offset 20, which is far ahead."""
+    """L20, L22: timestamps rise, except that of offset 20, which is far ahead."""
     log = open_log(disk, config=SMALL)
     for number in range(40):
         append(log, epoch=number // 10, timestamp=2_000 if number == 20 else 10 * number)
@@ -35,7 +35,7 @@ def test_the_largest_time_is_that_of_a_record_that_is_there(
     assert log.end_offset_for_epoch(log.latest_epoch) == (log.latest_epoch, cut)
 
 
-def test_an_emptied_log_has_no_times(disk: SimDisk) -> None:
+def test_emptied_log_has_no_timestamps(disk: SimDisk) -> None:
     """L20, E19."""
     log = open_log(disk, config=SMALL)
     for number in range(9):

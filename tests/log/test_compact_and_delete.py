@@ -1,5 +1,5 @@
-"""`cleanup.policy=compact,delete`: a log that loses the old values of each key, and its old segments; and `compact`
-alone, which loses nothing by time or size.
+"""`cleanup.policy=compact,delete`: old values of each key and old segments are removed; and `compact` alone,
+which removes nothing by time or size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def compact(log: PartitionLog, now_ms: int) -> None:
 
 
 def records(log: PartitionLog) -> list[tuple[int, bytes | None, int]]:
-    """Offset, key and time."""
+    """Offset, key and timestamp."""
     return [
         (each.offset, each.key, each.timestamp)
         for header, content in read_all(log)
@@ -46,7 +46,7 @@ def records(log: PartitionLog) -> list[tuple[int, bytes | None, int]]:
     ]
 
 
-def lived(disk: SimDisk, config: LogConfig) -> PartitionLog:
+def filled(disk: SimDisk, config: LogConfig) -> PartitionLog:
     """Old records in epoch 0, new ones in epoch 3. Some keys are only old, some only new, some both."""
     log = open_log(disk, config=config)
     write(log, 0, OLD_MS, [b"both-%d" % (number % 4) for number in range(30)])
@@ -57,14 +57,14 @@ def lived(disk: SimDisk, config: LogConfig) -> PartitionLog:
     return log
 
 
-def test_both_are_done_to_one_log(disk: SimDisk) -> None:
-    log = lived(disk, BOTH)
+def test_log_is_compacted_and_deleted_by_time(disk: SimDisk) -> None:
+    log = filled(disk, BOTH)
     active = log.segments[-1].base_offset
     compact(log, NEW_MS)
     keys = [key for offset, key, _ in records(log) if offset < active]
     assert len(keys) == len(set(keys)), "compacted: a key has one value"
     assert sum(key.startswith(b"old") for key in keys if key is not None) == 30
-    assert log.log_start_offset == 0, "which moves no start"
+    assert log.log_start_offset == 0, "compaction does not move the log start"
 
     removed = log.enforce_retention(NEW_MS + 1)
     assert {segment.reason for segment in removed} == {"time"}
@@ -74,11 +74,11 @@ def test_both_are_done_to_one_log(disk: SimDisk) -> None:
     assert log.epochs.entries[-1][0] == 3
     assert log.epochs.entries[0][1] == log.log_start_offset
     left = records(log)
-    assert {time for _, _, time in left} == {NEW_MS}, "deleted: nothing is older than its time"
+    assert {time for _, _, time in left} == {NEW_MS}, "deleted: no record is older than the retention time"
     newest = {key: offset for offset, key, _ in left}
     assert newest.keys() == {b"both-%d" % n for n in range(4)} | {b"new-%d" % n for n in range(20)}
 
-    # Compaction goes on behind the start; so does a log that is opened again.
+    # Compaction continues after the log start, also after a restart.
     write(log, 3, NEW_MS + 1, [b"new-%d" % number for number in range(20)])
     compact(log, NEW_MS + 1)
     start, active = log.log_start_offset, log.segments[-1].base_offset
@@ -90,7 +90,7 @@ def test_both_are_done_to_one_log(disk: SimDisk) -> None:
     assert (log.log_start_offset, log.log_end_offset, records(log)) == (start, end, found)
 
 
-def test_by_size_too(disk: SimDisk) -> None:
+def test_log_is_compacted_and_deleted_by_size(disk: SimDisk) -> None:
     config = LogConfig(
         segment_bytes=500,
         index_interval_bytes=100,
@@ -98,7 +98,7 @@ def test_by_size_too(disk: SimDisk) -> None:
         retention_ms=-1,
         retention_bytes=1_200,
     )
-    log = lived(disk, config)
+    log = filled(disk, config)
     compact(log, NEW_MS)
     assert log.size_bytes > 2 * config.retention_bytes
     assert {segment.reason for segment in log.enforce_retention(NEW_MS)} == {"size"}
@@ -106,22 +106,22 @@ def test_by_size_too(disk: SimDisk) -> None:
     assert records(log)[-1][1] == b"new-19"
 
 
-def test_compact_alone_loses_nothing_by_time_or_size(disk: SimDisk) -> None:
-    log = lived(disk, COMPACT)
+def test_compact_policy_alone_deletes_nothing_by_time_or_size(disk: SimDisk) -> None:
+    log = filled(disk, COMPACT)
     before = records(log)
     assert log.enforce_retention(NEW_MS * 1_000) == []
     log.config = LogConfig(segment_bytes=500, cleanup_policy=frozenset({"compact"}), retention_bytes=1)
     assert log.enforce_retention(NEW_MS * 1_000) == []
     assert records(log) == before
-    # What DeleteRecords took goes with either policy.
+    # Records deleted by DeleteRecords are removed with either policy.
     assert log.advance_log_start(40)
     assert {segment.reason for segment in log.enforce_retention(NEW_MS)} == {"log start"}
     assert records(log) == [each for each in before if each[0] >= log.segments[0].base_offset and each[0] >= 40]
 
 
-def test_segments_that_retention_takes_before_a_pass_begins(disk: SimDisk) -> None:
-    """Nothing is left to do: the log was called one that cannot be compacted, and never looked at again."""
-    log = lived(disk, BOTH)
+def test_segments_deleted_by_retention_before_a_pass_starts(disk: SimDisk) -> None:
+    """Nothing remains to be done: before, the log was marked as uncompactable and never checked again."""
+    log = filled(disk, BOTH)
     active = log.segments[-1].base_offset
     due = Due(0, active, 1, 1.0)
     log.advance_log_start(active)
@@ -132,7 +132,7 @@ def test_segments_that_retention_takes_before_a_pass_begins(disk: SimDisk) -> No
     assert work.end == active
 
 
-def test_a_flush_leaves_the_index_of_a_segment_that_was_exchanged_meanwhile(disk: SimDisk) -> None:
+def test_flush_keeps_the_index_of_a_segment_replaced_meanwhile(disk: SimDisk) -> None:
     """Indexes of a newest segment that a clean close saved: the segment ends after the start, and a flush begins."""
     config = LogConfig(segment_bytes=1 << 20, index_interval_bytes=100, cleanup_policy=frozenset({"compact"}))
     log = open_log(disk, config=config)

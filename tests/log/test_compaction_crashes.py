@@ -1,4 +1,4 @@
-"""Compaction, and a crash between any two steps of its disk: the log is what it was, or what it should become."""
+"""A crash between any two disk operations of a compaction: the log is unchanged, or completely compacted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .helpers import DIRECTORY, open_log
 
 
 class PowerLost(Exception):
-    """Instead of a call of the disk."""
+    """Raised instead of executing a disk call."""
 
 
 class CrashingDisk(SimDisk):
-    """Loses power instead of its n-th call from now on; 0: never."""
+    """Loses power at its n-th call from now on; 0: never."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -42,7 +42,7 @@ class CrashingDisk(SimDisk):
 
 
 def grown(seed: int) -> tuple[Story, CrashingDisk]:
-    """A log with something to compact; the same one for the same seed."""
+    """A log that needs compaction; the same seed gives the same log."""
     rng = Random(seed)
     disk = CrashingDisk(seed)
     story = Story(rng, disk)
@@ -58,8 +58,8 @@ def grown(seed: int) -> tuple[Story, CrashingDisk]:
     return story, disk
 
 
-def compact_until_power_is_lost(story: Story) -> None:
-    """What the node does in other threads is done at once."""
+def compact_until_power_loss(story: Story) -> None:
+    """Work that the node does in other threads runs synchronously."""
     due = story.due()
     assert due is not None
     work = story.begin(due)
@@ -72,33 +72,33 @@ def compact_until_power_is_lost(story: Story) -> None:
 
 
 def calls_of(seed: int) -> int:
-    """How many calls of its disk a compaction makes; 0 where there is nothing to compact."""
+    """How many disk calls a compaction makes; 0 if there is nothing to compact."""
     story, disk = grown(seed)
     if story.due() is None:
         return 0
     story, disk = grown(seed)
     disk.calls_left = 1 << 30
-    compact_until_power_is_lost(story)
+    compact_until_power_loss(story)
     return (1 << 30) - disk.calls_left
 
 
-def looked_at(disk: SimDisk, recovery_point: int) -> LogInspection:
-    """The log as a comparison with another directory finds it; no file changes."""
+def inspected(disk: SimDisk, recovery_point: int) -> LogInspection:
+    """Inspect the log as a comparison of two directories does; no file changes."""
     before = {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)}
     found = inspect_log(disk, DIRECTORY, UNKNOWN._replace(recovery_point=recovery_point), clean=False)
     assert {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)} == before
     return found
 
 
-def power_is_lost(seed: int, call: int) -> None:
+def check_power_loss(seed: int, call: int) -> None:
     story, disk = grown(seed)
     before = (story.log.log_start_offset, story.log.log_end_offset, story.log.epochs.entries)
     disk.calls_left = call
     with pytest.raises(PowerLost):
-        compact_until_power_is_lost(story)
+        compact_until_power_loss(story)
     disk.calls_left = 0
     disk.crash()
-    found = looked_at(disk, story.recovery_point)
+    found = inspected(disk, story.recovery_point)
     story.log = open_log(disk, config=story.config, recovery_point=story.recovery_point, incarnation=OURS)
     assert (found.log_start_offset, found.log_end_offset) == (story.log.log_start_offset, story.log.log_end_offset)
     assert story.log.recovery is not None
@@ -111,15 +111,15 @@ def power_is_lost(seed: int, call: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_power_is_lost_between_two_steps(seed: int) -> None:
-    """The last steps of each segment are what there is to see: of all others some are tried."""
+def test_power_loss_between_two_steps(seed: int) -> None:
+    """Crashes at the last steps of each segment, and at a sample of the others."""
     count = calls_of(seed)
     for call in Random(seed).sample(range(1, count + 1), min(count, 25)):
-        power_is_lost(seed, call)
+        check_power_loss(seed, call)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whoever_stops_it_between_two_pieces_finds_the_log_as_it_was(seed: int) -> None:
+def test_compaction_stopped_between_two_pieces_leaves_the_log_unchanged(seed: int) -> None:
     for pieces in [*range(1, 8), *range(8, 80, 9)]:
         story, disk = grown(seed)
         due = story.due()
@@ -144,7 +144,7 @@ def test_whoever_stops_it_between_two_pieces_finds_the_log_as_it_was(seed: int) 
             return
 
 
-def test_a_segment_that_was_taken_out_meanwhile_is_not_exchanged() -> None:
+def test_segment_removed_during_compaction_is_not_replaced() -> None:
     story, _ = grown(3)
     due = story.due()
     assert due is not None
@@ -157,7 +157,7 @@ def test_a_segment_that_was_taken_out_meanwhile_is_not_exchanged() -> None:
     assert len(story.log.segments) <= len(before)
 
 
-def test_indexes_that_are_still_to_be_saved_are_not_written_over_those_of_the_new_segment() -> None:
+def test_segment_with_unsaved_indexes_is_not_replaced() -> None:
     story, disk = grown(3)
     story.roll()
     story.append()
@@ -182,7 +182,7 @@ def test_indexes_that_are_still_to_be_saved_are_not_written_over_those_of_the_ne
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename", "open", "read"])
-def test_a_disk_that_refuses_leaves_the_log_as_it_was(call: Call) -> None:
+def test_disk_error_leaves_the_log_unchanged(call: Call) -> None:
     story, disk = grown(5)
     due = story.due()
     assert due is not None
@@ -201,6 +201,6 @@ def test_a_disk_that_refuses_leaves_the_log_as_it_was(call: Call) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(100, 400))
-def test_power_is_lost_between_any_two_steps(seed: int) -> None:
+def test_power_loss_between_any_two_steps(seed: int) -> None:
     for call in range(1, calls_of(seed) + 1):
-        power_is_lost(seed, call)
+        check_power_loss(seed, call)

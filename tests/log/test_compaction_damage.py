@@ -1,4 +1,4 @@
-"""A compaction meets damage: it says where, changes nothing, and takes no memory for what only claims to be large."""
+"""Compaction of a damaged log reports the position, changes nothing, and allocates no memory for a false length."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def disk() -> SimDisk:
 
 
 def grown(disk: SimDisk, *sizes: int) -> PartitionLog:
-    """A batch of two keys for each size of their values; safe on the disk."""
+    """One batch of two keys for each value size; flushed."""
     log = open_log(disk, config=replace(CONFIG, segment_bytes=20_000) if max(sizes) > 400 else CONFIG)
     for size in sizes:
         append(log, 2, size=size)
@@ -48,8 +48,8 @@ def begun(log: PartitionLog, first_dirty: int = 0) -> Compaction:
     ("position", "mask"), [(57, 0x40), (58, 0x01), (59, 0x01), (60, 0x01), (17, 0x01), (80, 0x01), (23, 0x80)]
 )
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_damaged_batch_is_told(disk: SimDisk, position: int, mask: int, is_clean: bool) -> None:
-    """Also where an earlier compaction had seen it whole: only the second pass reads it then."""
+def test_damaged_batch_is_reported(disk: SimDisk, position: int, mask: int, is_clean: bool) -> None:
+    """Also if an earlier compaction read it intact: then only the second pass reads it."""
     log = grown(disk, *[20] * 40)
     segments = list(log.segments)
     flip(disk, segments[0].path, position, mask)
@@ -60,19 +60,17 @@ def test_a_damaged_batch_is_told(disk: SimDisk, position: int, mask: int, is_cle
     assert not [name for name in disk.listdir(DIRECTORY) if name.endswith((".cleaned", ".swap", ".deleted"))]
 
 
-def test_no_memory_is_taken_for_a_batch_that_only_claims_to_be_large(
-    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_memory_is_allocated_for_a_false_batch_length(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "MAX_UNVERIFIED_BYTES", 2_000)
     log = grown(disk, *[300] * 20, 1_500)
-    flip(disk, log.segments[0].path, 10, 0x10)  # of the first one's length: 4,096 more
+    flip(disk, log.segments[0].path, 10, 0x10)  # length of the first batch: 4,096 more
     seen = watch_reads(disk, monkeypatch)
     with pytest.raises(Uncleanable, match="checksum of the batch at offset 0 is wrong, or its length"):
         run(log, begun(log))
     assert max(seen) <= 2_000
 
 
-def test_a_batch_that_is_large_is_compacted_like_any_other(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batch_is_compacted(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "MAX_UNVERIFIED_BYTES", 500)
     log = grown(disk, 20, 1_500, 20, 1_500, 1_500)
     run(log, begun(log))

@@ -1,4 +1,4 @@
-"""The kernel of compaction: both twins do the same, with good batches and with damaged ones."""
+"""The compaction kernel: both twins give equal results for valid and for damaged batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rows(rng: Random, count: int) -> list[Row]:
 
 
 def stretch(rng: Random) -> bytearray:
-    """Batches one behind the other, some of them such as the kernel leaves to others."""
+    """Consecutive batches, some of which the kernel leaves to its caller."""
     out = bytearray()
     offset = 0
     for _ in range(rng.randrange(1, 12)):
@@ -69,7 +69,7 @@ def stretch(rng: Random) -> bytearray:
 
 
 def played(twin: ModuleType, content: bytearray, seed: int) -> Any:
-    """Everything that one twin makes of a stretch, or the code of its error."""
+    """All results of one twin for a stretch, or its error code."""
     rng = Random(seed)
     keys = twin.KeyOffsets(rng.choice([2, 100]), 0.9, SECRET)
     keys.end_offset = start = rng.randrange(4)
@@ -129,14 +129,14 @@ def test_twins_are_equal(seed: int) -> None:
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("seed", range(300))
-def test_twins_are_equal_about_damage(seed: int) -> None:
+def test_twins_are_equal_for_damaged_batches(seed: int) -> None:
     rng = Random(seed)
     content = stretch(rng)
     for _ in range(rng.choice([1, 1, 4])):
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     if rng.random() < 0.5:
         del content[rng.randrange(1, len(content)) :]
-    # With checksums that fit, records are what is damaged.
+    # The checksums match, so that only the records are damaged.
     position = 0
     while rng.random() < 0.9 and position + BATCH_OVERHEAD <= len(content):
         size = int.from_bytes(content[position + 8 : position + 12], "big", signed=True) + 12
@@ -156,7 +156,7 @@ def _with_crc(batch: bytearray) -> bytearray:
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_a_map_takes_as_many_keys_as_it_says(twin: Any) -> None:
+def test_map_holds_as_many_keys_as_its_capacity(twin: Any) -> None:
     keys = twin.KeyOffsets(1_000, 0.9, SECRET)
     assert all(keys.put(b"%d" % number, number) for number in range(1_000))
     assert not keys.put(b"one more", 5)
@@ -168,21 +168,21 @@ def test_a_map_takes_as_many_keys_as_it_says(twin: Any) -> None:
 
 @pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.parametrize("given", [(0, 0.9, SECRET), (1, 0.0, SECRET), (1, 1.1, SECRET), (1, 0.9, b"short")])
-def test_a_map_of_nothing_is_refused(twin: Any, given: tuple[int, float, bytes]) -> None:
+def test_invalid_map_size_is_rejected(twin: Any, given: tuple[int, float, bytes]) -> None:
     with pytest.raises(ValueError, match="needed"):
         twin.KeyOffsets(*given)
 
 
 @pytest.mark.compiled
 def test_the_hash_is_siphash_2_4_of_128_bits() -> None:
-    """The first of the vectors that its authors publish."""
+    """The first test vector published by its authors."""
     digest = _NATIVE.KeyOffsets(1, 0.9, SECRET).digest  # type: ignore[union-attr]
     assert digest(b"").hex() == "a3817f04ba25a8e66df67214c7550293"
     assert digest(b"\0").hex() == "da87c1d86b99af44347659119b22fc45"
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_tombstones_are_marked_once_and_go_after_their_time(twin: Any) -> None:
+def test_tombstones_are_marked_once_and_removed_after_their_delete_horizon(twin: Any) -> None:
     keys = twin.KeyOffsets(10, 0.9, SECRET)
     made = build_batch([(1_000, b"a", None, ()), (2_000, b"b", b"v", ())])
     keys.end_offset = 0

@@ -1,4 +1,4 @@
-"""What is to be compacted, and when: facts in, a verdict out."""
+"""Which segments are compacted, and when: `judge` is a pure function of the facts."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def test_the_active_segment_is_never_compacted() -> None:
     assert judge(facts(500, 10), CONFIG, NOW_MS) == Due(0, 100, 500, 1.0)
 
 
-def test_dirty_bytes_are_compared_with_all_that_would_be_written_anew() -> None:
+def test_dirty_ratio_is_relative_to_all_bytes_that_would_be_rewritten() -> None:
     log = facts(600, 300, 100, 9_999, checkpoint=100)
     assert judge(log, CONFIG, NOW_MS) == NotDue(None, 0.4)
     found = judge(log, replace(CONFIG, min_cleanable_dirty_ratio=0.39), NOW_MS)
     assert found == Due(100, 300, 400, 0.4)
 
 
-def test_what_is_not_committed_or_not_safe_is_looked_at_again() -> None:
+def test_uncommitted_or_unflushed_segments_are_judged_again_later() -> None:
     assert judge(facts(500, 500, 10, limit=150), CONFIG, NOW_MS) == Due(0, 100, 500, 1.0)
     assert judge(facts(500, 500, 10, limit=99), CONFIG, NOW_MS) == NotDue(NOW_MS)
     assert judge(facts(500, 500, 10, limit=150, checkpoint=100), CONFIG, NOW_MS) == NotDue(NOW_MS)
 
 
-def test_min_compaction_lag_holds_back_what_is_young() -> None:
+def test_min_compaction_lag_delays_recent_records() -> None:
     config = replace(CONFIG, min_compaction_lag_ms=1_000)
     young = facts(500, 10, first_ms=NOW_MS - 500)
     assert judge(young, config, NOW_MS) == NotDue(NOW_MS - 450 + 1_000)
     assert isinstance(judge(young, config, NOW_MS + 600), Due)
 
 
-def test_max_compaction_lag_comes_before_the_ratio() -> None:
+def test_max_compaction_lag_overrides_the_ratio() -> None:
     config = replace(CONFIG, max_compaction_lag_ms=1_000)
     log = facts(10_000, 10, 10, checkpoint=100, first_ms=NOW_MS - 500)
     assert judge(log, config, NOW_MS) == NotDue(NOW_MS + 501, 10 / 10_010)
@@ -53,7 +53,7 @@ def test_max_compaction_lag_comes_before_the_ratio() -> None:
     assert found == Due(100, 200, 10, 10 / 10_010, 200)
 
 
-def test_a_checkpoint_that_can_not_be_is_none() -> None:
+def test_impossible_checkpoint_is_ignored() -> None:
     for checkpoint in (None, 5_000):
         found = judge(facts(500, 10, checkpoint=checkpoint), CONFIG, NOW_MS)
         assert isinstance(found, Due)
@@ -69,7 +69,7 @@ def test_the_dirtiest_log_comes_first() -> None:
     assert dirtiest(dues) == [1, 3, 2, 0]
 
 
-def test_segments_are_put_together_up_to_the_size_of_one() -> None:
+def test_segments_are_merged_up_to_the_size_limits() -> None:
     rows = [(100 * number, size, 10) for number, size in enumerate((50, 40, 60, 10, 10, 10))]
     assert groups(rows, end=600, segment_bytes=100, index_bytes=1_000, most=64) == [
         Group(0, 2),

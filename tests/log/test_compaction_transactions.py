@@ -1,4 +1,4 @@
-"""What stays of transactions: end markers until `delete.retention.ms` is over (KIP-534), and who is known by one."""
+"""Transactions in a compacted log: end markers stay for `delete.retention.ms` (KIP-534), and with their producer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def opened(disk: SimDisk) -> PartitionLog:
 
 
 def compacted(log: PartitionLog, now_ms: int) -> list[BatchHeader]:
-    """All sealed segments once more; the batches that are left."""
+    """Compact all sealed segments again; returns the remaining batches."""
     compact_all(log, now_ms, Limits(memory_bytes=1 << 16))
     return [header for header, _ in read_all(log)]
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_marker_goes_when_the_time_of_its_horizon_is_over(commit: bool) -> None:
+def test_marker_is_removed_after_its_delete_horizon(commit: bool) -> None:
     disk = SimDisk(1)
     log = opened(disk)
 
@@ -42,7 +42,7 @@ def test_a_marker_goes_when_the_time_of_its_horizon_is_over(commit: bool) -> Non
     row = (1_000, b"a", b"in a transaction", ())
     append(build_batch([row], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True), Origin.CLIENT)
     append(marker(7, 1_000, commit=commit), Origin.COORDINATOR)
-    # What this producer did last lies behind, and so does the newest record of the key.
+    # The producer's last batch and the newest record of the key are later in the log.
     append(build_batch([row], producer_id=7, producer_epoch=0, base_sequence=1), Origin.CLIENT)
     append(build_batch([row]), Origin.CLIENT)
     log.roll(1_000)
@@ -55,7 +55,7 @@ def test_a_marker_goes_when_the_time_of_its_horizon_is_over(commit: bool) -> Non
     def aborted() -> list[tuple[int, int]]:
         return [(each.first_offset, each.last_offset) for each in log.aborted_transactions(0, log.log_end_offset)]
 
-    assert markers(2_000) == [(1, False)], "its transaction was there until now"
+    assert markers(2_000) == [(1, False)], "its transaction existed until this pass"
     assert aborted() == ([] if commit else [(0, 1)])
     assert markers(3_000) == [(1, True)]
     assert aborted() == []
@@ -65,12 +65,12 @@ def test_a_marker_goes_when_the_time_of_its_horizon_is_over(commit: bool) -> Non
     log.close()
     log = opened(disk)
     assert log.log_end_offset == 5
-    assert aborted() == [], "the file says the same"
+    assert aborted() == [], "the transaction index agrees"
     log.close()
 
 
-def test_a_marker_by_which_alone_a_producer_is_known_stays() -> None:
-    """Without its record, as in Apache Kafka."""
+def test_last_marker_of_a_producer_is_kept() -> None:
+    """As an empty batch, as in Apache Kafka."""
     log = opened(SimDisk(2))
     fence = [(1_000, bytes(4), bytes(6), ())]
     made = build_batch(fence, producer_id=9, producer_epoch=3, transactional=True, control=True)

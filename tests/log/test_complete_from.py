@@ -1,4 +1,4 @@
-"""How long a log knows up to where it relies on newer records than those that compaction left out."""
+"""`complete_from`: the offset up to which a log depends on newer records than those that compaction removed."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def fetched(log: PartitionLog, offset: int) -> None:
     log.append_as_follower(memoryview(made), leader_epoch=3, now_ms=1_000, epoch_starts=((3, 0),))
 
 
-def test_compaction_makes_a_log_rely_on_what_it_has_read() -> None:
+def test_compaction_raises_complete_from_to_the_end_of_its_input() -> None:
     disk = a_disk()
     log = compacted(disk)
     end = log.segments[-1].base_offset
     assert log.complete_from == CompleteFrom(end, 3)
     log.close(clean=False)
     again = open_log(disk, **OURS)
-    assert again.complete_from == CompleteFrom(end, -1), "also after a crash; the epoch is not known then"
+    assert again.complete_from == CompleteFrom(end, -1), "also after a crash, with an unknown epoch"
 
 
-def test_a_cut_below_it_does_not_lower_it() -> None:
-    """Should the node stop before the log is emptied, the next life has to do it."""
+def test_truncation_does_not_lower_complete_from() -> None:
+    """If the node stops before the log is emptied, it must be emptied after the restart."""
     disk = a_disk()
     log = compacted(disk)
     relied_on = log.complete_from
@@ -63,8 +63,8 @@ def test_a_cut_below_it_does_not_lower_it() -> None:
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_what_a_follower_fetched_relies_on_its_leaders_high_watermark(is_clean: bool) -> None:
-    """A flush writes it down, and so does a clean stop."""
+def test_complete_from_of_a_follower_is_persisted(is_clean: bool) -> None:
+    """A flush persists it, and so does a clean shutdown."""
     disk = a_disk()
     log = open_log(disk, **OURS)
     fetched(log, 5)
@@ -75,16 +75,16 @@ def test_what_a_follower_fetched_relies_on_its_leaders_high_watermark(is_clean: 
         work = log.flush_work(2_000)
         assert work is not None
         work.run()
-        assert log.flush_work(3_000) is None, "nothing is left to be written"
+        assert log.flush_work(3_000) is None, "nothing is left to write"
     log.close(clean=is_clean)
     again = open_log(disk, clean=is_clean, recovery_point=6, **OURS)
     assert again.complete_from == CompleteFrom(20, 3)
-    assert not is_clean or again.flush_work(2_000) is None, "the disk has it"
+    assert not is_clean or again.flush_work(2_000) is None, "it is durable"
 
 
 @pytest.mark.parametrize("end", [6, 20])
 def test_the_log_of_a_leader_is_complete_from_its_end(end: int) -> None:
-    """One that was elected uncleanly emptied its log when it followed the next leader, and was in sync (`operations`,
+    """An uncleanly elected leader that was in sync emptied its log when it followed the next leader (`operations`,
     seed 43000294)."""
     disk = a_disk()
     log = open_log(disk, **OURS)
@@ -98,7 +98,7 @@ def test_the_log_of_a_leader_is_complete_from_its_end(end: int) -> None:
 
 @pytest.mark.parametrize("has_gap", [True, False])
 def test_a_crash_before_the_flush(has_gap: bool) -> None:
-    """Recovery finds records without their neighbours: which newer ones they rely on is not known any more."""
+    """Recovery finds a gap: it is no longer known which newer records the remaining ones depend on."""
     disk = a_disk()
     log = open_log(disk, **OURS)
     fetched(log, 0)
@@ -109,7 +109,7 @@ def test_a_crash_before_the_flush(has_gap: bool) -> None:
     assert again.complete_from == (CompleteFrom(5, 3) if has_gap else CompleteFrom())
 
 
-def test_of_a_directory_of_kafka_all_but_the_active_segment_may_be_compacted() -> None:
+def test_log_of_kafka_may_be_compacted_up_to_the_active_segment() -> None:
     disk = a_disk()
     log = open_log(disk, config=COMPACT)
     for _ in range(10):
@@ -121,7 +121,7 @@ def test_of_a_directory_of_kafka_all_but_the_active_segment_may_be_compacted() -
 
 
 @pytest.mark.parametrize("content", [b"", b"12", b"twelve 3", b"1 2 3", b"9" * 30 + b" 1", b"12 -3"])
-def test_a_damaged_file_counts_for_any_offset(content: bytes) -> None:
+def test_damaged_file_applies_to_every_offset(content: bytes) -> None:
     disk = a_disk()
     disk.mkdir(DIRECTORY)
     replace_file(disk, f"{DIRECTORY}/{COMPLETE_FILE}", content)

@@ -11,7 +11,7 @@ TOPIC, BROKER = 2, 4
 
 
 def test_defaults_are_those_of_the_topic_configs() -> None:
-    """What a log takes for granted is what a topic without settings has."""
+    """The defaults of a log equal those of a topic without configs."""
     assert LogConfig.from_mapping(effective_topic_config({}, "t", NodeConfig.load(None))) == LogConfig()
 
 
@@ -26,7 +26,7 @@ def test_defaults_are_those_of_the_topic_configs() -> None:
         (None, None, " true ", True),
     ],
 )
-def test_check_of_compressed_records_comes_from_topic_brokers_or_node(
+def test_compressed_record_check_is_set_by_topic_brokers_or_node(
     of_node: str | None, of_brokers: str | None, of_topic: str | None, expected: bool
 ) -> None:
     node = NodeConfig.load(None, {VALIDATE_COMPRESSED: of_node} if of_node else {})

@@ -1,6 +1,6 @@
-"""Random lives of a log with crashes, against a model: nothing flushed is lost, nothing is invented.
+"""Random operations on a log with crashes, compared with a model: no flushed record is lost, none is invented.
 
-Every seed is one story; the failing one is named by pytest and can be run alone.
+Every seed is one story; pytest names the failing seed, which can be run alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .helpers import batch, open_log, read_all
 
 
 class Story:
-    """A log and what must be true of it: `batches` are (base offset, next offset, epoch, producer id, bytes)."""
+    """A log and its expected content: `batches` are (base offset, next offset, epoch, producer id, bytes)."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -35,7 +35,7 @@ class Story:
         self.checkpoint = 0
         self.flying: FlushWork | None = None
 
-    # -- what can happen ----------------------------------------------------------------------------------------
+    # -- operations ---------------------------------------------------------------------------------------
 
     def append(self) -> None:
         if self.rng.random() < 0.05:
@@ -114,17 +114,17 @@ class Story:
         end = self.log.log_end_offset
         assert end >= self.flushed, f"flushed up to {self.flushed}, but the log ends at {end}"
         self.batches = [kept for kept in self.batches if kept[1] <= end]
-        assert not self.batches or self.batches[-1][1] == end, "the log ends inside of a batch"
+        assert not self.batches or self.batches[-1][1] == end, "the log ends inside a batch"
         self.rewind()
         self.same()
 
-    # -- what must be true --------------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------
 
     def reopen(self, *, clean: bool) -> None:
         self.log = open_log(self.disk, config=self.config, recovery_point=self.checkpoint, clean=clean)
 
     def rewind(self) -> None:
-        """Producers go on from what is left."""
+        """Producers continue from the remaining batches."""
         self.sequences.clear()
         for base, after, _, producer, _ in self.batches:
             if producer >= 0:
@@ -159,13 +159,13 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_random_life(seed: int) -> None:
+def test_random_operations_with_crashes(seed: int) -> None:
     Story(seed).live(120)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("start", range(0, 6000, 500))
-def test_random_life_long(start: int) -> None:
+def test_long_random_operations_with_crashes(start: int) -> None:
     for seed in range(start + 1000, start + 1500):
         Story(seed).live(200)

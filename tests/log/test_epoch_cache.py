@@ -36,7 +36,7 @@ def test_look_up_in_an_empty_cache_and_below_the_first_e13() -> None:
     assert cache((4, 7), (6, 9)).end_offset_for(2, 20) == (2, 7)
 
 
-def test_assign_drops_what_it_contradicts_e14() -> None:
+def test_assign_removes_contradicting_entries_e14() -> None:
     assert cache((2, 9), (3, 9)).entries == ((3, 9),)
     kept = cache((5, 11), (6, 12), (7, 13))
     assert kept.assign(7, 12)
@@ -46,7 +46,7 @@ def test_assign_drops_what_it_contradicts_e14() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "start"), [(-1, 0), (0, -1)])
-def test_assign_takes_no_negatives_e14(epoch: int, start: int) -> None:
+def test_assign_rejects_negative_values_e14(epoch: int, start: int) -> None:
     with pytest.raises(ValueError, match="negative"):
         cache().assign(epoch, start)
 
@@ -74,7 +74,7 @@ def test_epoch_for_offset_e20() -> None:
     assert [kept.epoch_for_offset(offset) for offset in (5, 6, 7, 8, 99)] == [-1, 2, 2, 3, 3]
 
 
-def test_changed_tells_of_every_change_and_only_of_those() -> None:
+def test_changed_is_set_by_a_change_only() -> None:
     kept = cache((2, 6))
     assert not kept.changed
     kept.assign(2, 9)
@@ -85,7 +85,7 @@ def test_changed_tells_of_every_change_and_only_of_those() -> None:
     assert kept.changed
 
 
-def test_what_was_deleted_is_compared_by_the_last_deleted_record() -> None:
+def test_last_deleted_epoch_is_that_of_the_last_deleted_record() -> None:
     kept = cache((2, 6), (3, 8), (4, 11))
     assert kept.last_deleted_epoch_is(2), (
         "a record of epoch 2 below offset 6 was written by the leader of the record at 6"
@@ -97,6 +97,6 @@ def test_what_was_deleted_is_compared_by_the_last_deleted_record() -> None:
     kept.truncate_from_start(9)
     assert kept.last_deleted_epoch_is(3)
     kept.truncate_from_end(9)
-    assert kept.last_deleted_epoch_is(3), "the log still starts there"
+    assert kept.last_deleted_epoch_is(3), "the log start is unchanged"
     kept.clear()
     assert not kept.last_deleted_epoch_is(3)

@@ -1,4 +1,4 @@
-"""What was sent behind a batch that the disk failed."""
+"""Batches sent after a batch whose append failed on the disk."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def is_refused(failed: FailedBatches, header: BatchHeader, producers: ProducerSt
         failed.check(header, producers, now_ms)
     except PeerError as error:
         found = error
-    # The disk refused nothing this time.
+    # No disk error this time.
     assert found is None or (found.code is ErrorCode.KAFKA_STORAGE_ERROR and not isinstance(found, StorageError))
     return found is not None
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_what_was_sent_behind_it_comes_again_as_well(is_known: bool) -> None:
+def test_batches_after_the_failed_one_are_rejected_until_it_is_resent(is_known: bool) -> None:
     failed, producers = FailedBatches(), ProducerStates()
     first = 0
     if is_known:
@@ -45,10 +45,10 @@ def test_what_was_sent_behind_it_comes_again_as_well(is_known: bool) -> None:
     assert not is_refused(failed, batch(first + 2, producer=8), producers)
     producers.record(batch(first), first)
     assert not is_refused(failed, batch(first + 2), producers)
-    assert not failed, "it is forgotten then"
+    assert not failed, "the failed batch is forgotten"
 
 
-def test_a_resent_batch_that_lies_there_is_the_logs_to_tell() -> None:
+def test_resent_duplicate_of_an_appended_batch_is_left_to_the_log() -> None:
     failed, producers = FailedBatches(), ProducerStates()
     producers.record(batch(0), 0)
     failed.add(batch(2), FULL, 1_000)
@@ -56,7 +56,7 @@ def test_a_resent_batch_that_lies_there_is_the_logs_to_tell() -> None:
     assert failed
 
 
-def test_the_earliest_is_what_is_waited_for() -> None:
+def test_only_the_earliest_failed_batch_is_accepted() -> None:
     failed, producers = FailedBatches(), ProducerStates()
     failed.add(batch(4), FULL, 1_000)
     failed.add(batch(6), FULL, 1_000)
@@ -74,7 +74,7 @@ def test_sequences_wrap() -> None:
     assert not is_refused(failed, batch(2), producers)
 
 
-def test_a_new_epoch_waits_for_nothing() -> None:
+def test_batch_of_a_new_epoch_is_accepted_at_once() -> None:
     failed, producers = FailedBatches(), ProducerStates()
     failed.add(batch(2), FULL, 1_000)
     assert not is_refused(failed, batch(0, epoch=1), producers)
@@ -82,15 +82,15 @@ def test_a_new_epoch_waits_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("now_ms", [1_000 + KEPT_MS, 999])
-def test_who_does_not_come_again_has_given_up(now_ms: int) -> None:
-    """Also where the clock was set back."""
+def test_failed_batch_expires_when_it_is_not_resent(now_ms: int) -> None:
+    """Also if the clock was set back."""
     failed, producers = FailedBatches(), ProducerStates()
     failed.add(batch(2), FULL, 1_000)
     assert not is_refused(failed, batch(4), producers, now_ms)
     assert not failed
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_number_of_failed_batches_is_bounded() -> None:
     failed, producers = FailedBatches(), ProducerStates()
     for producer in range(MAX_PRODUCERS + 5):
         failed.add(batch(0, producer=producer), FULL, 1_000)

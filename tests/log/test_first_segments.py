@@ -1,4 +1,4 @@
-"""Segment files at the last clean stop: what is written is read again, for the life that wrote it."""
+"""Segment files at the last clean shutdown: the file is read back only with the broker epoch that wrote it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def a_disk() -> SimDisk:
     return disk
 
 
-def test_what_is_written_is_read_by_the_next_life_only() -> None:
+def test_file_is_read_only_with_the_broker_epoch_that_wrote_it() -> None:
     disk = a_disk()
     segments = {RAIN: SegmentsAtStop(7, 3), WIND: SegmentsAtStop(0, None)}
     write_first_segments(disk, "/data", 12, segments)
@@ -25,7 +25,7 @@ def test_what_is_written_is_read_by_the_next_life_only() -> None:
     assert read_first_segments(disk, "/data", -1) == {}
 
 
-def test_rows_without_a_number_of_files_and_damaged_ones() -> None:
+def test_rows_without_a_file_count_and_damaged_rows() -> None:
     disk = a_disk()
     for rows, expected in (
         (b'[["rain",0,7]]', {RAIN: SegmentsAtStop(7, None)}),

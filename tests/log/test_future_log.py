@@ -1,5 +1,5 @@
-"""A log's copy in another directory takes its place, whenever the machine stops: nothing that was safe is lost, and the
-next start finds one log.
+"""A log's copy in another directory replaces it, with a crash at any step: no flushed record is lost, and the next
+start finds one log.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def opened(disk: SimDisk | LifeDisk) -> tuple[LogDir, LogDir]:
 
 
 def image(place: UUID | None) -> MetadataImage:
-    """The replica lies in the directory with this id."""
+    """Metadata that assigns the replica to the directory with this id."""
     assert place is not None
     alone = partition((1,), leader=1, directories=(place,))
     found = image_of([topic_image(TOPIC, alone, number=7)], [broker_image(1)])
@@ -90,7 +90,7 @@ def move(
     path: str | None,
     before_step: Callable[[], None] = lambda: None,
 ) -> None:
-    """What a node does, in its order."""
+    """Move the log with the steps of a node, in their order."""
     source, target = directories
     future = FutureLog.open(source, target, current, path=path, config=CONFIG, now_ms=0)
     target.future_logs[WHERE] = future.log
@@ -117,7 +117,7 @@ def move(
 
 
 def start_again(disk: SimDisk, place: UUID | None) -> tuple[LogDirs, list[str]]:
-    """What the next start does with the directories; paths of copies that go on."""
+    """Open the directories as the next start does; returns the paths of copies that continue."""
     log_dirs = LogDirs(opened(disk))
     directories = ReplicaDirectories(1, log_dirs, lambda: image(place), lambda *_: None, lambda: 0)
     pending_deletions = [removed for log_dir in log_dirs for removed in log_dir.pending_deletions()]
@@ -130,8 +130,8 @@ def start_again(disk: SimDisk, place: UUID | None) -> tuple[LogDirs, list[str]]:
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_a_crash_at_any_step(seed: int) -> None:
-    """One start after it there is one log with all that was safe; the move ends or goes on, and ends then."""
+def test_crash_at_any_step(seed: int) -> None:
+    """After a restart there is one log with every flushed record; the move is complete, or continues and completes."""
     rng = Random(seed)
     disk = formatted(seed)
     topic_id = image(UUID(int=5)).topics_by_name[TOPIC].id
@@ -149,17 +149,17 @@ def test_a_crash_at_any_step(seed: int) -> None:
     if seed % 2:
         life.crash_after(rng.randint(1, 120))
     try:
-        # The names change with the first few changes of the last step.
+        # The directories are renamed by the first few changes of the last step.
         move(directories, current, None, lambda: None if seed % 2 else life.crash_after(rng.randint(1, 6)))
     except ProcessEnded:
         pass
     else:
         life.forget()
         disk.crash()
-    # The controller was told before the last step; whether it was before a crash in the copying nobody knows.
+    # The controller knows the new directory before the last step; a crash during the copy may precede its update.
     log_dirs, copies = start_again(disk, directories[1].directory_id)
     holder = log_dirs.holder(WHERE)
-    assert holder is not None, "it is there"
+    assert holder is not None, "one directory holds the log"
     log = holder.partition(WHERE, topic_id, CONFIG)
     assert contents(log, disk)[: len(safe)] == safe
     assert log.epochs.entries[0] == (1, 0)
@@ -181,8 +181,8 @@ def test_a_crash_at_any_step(seed: int) -> None:
 
 
 @pytest.mark.parametrize("has_segments", [False, True])
-def test_a_copy_knows_epochs_of_which_compaction_left_nothing(has_segments: bool) -> None:
-    """Also before it becomes the log: what a crash then leaves on the disk is what the copy has written."""
+def test_copy_keeps_epochs_whose_records_were_all_compacted(has_segments: bool) -> None:
+    """Also before it becomes the log: a crash then leaves the files that the copy has written."""
     disk = formatted(1)
     source, target = opened(disk)
     topic_id = image(UUID(int=5)).topics_by_name[TOPIC].id
@@ -205,12 +205,12 @@ def test_a_copy_knows_epochs_of_which_compaction_left_nothing(has_segments: bool
     assert future.append_rest(current, 0)
     log, _ = future.replace(current, CONFIG)
     assert log.epochs.entries == ((1, 0), (4, 8), (6, 15))
-    assert log.flush_due(0), "they are written down soon"
+    assert log.flush_due(0), "the epochs are due for a flush"
 
 
 @pytest.mark.parametrize("refused", ["partition.metadata.tmp", ".log"])
-def test_a_copy_that_cannot_begin_leaves_no_directory(refused: str) -> None:
-    """Its data directory could not stop cleanly with it (operations, seed 31000032)."""
+def test_copy_that_fails_to_open_leaves_no_directory(refused: str) -> None:
+    """A leftover directory prevented a clean shutdown of its data directory (operations, seed 31000032)."""
     disk = formatted(3)
     source, target = opened(disk)
     current = source.partition(WHERE, UUID(int=7), CONFIG)
@@ -222,7 +222,7 @@ def test_a_copy_that_cannot_begin_leaves_no_directory(refused: str) -> None:
     assert [name for name in disk.listdir(SECOND) if name.startswith(TOPIC)] == []
 
 
-def test_a_copy_that_did_not_begin_when_it_was_to_leaves_no_directory() -> None:
+def test_copy_whose_first_append_failed_leaves_no_directory() -> None:
     disk = formatted(3)
     source, target = opened(disk)
     current = source.partition(WHERE, UUID(int=7), CONFIG)
@@ -239,9 +239,9 @@ def test_a_copy_that_did_not_begin_when_it_was_to_leaves_no_directory() -> None:
 
 
 @pytest.mark.parametrize("end", [9, 14])
-def test_a_copy_that_begins_above_a_log_whose_start_moved_back_begins_anew(end: int) -> None:
-    """After a crash the log has again what was deleted since the last checkpoint; the copy took its place without that
-    (operations, seed 33000547).
+def test_copy_restarts_when_the_log_start_moved_back_below_it(end: int) -> None:
+    """After a crash the log has the records again that were deleted since the last checkpoint; the copy replaced it
+    without them (operations, seed 33000547).
     """
     disk = formatted(3)
     source, target = opened(disk)
@@ -267,7 +267,7 @@ def test_a_copy_that_begins_above_a_log_whose_start_moved_back_begins_anew(end: 
 
 
 class _Epochs:
-    """The epochs of a log, without the log: as many records of each as it says."""
+    """The epochs of a log without a log: a record count for each epoch."""
 
     def __init__(self, start: int, records: Iterable[int]) -> None:
         self.log_start_offset = start
@@ -286,8 +286,8 @@ class _Epochs:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_logs_agree_up_to_the_first_record_that_differs(seed: int) -> None:
-    """Of histories that keep to log matching: once two logs have parted, no epoch of one is in the other again."""
+def test_logs_match_up_to_the_first_record_that_differs(seed: int) -> None:
+    """For histories with the log matching property: after two logs diverge, they have no epoch in common."""
     rng = Random(seed)
     common = sorted(rng.choices(range(4), k=rng.randint(0, 8)))
     tails: list[list[int]] = [[], []]

@@ -1,4 +1,4 @@
-"""The files of both programs, each way: Kafka reads ours, we read Kafka's."""
+"""Log files in both directions: Kafka reads ours, we read Kafka's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CODECS = [Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
 
 @pytest.fixture(scope="module")
 def kafka_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What a real Kafka leaves behind: topics with some segments, stopped cleanly."""
+    """The log directory of a real Kafka: topics with several segments, cleanly shut down."""
     root = tmp_path_factory.mktemp("kafka")
     with small_kafka(data_dir=root, overrides={"log.index.interval.bytes": "500"}) as kafka:
         produce(kafka.bootstrap)
@@ -52,7 +52,7 @@ def produce(bootstrap: str) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    # The records are of 1970: by time Kafka would remove them 30 s after its start.
+    # The timestamps are of 1970: time retention would delete the records 30 s after Kafka's start.
     small = {"segment.bytes": "1048576", "retention.ms": "-1"}
     futures = admin.create_topics([NewTopic("plain", 1, 1, config=small), NewTopic("paid", 1, 1, config=small)])
     for future in futures.values():
@@ -93,7 +93,7 @@ def _dump(path: Path, *options: str) -> str:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_kafkas_directory_opens_and_reads_equal(kafka_root: Path, clean: bool, tmp_path: Path) -> None:
+def test_log_of_kafka_opens_and_reads_back_equal(kafka_root: Path, clean: bool, tmp_path: Path) -> None:
     shutil.copytree(kafka_root, tmp_path / "copy")
     log = _open_kafka(tmp_path / "copy", "plain", clean=clean)
     assert log.log_end_offset == 5040
@@ -111,7 +111,7 @@ def test_kafkas_directory_opens_and_reads_equal(kafka_root: Path, clean: bool, t
     log.close(clean=False)
 
 
-def test_transactions_of_kafka_are_known(kafka_root: Path, tmp_path: Path) -> None:
+def test_transactions_written_by_kafka_are_read(kafka_root: Path, tmp_path: Path) -> None:
     shutil.copytree(kafka_root, tmp_path / "copy")
     logs = [_open_kafka(tmp_path / "copy", "paid", clean=clean) for clean in (True, False)]
     for log in logs:
@@ -124,8 +124,8 @@ def test_transactions_of_kafka_are_known(kafka_root: Path, tmp_path: Path) -> No
     assert [entry.producer_id for entry in logs[0].producers] == [entry.producer_id for entry in logs[1].producers]
 
 
-def test_the_index_files_are_kafkas_bytes(kafka_root: Path) -> None:
-    """Rebuilding Kafka's sealed indexes gives Kafka's own bytes: same entries at the same places."""
+def test_rebuilt_index_files_equal_those_of_kafka(kafka_root: Path) -> None:
+    """Rebuilding Kafka's sealed indexes gives Kafka's own bytes: the same entries at the same positions."""
     log = _open_kafka(kafka_root, "plain")
     for segment in log.segments[:-1]:
         index, time_index = segment.rebuild_indexes(500)
@@ -173,7 +173,7 @@ def test_kafkas_dump_accepts_our_log(our_directory: Path) -> None:
     assert len(logs) > 1
     files = ",".join(str(path) for path in logs)
     said = run_tool(DUMP, "--files", files, "--deep-iteration")
-    # The tool starts counting at -1 in every file and says so.
+    # The tool starts counting at -1 in every file and prints that.
     assert not re.search(r"(?i)isvalid: false|corrupt|mismatch|\n  [0-9]+ is followed by", said)
     offsets = [int(found) for found in re.findall(r"^\| offset: (\d+)", said, re.M)]
     assert offsets == list(range(offsets[-1] + 1))
@@ -201,7 +201,7 @@ def test_kafka_reads_our_snapshots_and_transaction_index(our_directory: Path) ->
 
 
 def test_a_kafka_broker_serves_our_partition(kafka_root: Path, our_directory: Path, tmp_path: Path) -> None:
-    """Our segments in the place of those of an own topic: after a clean stop Kafka takes them without a word."""
+    """Our segments replace those of one of Kafka's topics: after a clean shutdown Kafka accepts them silently."""
     from confluent_kafka import Consumer
     from confluent_kafka import TopicPartition as KafkaPartition
 
@@ -223,20 +223,20 @@ def test_a_kafka_broker_serves_our_partition(kafka_root: Path, our_directory: Pa
         consumer.assign([KafkaPartition("plain", 0, 0)])
         offsets: list[int] = []
         while not offsets or offsets[-1] < 1208:
-            # `consume` waits until it has all that it is asked for.
+            # `consume` waits until it has all requested records.
             got = consumer.consume(1, 60)
-            assert got, f"nothing after {offsets[-1:]}"
+            assert got, f"no record after {offsets[-1:]}"
             assert all(message.error() is None for message in got)
             offsets += [message.offset() for message in got]
         consumer.close()
         kafka.stop()
     for path in sorted(home.glob("*.index"))[:-1]:
         assert path.read_bytes() == (our_directory / "rain-0" / path.name).read_bytes(), "Kafka rebuilt an index"
-    # The aborted transaction is skipped, the markers are no records.
+    # The aborted transaction is skipped, and markers are not records.
     assert offsets == [*range(1200), *range(1205, 1209)]
 
 
-def test_a_log_dir_of_kafka_opens_whole(kafka_root: Path, tmp_path: Path) -> None:
+def test_log_directory_of_kafka_opens(kafka_root: Path, tmp_path: Path) -> None:
     shutil.copytree(kafka_root, tmp_path / "copy")
     path = str(tmp_path / "copy" / "data")
     log_dir = LogDir.open(path, OsDisk(), node_id=1)
@@ -256,14 +256,14 @@ def test_a_log_dir_of_kafka_opens_whole(kafka_root: Path, tmp_path: Path) -> Non
     again.close(clean=False)
 
 
-def test_a_lock_of_kafka_is_seen_and_ours_by_kafka(kafka_root: Path, tmp_path: Path) -> None:
+def test_each_program_respects_the_lock_of_the_other(kafka_root: Path, tmp_path: Path) -> None:
     from fenceline.errors import OperatorError
 
     root = tmp_path / "copy"
     shutil.copytree(kafka_root, root)
     with small_kafka(data_dir=root), pytest.raises(OperatorError, match="in use"):
         LogDir.open(str(root / "data"), OsDisk())
-    # Kafka leaves its mark of a kill behind, not of a lock: what it does with ours tells.
+    # Kafka leaves a mark of a kill, but not of a lock: the check is what it does with our lock.
     held = LogDir.open(str(root / "data"), OsDisk())
     command = java_command("kafka.Kafka", str(root / "server.properties"), heap="512m", jvm_options=QUICK_START)
     done = subprocess.run(command, capture_output=True, timeout=200, check=False)

@@ -66,7 +66,7 @@ def reopened(log_dir: LogDir, *, clean: bool) -> LogDir:
         ({"node_id": 5}, "Set node.id=4"),
     ],
 )
-def test_a_directory_of_somebody_else(path: Path, ids: dict[str, object], advice: str) -> None:
+def test_directory_of_another_cluster_or_node_is_rejected(path: Path, ids: dict[str, object], advice: str) -> None:
     with pytest.raises(OperatorError, match="belongs to") as caught:
         LogDir.open(str(path), OsDisk(), **ids)  # type: ignore[arg-type]
     assert advice in caught.value.advice
@@ -81,19 +81,19 @@ def test_a_directory_of_somebody_else(path: Path, ids: dict[str, object], advice
         ("version=1\ncluster.id=x", "damaged"),
     ],
 )
-def test_a_directory_that_is_not_formatted(tmp_path: Path, meta: str | None, said: str) -> None:
+def test_unformatted_directory_is_rejected(tmp_path: Path, meta: str | None, said: str) -> None:
     if meta is not None:
         (tmp_path / "meta.properties").write_text(meta)
     with pytest.raises(OperatorError, match=said):
         LogDir.open(str(tmp_path), OsDisk())
 
 
-def test_two_nodes_on_one_directory(log_dir: LogDir) -> None:
+def test_second_node_on_a_directory_is_rejected(log_dir: LogDir) -> None:
     with pytest.raises(OperatorError, match=r"in use by node 4, process \d+"):
         LogDir.open(log_dir.path, OsDisk())
 
 
-def test_the_clean_mark_is_taken_before_logs_change_and_given_at_the_end(log_dir: LogDir) -> None:
+def test_clean_shutdown_mark_is_removed_before_logs_change_and_written_at_close(log_dir: LogDir) -> None:
     append(partition(log_dir))
     log_dir.broker_epoch = 12
     mark = Path(log_dir.path) / ".kafka_cleanshutdown"
@@ -105,15 +105,15 @@ def test_the_clean_mark_is_taken_before_logs_change_and_given_at_the_end(log_dir
     third = reopened(again, clean=False)
     assert not third.clean
     third.close()
-    assert not mark.exists(), "a partition that was not clean has not been opened since"
+    assert not mark.exists(), "a partition with an unclean shutdown has not been opened since"
     fourth = LogDir.open(log_dir.path, OsDisk())
     partition(fourth)
     fourth.close()
     assert json.loads(mark.read_text()) == {"version": 0, "brokerEpoch": -1}
 
 
-def test_a_clean_close_of_many_logs_brings_them_to_the_disk_at_once(path: Path) -> None:
-    """Each by itself, a node with 1,000 partitions took more than 30 s to stop."""
+def test_clean_close_of_many_logs_syncs_the_disk_once(path: Path) -> None:
+    """With one sync per log, a node with 1,000 partitions took more than 30 s to stop."""
     disk = CountingDisk()
     log_dir = LogDir.open(str(path), disk)
     log_dir.begin()
@@ -131,10 +131,10 @@ def test_a_clean_close_of_many_logs_brings_them_to_the_disk_at_once(path: Path) 
 @pytest.mark.parametrize("mark", [None, b"", b'{"version":0,"brokerEpoch":12}', b"nonsense"])
 @pytest.mark.parametrize("end", ["closed cleanly", "closed uncleanly", "given back", "killed"])
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_life_before_the_first_log_leaves_the_mark_unchanged(
+def test_run_that_opened_no_log_leaves_the_mark_unchanged(
     log_dir: LogDir, mark: bytes | None, end: str, damaged: bool
 ) -> None:
-    """Whatever it found, and however it ends: no log was opened, and no broker registered."""
+    """For any state of the mark and any way to stop: no log was opened, and no broker registered."""
     append(partition(log_dir), 3)
     log_dir.close()
     path = Path(log_dir.path) / ".kafka_cleanshutdown"
@@ -151,15 +151,15 @@ def test_a_life_before_the_first_log_leaves_the_mark_unchanged(
         case "given back":
             again.give_back()
         case "killed":
-            again._unlock()  # as the system does
+            again._unlock()  # as the operating system does
         case _:
             again.close(clean=end == "closed cleanly")
     after = {each.name: each.read_bytes() for each in Path(log_dir.path).iterdir() if each.is_file()}
     assert after == before
 
 
-def test_a_broker_that_registered_and_opened_no_log_leaves_its_epoch(log_dir: LogDir) -> None:
-    """The controller knows this epoch: with the one before, the next start would count as unclean."""
+def test_broker_that_registered_and_opened_no_log_writes_its_epoch(log_dir: LogDir) -> None:
+    """The controller knows this epoch: with the previous one, the shutdown would count as unclean."""
     append(partition(log_dir))
     log_dir.broker_epoch = 12
     again = reopened(log_dir, clean=True)
@@ -169,8 +169,8 @@ def test_a_broker_that_registered_and_opened_no_log_leaves_its_epoch(log_dir: Lo
     last.close(clean=False)
 
 
-def test_a_log_that_is_opened_first_takes_the_mark(log_dir: LogDir) -> None:
-    """Also where `begin` was not called."""
+def test_first_opened_log_removes_the_mark(log_dir: LogDir) -> None:
+    """Also if `begin` was not called."""
     append(partition(log_dir))
     again = reopened(log_dir, clean=True)
     append(partition(again))
@@ -178,7 +178,7 @@ def test_a_log_that_is_opened_first_takes_the_mark(log_dir: LogDir) -> None:
     again.close(clean=False)
 
 
-def test_checkpoints_come_back(log_dir: LogDir) -> None:
+def test_checkpoints_are_restored(log_dir: LogDir) -> None:
     log = partition(log_dir)
     for _ in range(60):
         append(log)
@@ -201,7 +201,7 @@ def test_only_changed_checkpoints_are_written(log_dir: LogDir) -> None:
     assert not written.exists()
 
 
-def test_a_damaged_checkpoint_costs_a_check_not_data(log_dir: LogDir) -> None:
+def test_damaged_checkpoint_causes_a_check_and_loses_no_data(log_dir: LogDir) -> None:
     append(partition(log_dir), 3)
     log_dir.close()
     (Path(log_dir.path) / "recovery-point-offset-checkpoint").write_text("0\n9\nnonsense")
@@ -228,7 +228,7 @@ def test_partitions_are_found_and_only_those(log_dir: LogDir) -> None:
     assert parse_partition_name("rain-x") is None
 
 
-def test_what_is_set_aside_is_known_with_its_high_watermark(log_dir: LogDir) -> None:
+def test_stray_directory_keeps_its_high_watermark(log_dir: LogDir) -> None:
     append(partition(log_dir), 3)
     partition(log_dir).advance_high_watermark(2)
     stray = log_dir.set_aside_stray(TP)
@@ -236,7 +236,7 @@ def test_what_is_set_aside_is_known_with_its_high_watermark(log_dir: LogDir) -> 
     assert (stray.topic_partition, stray.high_watermark) == (TP, 2)
     append(partition(log_dir), 9)
     partition(log_dir).advance_high_watermark(9)
-    assert log_dir.strays() == [stray], "whatever has its name by now"
+    assert log_dir.strays() == [stray], "also while a new directory has its name"
 
 
 def test_deletion_renames_now_and_removes_later(log_dir: LogDir) -> None:
@@ -247,14 +247,14 @@ def test_deletion_renames_now_and_removes_later(log_dir: LogDir) -> None:
     assert removed is not None
     assert Path(removed.path).name.startswith("rain-0.")
     assert len(read.records) > 0
-    assert partition(log_dir).log_end_offset == 0, "a new topic of this name starts afresh"
+    assert partition(log_dir).log_end_offset == 0, "a new topic of this name starts empty"
     removed.delete()
     assert not Path(removed.path).exists()
     assert log_dir.delete_partition(TopicPartition("never", 1)) is None
     log_dir.checkpoint_work()()
 
 
-def test_one_damaged_partition_leaves_the_others_alone(log_dir: LogDir) -> None:
+def test_damaged_partition_does_not_affect_the_others(log_dir: LogDir) -> None:
     other = TopicPartition("snow", 0)
     append(partition(log_dir), 3)
     append(partition(log_dir, other), 3)
@@ -270,7 +270,7 @@ def test_one_damaged_partition_leaves_the_others_alone(log_dir: LogDir) -> None:
     again.close(clean=False)
 
 
-def test_a_directory_of_an_older_topic_is_not_taken_over(log_dir: LogDir) -> None:
+def test_directory_of_an_older_topic_is_not_reused(log_dir: LogDir) -> None:
     append(partition(log_dir))
     log_dir.close()
     again = LogDir.open(log_dir.path, OsDisk())
@@ -319,7 +319,7 @@ def test_ten_thousand_partitions_cost_little(log_dir: LogDir) -> None:
     never_written = (tracemalloc.get_traced_memory()[0] - before) / len(logs)
     for log in logs[:500]:
         append(log)
-    # Whoever was not used of late gives its descriptor back.
+    # Logs that were not used recently have closed their descriptors.
     assert log_dir.files.open_count <= 1_024
     written = (tracemalloc.get_traced_memory()[0] - before - never_written * len(logs)) / 500 + never_written
     tracemalloc.stop()
@@ -327,8 +327,8 @@ def test_ten_thousand_partitions_cost_little(log_dir: LogDir) -> None:
     assert written < 4_096
 
 
-def test_the_metadata_log_beside_the_partitions_does_not_keep_the_mark_away(log_dir: LogDir) -> None:
-    """Its owner opens it, so that it is never among the opened partitions."""
+def test_metadata_log_directory_does_not_prevent_the_clean_shutdown_mark(log_dir: LogDir) -> None:
+    """Its owner opens it, so it is never among the opened partitions."""
     log_dir.disk.mkdir(f"{log_dir.path}/__cluster_metadata-0")
     append(partition(log_dir), 3)
     again = reopened(log_dir, clean=True)
@@ -336,7 +336,7 @@ def test_the_metadata_log_beside_the_partitions_does_not_keep_the_mark_away(log_
     again.close(clean=False)
 
 
-def test_a_directory_id_that_is_none(path: Path) -> None:
+def test_invalid_directory_id_is_rejected(path: Path) -> None:
     (path / "meta.properties").write_text(META.replace("directory.id=", "directory.id=%%"))
     with pytest.raises(OperatorError, match=r"directory\.id=%%\S+ is not a valid id"):
         LogDir.open(str(path), OsDisk())

@@ -1,5 +1,5 @@
-"""What a log directory remembers belongs to one directory of a partition: a name that comes back finds nothing of what
-had it before, whenever the node is killed or the machine loses its power.
+"""The checkpoints of a log directory belong to one incarnation of a partition directory: a recreated partition inherits
+nothing from a former directory of its name, with a kill or a power loss at any time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def opened(disk: SimDisk | LifeDisk, path: str = HOME) -> LogDir:
 
 
 def killed(log_dir: LogDir) -> LogDir:
-    """The process is killed, and the next one starts."""
+    """Kill the process and start the next one."""
     log_dir.close(clean=False)
     return LogDir.open(log_dir.path, log_dir.disk)
 
@@ -70,7 +70,7 @@ def flush(log: PartitionLog) -> None:
 
 
 def used(log_dir: LogDir, records: int = 100, start: int = 50) -> PartitionLog:
-    """A log with everything that checkpoints say of one, and it is on the disk."""
+    """A log with entries in every checkpoint, all of them durable."""
     log = partition(log_dir)
     for _ in range(records):
         append(log)
@@ -93,7 +93,7 @@ def set_aside(log_dir: LogDir) -> None:
 
 
 def moved_away(log_dir: LogDir) -> None:
-    """To another directory; the copy there is the log."""
+    """Move the log to another directory; the copy there replaces it."""
     target = opened(log_dir.disk, OTHER)  # type: ignore[arg-type]
     current = log_dir.open_logs[TP]
     future = FutureLog.open(log_dir, target, current, path=None, config=CONFIG, now_ms=0)
@@ -114,10 +114,10 @@ GONE: Final = (deleted, set_aside, moved_away)
 @pytest.mark.parametrize("gone", GONE)
 @pytest.mark.parametrize("topic_id", [FIRST_ID, SECOND_ID], ids=["the same topic", "another topic"])
 @pytest.mark.parametrize("loses_power", [False, True])
-def test_a_name_that_comes_back_inherits_nothing(
+def test_recreated_partition_inherits_no_offsets(
     gone: Callable[[LogDir], None], topic_id: UUID, loses_power: bool
 ) -> None:
-    """Before the next checkpoint: the one on the disk still names what had the name before."""
+    """Before the next checkpoint: the one on the disk still describes the former directory of this name."""
     disk = machine()
     log_dir = opened(disk)
     used(log_dir)
@@ -127,7 +127,7 @@ def test_a_name_that_comes_back_inherits_nothing(
         append(log)
     flush(log)
     before = records_of(log)
-    assert read_offsets(disk, f"{HOME}/{LOG_STARTS}") == {TP: 50}, "no checkpoint came between"
+    assert read_offsets(disk, f"{HOME}/{LOG_STARTS}") == {TP: 50}, "no checkpoint was written in between"
     if loses_power:
         disk.crash()
         log_dir = opened(disk)
@@ -143,8 +143,8 @@ def test_a_name_that_comes_back_inherits_nothing(
     assert read_offsets(disk, f"{HOME}/{LOG_STARTS}") == {}
 
 
-def test_a_torn_end_of_a_topic_made_anew_is_cut_and_not_called_damage() -> None:
-    """It lies below the recovery point of what had the name before."""
+def test_torn_end_of_a_recreated_topic_is_truncated_and_not_reported_as_damage() -> None:
+    """It is below the recovery point of the former directory of this name."""
     disk = machine()
     log_dir = opened(disk)
     used(log_dir)
@@ -158,8 +158,8 @@ def test_a_torn_end_of_a_topic_made_anew_is_cut_and_not_called_damage() -> None:
     assert (log.log_start_offset, log.log_end_offset) == (0, 3)
 
 
-def test_what_is_put_away_keeps_its_own_high_watermark() -> None:
-    """Not that of what has its name in the checkpoints by the next start: losses there are classed by it."""
+def test_stray_directory_does_not_get_the_high_watermark_of_its_successor() -> None:
+    """Losses of a stray directory are classified by its own high watermark, not by that of its successor."""
     disk = machine()
     log_dir = opened(disk)
     used(log_dir)
@@ -172,9 +172,9 @@ def test_what_is_put_away_keeps_its_own_high_watermark() -> None:
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_another_directory_under_the_name_is_not_taken_for_the_one_that_was_there(clean: bool) -> None:
-    """An operator gives a stray directory its name back. What the disk says since is of the other one; before, after a
-    kill, it is still of this one."""
+def test_renamed_stray_directory_is_not_mistaken_for_the_current_one(clean: bool) -> None:
+    """An operator renames a stray directory back. After a clean shutdown the checkpoints describe the other directory;
+    after a kill they still describe this one."""
     disk = machine()
     log_dir = opened(disk)
     old = used(log_dir)
@@ -192,8 +192,8 @@ def test_another_directory_under_the_name_is_not_taken_for_the_one_that_was_ther
     assert (log.log_start_offset, log.log_end_offset) == (0 if clean else 50, records)
 
 
-def test_a_copy_of_a_partition_has_its_own_entries() -> None:
-    """A copy that was given up, and its name in the other directory: the next copy begins with nothing known."""
+def test_copy_of_a_partition_has_its_own_entries() -> None:
+    """An abandoned copy, and its name in the other directory: the next copy starts without entries."""
     disk = machine()
     source, target = opened(disk), opened(disk, OTHER)
     current = used(source)
@@ -220,13 +220,13 @@ def test_a_copy_of_a_partition_has_its_own_entries() -> None:
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_what_kafka_wrote_counts_after_its_clean_stop_only(clean: bool) -> None:
-    """It names no directory. After a kill: recovery from 0, the log start from the log, no high watermark."""
+def test_checkpoints_of_kafka_are_used_only_after_its_clean_shutdown(clean: bool) -> None:
+    """They name no incarnation. After a kill: recovery from 0, the log start of the log, no high watermark."""
     disk = machine()
     log_dir = opened(disk)
     used(log_dir)
     log_dir.close(clean=clean)
-    as_by_kafka(disk)
+    rewrite_as_kafka(disk)
     log_dir = opened(disk)
     log = partition(log_dir)
     first = log.segments[0].base_offset
@@ -237,40 +237,40 @@ def test_what_kafka_wrote_counts_after_its_clean_stop_only(clean: bool) -> None:
     assert (again.log_start_offset, again.high_watermark) == (log.log_start_offset, log.high_watermark)
 
 
-def as_by_kafka(disk: SimDisk) -> None:
+def rewrite_as_kafka(disk: SimDisk) -> None:
     disk.unlink(f"{HOME}/{INCARNATIONS}")
     replace_file(disk, f"{HOME}/rain-0/partition.metadata", b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAARw\n")
 
 
-def test_a_directory_that_kafka_made_after_its_clean_stop() -> None:
-    """The topic was deleted and made anew by Kafka: its files tell of what is there."""
+def test_directory_created_by_kafka_after_its_clean_shutdown() -> None:
+    """The topic was deleted and recreated by Kafka: its files describe the new directory."""
     disk = machine()
     log_dir = opened(disk)
     used(log_dir)
     log_dir.close()
     named = disk.peek(f"{HOME}/{INCARNATIONS}")
     assert named is not None
-    as_by_kafka(disk)
+    rewrite_as_kafka(disk)
     replace_file(disk, f"{HOME}/{INCARNATIONS}", named)
     log = partition(opened(disk))
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (50, 100, 100)
 
 
-def test_entries_of_what_kafka_left_unopened_are_known_after_a_crash() -> None:
-    """Its clean stop is where it is certain whose they are; nothing may have opened the partition since."""
+def test_entries_of_unopened_partitions_of_kafka_survive_a_crash() -> None:
+    """Kafka's clean shutdown makes their owner certain; the partition may not have been opened since."""
     disk = machine()
     log_dir = opened(disk)
     used(log_dir)
     log_dir.close()
-    as_by_kafka(disk)
+    rewrite_as_kafka(disk)
     log_dir = opened(disk)
     log_dir.checkpoint_work()()
     log = partition(killed(log_dir))
     assert (log.log_start_offset, log.high_watermark) == (50, 100)
 
 
-def test_a_directory_without_partition_metadata_gets_one_again() -> None:
-    """After its loss nothing proves whose the entries are."""
+def test_missing_partition_metadata_is_written_again() -> None:
+    """Without it nothing proves which directory the entries belong to."""
     disk = machine()
     log_dir = opened(disk)
     used(log_dir)
@@ -285,7 +285,7 @@ def test_a_directory_without_partition_metadata_gets_one_again() -> None:
     assert partition(killed(log_dir)).high_watermark == log.high_watermark
 
 
-def test_the_checkpoint_of_incarnations_is_written_when_directories_come_and_go() -> None:
+def test_incarnation_checkpoint_is_written_when_directories_are_added_or_removed() -> None:
     disk = machine()
     log_dir = opened(disk)
     log = used(log_dir)
@@ -294,13 +294,13 @@ def test_the_checkpoint_of_incarnations_is_written_when_directories_come_and_go(
     disk.unlink(path)
     append(log)
     log_dir.checkpoint_work()()
-    assert disk.peek(path) is None, "a batch is no reason"
+    assert disk.peek(path) is None, "an append does not write it"
     deleted(log_dir)
     log_dir.checkpoint_work()()
     assert read_incarnations(disk, path) == {}
 
 
-def test_an_entry_without_a_directory_is_dropped() -> None:
+def test_entry_without_a_directory_is_removed() -> None:
     disk = machine()
     log_dir = opened(disk)
     used(log_dir)
@@ -312,8 +312,8 @@ def test_an_entry_without_a_directory_is_dropped() -> None:
     assert [read_offsets(disk, f"{HOME}/{name}") for name in ALL] == [{}] * 4
 
 
-def test_a_directory_that_is_missing_after_a_clean_stop_stays_known() -> None:
-    """Until something is made of it: over a clean stop and start as well."""
+def test_entry_of_a_directory_missing_after_a_clean_shutdown_is_kept() -> None:
+    """Until the partition is created again, also across a clean shutdown and start."""
     disk = machine()
     log_dir = opened(disk)
     used(log_dir)
@@ -326,7 +326,7 @@ def test_a_directory_that_is_missing_after_a_clean_stop_stays_known() -> None:
     log_dir = opened(disk)
     append(partition(log_dir), 4)
     log = partition(killed(log_dir))
-    assert (log.log_start_offset, log.log_end_offset) == (0, 4), "made anew, it has nothing of that"
+    assert (log.log_start_offset, log.log_end_offset) == (0, 4), "the recreated partition inherits nothing"
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_a_directory_that_is_missing_after_a_clean_stop_stays_known() -> None:
     ],
 )
 @pytest.mark.parametrize("clean", [False, True])
-def test_a_bad_line_costs_no_record(name: str, line: str, clean: bool) -> None:
+def test_invalid_checkpoint_line_loses_no_record(name: str, line: str, clean: bool) -> None:
     disk = machine()
     log_dir = opened(disk)
     log = used(log_dir)
@@ -370,7 +370,7 @@ def test_a_bad_line_costs_no_record(name: str, line: str, clean: bool) -> None:
 
 
 @pytest.mark.parametrize("line", ["rain 0 -1", f"rain 0 {2**63}", "rain 0 3\nrain 0 4"])
-def test_a_bad_line_leaves_the_others_as_they_are(line: str) -> None:
+def test_invalid_checkpoint_line_does_not_affect_the_others(line: str) -> None:
     disk = machine()
     rows = line.split("\n")
     replace_file(disk, f"{HOME}/{HIGH_WATERMARKS}", f"0\n{len(rows) + 2}\na 0 5\n{line}\nb 0 6\n".encode())
@@ -381,7 +381,7 @@ def test_a_bad_line_leaves_the_others_as_they_are(line: str) -> None:
     assert rejected[0].startswith(f"{HOME}/{HIGH_WATERMARKS}: rain-0 ")
     same = f"0\n2\n{rows[0].replace('-1', '1').replace(str(2**63), '1')}\nrain 0 {'3' if len(rows) > 1 else '1'}\n"
     replace_file(disk, f"{HOME}/{HIGH_WATERMARKS}", same.encode())
-    assert len(read_offsets(disk, f"{HOME}/{HIGH_WATERMARKS}")) == 1, "the same twice is no contradiction"
+    assert len(read_offsets(disk, f"{HOME}/{HIGH_WATERMARKS}")) == 1, "two equal lines are not a contradiction"
 
 
 # -- B2: the durable recovery point and the log's end ---
@@ -392,9 +392,9 @@ def follower_batch(base: int, records: int, size: int = 9) -> memoryview:
 
 
 @pytest.mark.parametrize("kept", [0, 5, 64, 200])
-def test_an_append_into_a_log_that_began_anew_inside_a_batch_is_torn(kept: int) -> None:
-    """A follower begins at a leader's log start inside of a batch: that append begins below the offset where the log
-    went on, and a crash leaves `kept` bytes of it."""
+def test_torn_append_into_a_log_that_restarted_inside_a_batch(kept: int) -> None:
+    """A follower starts at a leader's log start inside a batch: that append starts below the end offset of the log, and
+    a crash leaves `kept` bytes of it."""
     disk = machine()
     log_dir = opened(disk)
     log = partition(log_dir)
@@ -412,8 +412,8 @@ def test_an_append_into_a_log_that_began_anew_inside_a_batch_is_torn(kept: int) 
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_nothing_is_appended_below_the_durable_recovery_point(role: str) -> None:
-    """A log that was cut takes records when the checkpoint on the disk says so: by the rule of the log itself."""
+def test_append_below_the_durable_recovery_point_is_rejected(role: str) -> None:
+    """A truncated log accepts appends after the checkpoint is durable; the log itself enforces this."""
     disk = machine()
     log_dir = opened(disk)
     log = used(log_dir, start=0)
@@ -436,7 +436,7 @@ def test_nothing_is_appended_below_the_durable_recovery_point(role: str) -> None
     assert (log.log_end_offset, log.durable_recovery_point) == (61, 60)
 
 
-def test_a_checkpoint_that_fails_does_not_lower_the_durable_recovery_point() -> None:
+def test_failed_checkpoint_does_not_lower_the_durable_recovery_point() -> None:
     disk = machine()
     log_dir = opened(disk)
     log = used(log_dir, start=0)
@@ -455,7 +455,7 @@ def test_a_checkpoint_that_fails_does_not_lower_the_durable_recovery_point() -> 
 
 @dataclass
 class _Incarnation:
-    """What a partition's directory has, as its owner knows."""
+    """The expected content of one incarnation of a partition directory."""
 
     topic_id: UUID
     batches: list[bytes] = field(default_factory=list)
@@ -466,9 +466,9 @@ class _Incarnation:
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_lives_of_one_name(seed: int) -> None:
-    """Topics of one name come and go, replicas move away and return; nothing but power takes a record, and nothing that
-    was safe. No log start and no high watermark is of another incarnation."""
+def test_random_incarnations_of_one_partition_name(seed: int) -> None:
+    """Topics of one name are created and deleted, replicas move away and return; only a power loss loses records, and
+    no flushed ones. No log start and no high watermark is of another incarnation."""
     rng = Random(f"names {seed}")
     disk = machine(seed)
     model = _Incarnation(FIRST_ID)
@@ -486,7 +486,7 @@ def test_lives_of_one_name(seed: int) -> None:
                     log_dir.checkpoint_work()()
                 elif draw < 0.4:
                     content = batch(size=rng.randint(1, 60))
-                    model.batches.append(b"")  # may be there, whole, when the machine stops in the write
+                    model.batches.append(b"")  # may be complete if the machine stops during the write
                     log.append_as_leader(content, leader_epoch=0, now_ms=0)
                     model.batches[-1] = bytes(content)
                     log.advance_high_watermark(log.log_end_offset)
@@ -506,7 +506,7 @@ def test_lives_of_one_name(seed: int) -> None:
                     model = _Incarnation(UUID(int=number))
                     if kept.batches and log.is_written:
                         gone(log_dir)
-                        life_disk_settles(life)
+                        make_renames_durable(life)
                     else:
                         log_dir.delete_partition(TP)
                     log = partition(log_dir, model.topic_id)
@@ -525,8 +525,8 @@ def test_lives_of_one_name(seed: int) -> None:
     _compare(opened(disk), model)
 
 
-def life_disk_settles(life: LifeDisk) -> None:
-    """The renames of a directory that went are durable: what comes back with a loss of power is the other test's."""
+def make_renames_durable(life: LifeDisk) -> None:
+    """The renames of a removed directory are durable: directories that return after a power loss have another test."""
     life.fsync_dir(HOME)
 
 
@@ -535,24 +535,24 @@ def _compare(log_dir: LogDir, model: _Incarnation) -> PartitionLog:
     if found not in (None, model.topic_id):
         log_dir.set_aside_stray(TP)
     log = partition(log_dir, model.topic_id)
-    assert log.log_start_offset <= max(model.start, 0), "of another incarnation"
+    assert log.log_start_offset <= max(model.start, 0), "log start of another incarnation"
     assert log.high_watermark <= len(model.batches)
     assert log.log_end_offset == len(model.batches) or not model.batches[log.log_end_offset :]
     contents = records_of(log)
     assert all(contents.get(offset) == model.batches[offset] for offset in range(model.start, len(model.batches))), (
-        "records are gone"
+        "records are lost"
     )
     log.advance_high_watermark(log.log_end_offset)
     return log
 
 
 def _after_power(disk: SimDisk, model: _Incarnation) -> _Incarnation:
-    """What is left may be less than was written, and no less than was flushed."""
+    """The log may have fewer records than were written, but has all flushed ones."""
     log_dir = opened(disk)
     where = log_dir.partition_path(TP)
     found = log_dir.topic_id_of(where) if disk.stat(where) is not None else None
     if found != model.topic_id:
-        assert not model.safe, "a directory that was flushed is gone"
+        assert not model.safe, "a flushed directory is lost"
         if disk.stat(where) is not None:
             log_dir.set_aside_stray(TP)
         log_dir.close(clean=False)
@@ -563,9 +563,9 @@ def _after_power(disk: SimDisk, model: _Incarnation) -> _Incarnation:
         raise AssertionError(f"offline: {error.message}") from error
     end = log.log_end_offset
     if not model.batches:
-        # The machine stopped while the name changed hands: the directory before came back.
+        # The machine stopped during the rename: the former directory is back.
         model.batches, model.start = [b""] * end, log.log_start_offset
-    assert model.safe <= end <= len(model.batches), "flushed records are gone"
+    assert model.safe <= end <= len(model.batches), "flushed records are lost"
     for offset, content in records_of(log).items():
         assert content == model.batches[offset] or not model.batches[offset]
         model.batches[offset] = content

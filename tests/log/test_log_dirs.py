@@ -1,4 +1,4 @@
-"""Several data directories together: who holds what, who is in use."""
+"""Several data directories: which partitions each holds, and which are online."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def three(*epochs: int | None) -> LogDirs:
     return LogDirs([made(disk, f"/d{number}", number, epochs[number - 1]) for number in (1, 2, 3)])
 
 
-def test_the_one_with_the_fewest_partitions_is_next() -> None:
+def test_directory_with_the_fewest_partitions_is_chosen() -> None:
     dirs = three()
     for index in range(7):
         least_loaded = dirs.least_loaded()
@@ -45,7 +45,7 @@ def test_the_one_with_the_fewest_partitions_is_next() -> None:
     assert dirs.holder(TopicPartition("rain", 1)) is None
 
 
-def test_what_lies_in_a_failed_one_is_still_known_to_lie_there() -> None:
+def test_partition_of_a_failed_directory_keeps_its_location() -> None:
     dirs = three()
     first, second, third = dirs.opened
     dirs.put(RAIN, second)
@@ -63,21 +63,21 @@ def test_what_lies_in_a_failed_one_is_still_known_to_lie_there() -> None:
     assert dirs.least_loaded() is None
 
 
-def test_one_directory_alone_holds_everything() -> None:
+def test_single_directory_holds_every_partition() -> None:
     only = made(SimDisk(), "/d", 1)
     dirs = LogDirs([only])
     assert dirs.holder(RAIN) is only
     dirs.put(RAIN, only)
     dirs.forget(RAIN)
     assert dirs.holder(RAIN) is only
-    assert not LogDirs([only], offline={"/e": "broken"}).is_single, "there may be partitions in the other"
+    assert not LogDirs([only], offline={"/e": "broken"}).is_single, "the offline directory may hold partitions"
 
 
 @pytest.mark.parametrize(("epochs", "told"), [((7, 7, 7), 7), ((7, 7, 8), -1), ((7, None, 7), -1), ((), -1)])
-def test_a_stop_was_clean_where_all_of_them_say_so(epochs: tuple[int | None, ...], told: int) -> None:
+def test_shutdown_was_clean_if_all_directories_agree(epochs: tuple[int | None, ...], told: int) -> None:
     assert three(*epochs).previous_broker_epoch == told
 
 
-def test_a_stop_was_not_clean_for_a_directory_that_can_not_be_asked() -> None:
+def test_shutdown_was_not_clean_if_a_directory_is_offline() -> None:
     opened = three(7, 7, 7).opened
     assert LogDirs(opened, offline={"/d4": "broken"}).previous_broker_epoch == -1

@@ -1,4 +1,4 @@
-"""Appends to one log: offsets, epochs, time, and what a follower takes."""
+"""Appends to one log: offsets, epochs, timestamps, and appends of a follower."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fenceline.testing.sim_disk import SimDisk
 from .helpers import DIRECTORY, append, batch, files, open_log
 
 
-def test_a_log_that_was_never_written_has_no_directory_and_no_descriptor(disk: SimDisk) -> None:
+def test_log_that_was_never_written_has_no_directory_and_no_descriptor(disk: SimDisk) -> None:
     log = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset, log.latest_epoch) == (0, 0, -1)
     assert len(log.read(0, 100, end_offset_exclusive=0).records) == 0
@@ -57,14 +57,14 @@ def test_log_append_time(disk: SimDisk) -> None:
     assert (found.offset, found.timestamp) == (0, 77_000)
 
 
-def test_more_than_a_segment_is_refused(disk: SimDisk) -> None:
+def test_batch_larger_than_a_segment_is_rejected(disk: SimDisk) -> None:
     log = open_log(disk, config=LogConfig(segment_bytes=100))
     with pytest.raises(PeerError) as caught:
         append(log, 1, size=200)
     assert caught.value.code is ErrorCode.RECORD_LIST_TOO_LARGE
 
 
-def test_a_follower_takes_the_leaders_batches(disk: SimDisk) -> None:
+def test_follower_appends_the_leaders_batches(disk: SimDisk) -> None:
     log = open_log(disk)
     one, two = batch(2, leader_epoch=3), batch(3, base_offset=2, leader_epoch=4)
     torn = batch(1, base_offset=5)[:-4]
@@ -82,8 +82,8 @@ def test_a_follower_takes_the_leaders_batches(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("is_transactional", [False, True], ids=["plain", "transactional"])
-def test_a_follower_takes_what_one_segment_holds(disk: SimDisk, is_transactional: bool) -> None:
-    """More of them came than any segment takes; what is left is fetched again."""
+def test_follower_appends_at_most_one_segment_at_a_time(disk: SimDisk, is_transactional: bool) -> None:
+    """A response with more batches than fit into a segment; the rest is fetched again."""
     producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
     fields = producer if is_transactional else {}
     batches = [batch(base_offset=each, leader_epoch=1, **fields) for each in range(5)]
@@ -95,7 +95,7 @@ def test_a_follower_takes_what_one_segment_holds(disk: SimDisk, is_transactional
     assert [segment.base_offset for segment in log.segments] == [0, 2, 4]
 
 
-def test_an_empty_follower_starts_inside_of_the_leaders_first_batch(disk: SimDisk) -> None:
+def test_empty_follower_starts_inside_the_leaders_first_batch(disk: SimDisk) -> None:
     log = open_log(disk, log_start_offset=7)
     log.append_as_follower(batch(5, base_offset=5))
     assert (log.log_start_offset, log.log_end_offset) == (5, 10)

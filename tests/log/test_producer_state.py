@@ -60,7 +60,7 @@ def test_sequences_follow_each_other(log: PartitionLog) -> None:
     send(log, 5)
 
 
-def test_the_last_five_batches_are_known_again(log: PartitionLog) -> None:
+def test_last_five_batches_are_detected_as_duplicates(log: PartitionLog) -> None:
     for number in range(7):
         send(log, number * 2, 2)
     for number in range(2, 7):
@@ -71,15 +71,15 @@ def test_the_last_five_batches_are_known_again(log: PartitionLog) -> None:
 
 
 def reopened(disk: SimDisk, log: PartitionLog) -> PartitionLog:
-    """After a clean stop: each producer's last batch is what the snapshot has."""
+    """Reopen after a clean shutdown: the snapshot has only the last batch of each producer."""
     log.close(clean=True)
     again = open_log(disk, clean=True)
     assert [len(producer.batches) for producer in again.producers] == [1]
     return again
 
 
-def test_after_a_restart_the_log_knows_what_the_snapshot_does_not(disk: SimDisk) -> None:
-    """Five batches were on their way when a leader was restarted: each of them is sent again (transactions.md X36)."""
+def test_duplicates_missing_from_the_snapshot_are_found_in_the_log_after_a_restart(disk: SimDisk) -> None:
+    """Five batches were in flight when a leader restarted: each of them is sent again (transactions.md X36)."""
     log = open_log(disk)
     first = log.log_end_offset
     for number in range(7):
@@ -95,7 +95,7 @@ def test_after_a_restart_the_log_knows_what_the_snapshot_does_not(disk: SimDisk)
     send(log, 14)
 
 
-def test_what_the_log_does_not_have_is_searched_once(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_searched_once_for_a_batch_that_it_does_not_have(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(disk)
     for number in range(3):
         send(log, number * 2, 2)
@@ -114,14 +114,16 @@ def test_what_the_log_does_not_have_is_searched_once(disk: SimDisk, monkeypatch:
     assert searched == [0]
 
 
-def test_who_remembers_five_batches_asks_nobody(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_not_searched_for_a_producer_with_five_remembered_batches(
+    log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(7):
         send(log, number * 2, 2)
     monkeypatch.setattr(PartitionLog, "read", None)
     refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, log, 2, 2)
 
 
-def test_part_of_a_batch_is_no_duplicate(log: PartitionLog) -> None:
+def test_part_of_a_batch_is_not_a_duplicate(log: PartitionLog) -> None:
     send(log, 0, 5)
     refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, log, 0, 3)
 
@@ -138,7 +140,7 @@ def test_sequence_wraps(log: PartitionLog) -> None:
     send(log, 2)
 
 
-def test_sequence_goes_from_the_last_to_zero(log: PartitionLog) -> None:
+def test_sequence_after_the_maximum_is_zero(log: PartitionLog) -> None:
     send(log, MAX_SEQUENCE)
     refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, log, 1)
     send(log, 0)
@@ -185,7 +187,7 @@ def test_markers_are_fenced(log: PartitionLog) -> None:
         mark(log, commit=True, epoch=3, version=2)
     assert same.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
     mark(log, commit=True, epoch=4, coordinator=9, version=2)
-    mark(log, commit=True, epoch=4, coordinator=9, version=2)  # the repeat of one that is done
+    mark(log, commit=True, epoch=4, coordinator=9, version=2)  # repeats a marker that was already written
     with pytest.raises(PeerError) as zombie:
         mark(log, commit=True, epoch=4, coordinator=8)
     assert zombie.value.code is ErrorCode.TRANSACTION_COORDINATOR_FENCED
@@ -198,7 +200,7 @@ def test_state_survives_a_restart(log: PartitionLog, disk: SimDisk, clean: bool)
     if clean:
         log.close()
     again = open_log(disk, clean=clean, high_watermark=4)
-    # A snapshot carries the last batch only, and what it knows is not replayed.
+    # A snapshot has the last batch only, and batches below it are not replayed.
     assert [len(state.batches) for state in again.producers] == [1 if clean else 2]
     assert send(again, 3, transactional=True).duplicate
     assert again.last_stable_offset == 3
@@ -232,7 +234,7 @@ def test_idle_producers_expire_but_not_in_a_transaction(log: PartitionLog) -> No
 
 
 @pytest.mark.parametrize("spoil", [b"", b"\x00\x01", b"\x00\x02" + bytes(8), b"\x00\x01" + bytes(8)])
-def test_a_bad_snapshot_changes_nothing(log: PartitionLog, spoil: bytes) -> None:
+def test_invalid_snapshot_is_ignored(log: PartitionLog, spoil: bytes) -> None:
     send(log, 0)
     with pytest.raises(BadSnapshot):
         log.producers.load(spoil, now_ms=0, expiration_ms=1)

@@ -1,4 +1,4 @@
-"""Reads of one log: bounds, what is not in the page cache, what outlives a truncation, look-ups by time."""
+"""Reads of one log: bounds, page cache misses, slices that outlive a truncation, look-ups by timestamp."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_read_outside_is_out_of_range_e11(disk: SimDisk) -> None:
     assert len(log.read(5, 100, end_offset_exclusive=5).records) == 0
 
 
-def test_what_is_not_in_the_page_cache_is_loaded_elsewhere() -> None:
+def test_bytes_outside_the_page_cache_are_loaded_by_the_caller() -> None:
     disk = SimDisk(resident=lambda: False)
     disk.mkdir("/data")
     log = open_log(disk, config=SMALL)
@@ -75,7 +75,7 @@ def test_what_is_not_in_the_page_cache_is_loaded_elsewhere() -> None:
     assert not read.resident
     assert len(read.records) == 0
     log.truncate_to(20)
-    assert next(iter_headers(read.load())).base_offset == 30, "the old file was still there for it"
+    assert next(iter_headers(read.load())).base_offset == 30, "the open descriptor still reads the old file"
     assert read.resident
     log.read(10, 500, end_offset_exclusive=20).close()
     before = disk.open_descriptors
@@ -83,13 +83,13 @@ def test_what_is_not_in_the_page_cache_is_loaded_elsewhere() -> None:
     assert disk.open_descriptors == before
 
 
-def test_a_segment_that_cannot_be_opened_for_a_thread_is_an_error_of_its_log(disk: SimDisk) -> None:
-    """A Fetch answers KAFKA_STORAGE_ERROR for this partition, and the others are served."""
+def test_failure_to_open_a_segment_for_a_thread_is_an_error_of_its_log(disk: SimDisk) -> None:
+    """A Fetch returns KAFKA_STORAGE_ERROR for this partition and the records of the others."""
     log = open_log(disk, config=SMALL)
     for _ in range(20):
         append(log, 3, size=90)
     segment = log.segments[0]
-    segment.index = None  # as after memory for indexes ran out: a thread reads
+    segment.index = None  # as after eviction of the index: a thread reads it
     disk.close(segment.fd)
     segment.fd = -1
     disk.fail("open", ".log", errno.EIO)

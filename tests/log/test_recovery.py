@@ -1,4 +1,4 @@
-"""What opening a damaged log does: cut above the recovery point, refuse below it, rebuild what is derived."""
+"""Opening a damaged log: truncates above the recovery point, fails below it, rebuilds derived files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fenceline.records.batch import iter_headers
 from .helpers import append, batch, open_log, read_all
 
 
-class LyingDisk(OsDisk):
-    """Gives one wrong bit in the nth read of a file, and in no other."""
+class BitErrorDisk(OsDisk):
+    """Flips one bit in the nth read of a file only."""
 
     def __init__(self, name: str, read: int, position: int) -> None:
         self._name, self._left, self._position = name, read, position
@@ -98,9 +98,9 @@ def test_damaged_derived_files_are_rebuilt(directory: Path, pattern: str, clean:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_epochs_that_begin_above_the_log_start_are_read_anew(directory: Path, clean: bool) -> None:
-    """The log start had moved to 30 and the epoch checkpoint with it; the checkpoint of the log start was not written
-    when the process ended. Who asked where epoch 0 ends was answered 30 in place of 20 (epochs.md E13)."""
+def test_epochs_that_start_above_the_log_start_are_rebuilt(directory: Path, clean: bool) -> None:
+    """The log start had moved to 30 and the epoch checkpoint with it; the log start checkpoint was not written when the
+    process ended. A look-up of the end of epoch 0 returned 30 instead of 20 (epochs.md E13)."""
     (directory / "leader-epoch-checkpoint").write_text("0\n3\n1 30\n2 40\n3 60\n")
     log = reopen(directory, clean=clean, recovery_point=80)
     if clean:  # the checkpoints are from the same moment
@@ -111,7 +111,7 @@ def test_epochs_that_begin_above_the_log_start_are_read_anew(directory: Path, cl
 
 
 @pytest.mark.parametrize(("at", "less"), [(3, 2), (3, 4), (7, 2)])
-def test_an_index_that_lies_is_not_believed(directory: Path, at: int, less: int) -> None:
+def test_wrong_index_entries_do_not_affect_reads(directory: Path, at: int, less: int) -> None:
     """Wrong positions (7) or wrong offsets (3) in every entry of every index."""
     for path in directory.glob("*.index"):
         content = bytearray(path.read_bytes())
@@ -126,7 +126,7 @@ def test_an_index_that_lies_is_not_believed(directory: Path, at: int, less: int)
 
 
 @pytest.mark.parametrize("torn", [1, 11, 60, 61, 100])
-def test_a_torn_tail_is_cut_without_ado(directory: Path, torn: int) -> None:
+def test_torn_tail_is_truncated_silently(directory: Path, torn: int) -> None:
     last = segments(directory)[-1]
     with last.open("ab") as tail:
         tail.write(bytes(batch(9, base_offset=80))[:torn])
@@ -143,7 +143,7 @@ def test_zeros_at_the_end_are_torn(directory: Path) -> None:
     same_as_before(reopen(directory))
 
 
-def test_damage_above_the_recovery_point_is_cut_and_kept(directory: Path) -> None:
+def test_damage_above_the_recovery_point_is_truncated_and_kept_as_evidence(directory: Path) -> None:
     path = segments(directory)[-2]
     base = int(path.stem)
     size = len(batch(2))
@@ -171,7 +171,7 @@ def test_damage_below_the_recovery_point_takes_the_partition_offline(directory: 
 
 
 @pytest.mark.parametrize("count", [None, "known"])
-def test_a_clean_start_opens_no_sealed_segment_to_look_for_missing_ones(directory: Path, count: str | None) -> None:
+def test_clean_start_opens_no_sealed_segment_to_detect_missing_ones(directory: Path, count: str | None) -> None:
     opened: list[str] = []
 
     class WatchedDisk(OsDisk):
@@ -186,11 +186,13 @@ def test_a_clean_start_opens_no_sealed_segment_to_look_for_missing_ones(director
     opened.clear()
     fields["segment_count"] = number = len(segments(directory)) + 1
     assert open_log(WatchedDisk(), str(directory), config=CONFIG, **fields).log_end_offset == 80
-    assert set(opened) >= {str(path) for path in segments(directory)}, "a file is missing: it looks where"
+    assert set(opened) >= {str(path) for path in segments(directory)}, (
+        "a file is missing: all are opened to find the gap"
+    )
 
 
-def test_a_wrong_bit_of_one_read_is_no_missing_segment(tmp_path: Path) -> None:
-    """In the number of offsets of a segment's last batch, which then ends too early."""
+def test_bit_error_of_one_read_is_not_taken_for_a_missing_segment(tmp_path: Path) -> None:
+    """The bit error is in the offset delta of a segment's last batch, which then ends too early."""
     directory = tmp_path / "rain-0"
     log = open_log(OsDisk(), str(directory), config=CONFIG)
     for _ in range(30):
@@ -200,7 +202,7 @@ def test_a_wrong_bit_of_one_read_is_no_missing_segment(tmp_path: Path) -> None:
     last = list(iter_headers(first.read_bytes()))[-1]
     assert last.last_offset_delta == 4
     for read in range(4):
-        disk = LyingDisk(first.name, read, last.position + 26)
+        disk = BitErrorDisk(first.name, read, last.position + 26)
         fields: dict[str, Any] = {"recovery_point": 150, "incarnation": UUID(int=7)}
         assert open_log(disk, str(directory), config=CONFIG, **fields).log_end_offset == 150
 
@@ -215,7 +217,7 @@ def test_broken_structure_after_a_clean_stop_takes_the_partition_offline(directo
     assert str(path) in said
     assert "at byte" in said
     assert "Restore" in said
-    assert path.read_bytes() == content[:-10], "evidence stays as it is"
+    assert path.read_bytes() == content[:-10], "evidence is unchanged"
 
 
 def test_an_unreadable_segment_takes_the_partition_offline(directory: Path) -> None:
@@ -226,7 +228,7 @@ def test_an_unreadable_segment_takes_the_partition_offline(directory: Path) -> N
         reopen(directory)
 
 
-def test_a_missing_segment_is_not_passed_over(directory: Path) -> None:
+def test_missing_segment_is_detected(directory: Path) -> None:
     segments(directory)[-2].unlink()
     log = reopen(directory, recovery_point=0)
     assert log.recovery is not None
@@ -234,7 +236,7 @@ def test_a_missing_segment_is_not_passed_over(directory: Path) -> None:
     same_as_before(log, log.log_end_offset)
 
 
-def test_leftovers_are_tidied_and_an_unfinished_compaction_is_not_touched(directory: Path) -> None:
+def test_leftovers_are_removed_and_an_unfinished_compaction_is_kept(directory: Path) -> None:
     (directory / "00000000000000000000.log.deleted").write_bytes(b"x")
     (directory / "00000000000000000777.index").write_bytes(bytes(8))
     (directory / "leader-epoch-checkpoint.tmp").write_bytes(b"x")
@@ -252,7 +254,7 @@ def test_records_below_a_log_start_past_the_end_never_come_back(directory: Path)
     log.close(clean=False)
 
 
-def test_recovery_reads_only_past_what_is_trusted(directory: Path) -> None:
+def test_recovery_reads_only_past_the_recovery_point(directory: Path) -> None:
     log = reopen(directory, recovery_point=80)
     assert log.recovery is not None
     assert log.recovery.scanned_bytes <= 2_000
@@ -260,8 +262,8 @@ def test_recovery_reads_only_past_what_is_trusted(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong_byte", [3, 6, 13, 70], ids=["offset", "offset, low", "epoch", "records"])
-def test_a_disk_that_reads_wrong_now_and_then_makes_no_log_lose_a_record(tmp_path: Path, wrong_byte: int) -> None:
-    """A wrong bit in one read of the last batch looks like a torn write; what is read twice and differs is not cut."""
+def test_intermittent_read_errors_lose_no_record(tmp_path: Path, wrong_byte: int) -> None:
+    """A bit error in one read of the last batch looks like a torn write; bytes that differ when read again are kept."""
     log = open_log(OsDisk(), str(tmp_path / "t-0"))
     append(log)
     last = log.size_bytes
@@ -270,7 +272,7 @@ def test_a_disk_that_reads_wrong_now_and_then_makes_no_log_lose_a_record(tmp_pat
     log.close(clean=False)
     content = segments(tmp_path / "t-0")[0].read_bytes()
     for read in range(3):
-        disk = LyingDisk(".log", read, last + wrong_byte)
+        disk = BitErrorDisk(".log", read, last + wrong_byte)
         refusal = ""
         try:
             opened = open_log(disk, str(tmp_path / "t-0"))
@@ -284,17 +286,17 @@ def test_a_disk_that_reads_wrong_now_and_then_makes_no_log_lose_a_record(tmp_pat
     assert segments(tmp_path / "t-0")[0].read_bytes() == content
 
 
-def test_a_wrong_bit_in_a_read_of_the_epochs_is_not_believed(tmp_path: Path) -> None:
-    """They are found from the batches instead."""
+def test_bit_error_in_a_read_of_the_epoch_checkpoint_is_detected(tmp_path: Path) -> None:
+    """The epochs are rebuilt from the batches instead."""
     log = open_log(OsDisk(), str(tmp_path / "t-0"))
     log.append_as_follower(batch(1, base_offset=0, leader_epoch=2))
     log.close()
-    opened = open_log(LyingDisk("leader-epoch-checkpoint", 0, 4), str(tmp_path / "t-0"))
+    opened = open_log(BitErrorDisk("leader-epoch-checkpoint", 0, 4), str(tmp_path / "t-0"))
     assert opened.epochs.entries == ((2, 0),)
 
 
 def _behind_a_gap(directory: Path, disk: OsDisk, *, rolls: bool) -> PartitionLog:
-    """Epoch 0 at 0 to 4, then what compaction left of epoch 2: a batch at 20. Epoch 1 began at 8, epoch 2 at 15."""
+    """Epoch 0 at 0 to 4, then the compacted rest of epoch 2: a batch at 20. Epoch 1 started at 8, epoch 2 at 15."""
     log = open_log(disk, str(directory), config=LogConfig(cleanup_policy=frozenset({"compact"})))
     log.append_as_follower(batch(5, base_offset=0, leader_epoch=0))
     flush(log)
@@ -322,10 +324,10 @@ def flush(log: PartitionLog) -> None:
         ("of another log", ((0, 0), (2, 5))),
     ],
 )
-def test_epochs_that_begin_in_a_gap_are_never_found_too_late(
+def test_epochs_that_start_in_a_gap_are_never_assigned_too_high_an_offset(
     tmp_path: Path, checkpoint: str, rolls: bool, expected: tuple[tuple[int, int], ...]
 ) -> None:
-    """Too late, an epoch before would seem to be longer than it was, and a log that parted there would not be cut."""
+    """Otherwise the previous epoch would appear too long, and a log that diverged there would not be truncated."""
     path = tmp_path / "rain-0"
     disk = OsDisk()
     log = _behind_a_gap(path, disk, rolls=rolls)

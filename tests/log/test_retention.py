@@ -35,7 +35,7 @@ def test_retention_by_size_and_time_stops_at_the_high_watermark(disk: SimDisk) -
 
 
 @pytest.mark.parametrize("config", [LogConfig(segment_bytes=200, retention_ms=100), LogConfig(retention_bytes=0)])
-def test_retention_leaves_the_last_records_where_it_may_not_empty_the_log(disk: SimDisk, config: LogConfig) -> None:
+def test_retention_keeps_the_last_records_if_the_log_must_not_be_emptied(disk: SimDisk, config: LogConfig) -> None:
     """`operations`, seed 9320087."""
     log = open_log(disk, config=LogConfig(segment_bytes=200))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What of a log is safe on the disk, and when."""
+"""Which parts of a log are durable, and when."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_a_failed_fsync_takes_the_partition_offline(disk: SimDisk) -> None:
         append(log)
 
 
-def test_flush_moves_the_recovery_point_to_what_it_covered(disk: SimDisk) -> None:
+def test_flush_advances_the_recovery_point_to_the_flushed_offset(disk: SimDisk) -> None:
     log = open_log(disk, config=SMALL)
     for _ in range(20):
         append(log)
     work = log.flush_work()
     assert work is not None
-    assert log.flush_work() is None, "one at a time"
+    assert log.flush_work() is None, "one flush at a time"
     append(log)
     work()
     work.complete()
@@ -48,10 +48,10 @@ def test_flush_moves_the_recovery_point_to_what_it_covered(disk: SimDisk) -> Non
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_a_flush_leaves_no_index_of_a_segment_that_retention_took_meanwhile(disk: SimDisk, is_full: bool) -> None:
-    """Games of the search (6000056 and 24000064 of `operations`): the next start took these indexes for what a segment
-    file that vanished leaves, and wrote a receipt of records that had been deleted on request. In the second one the
-    disk was full between the two index files."""
+def test_flush_leaves_no_index_of_a_segment_deleted_by_retention_meanwhile(disk: SimDisk, is_full: bool) -> None:
+    """Seeds 6000056 and 24000064 of `operations`: the next start took these indexes for the remains of a missing
+    segment file, and wrote a receipt for records that had been deleted on request. In the second one the disk became
+    full between the two index files."""
     log = open_log(disk, config=SMALL)
     for _ in range(60):
         append(log)
@@ -76,7 +76,7 @@ def test_a_flush_leaves_no_index_of_a_segment_that_retention_took_meanwhile(disk
     assert not left.startswith(tuple(f"{base:020d}" for base in range(log.segments[0].base_offset)))
 
 
-def test_indexes_that_made_room_in_memory_are_safe_with_the_next_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexes_evicted_from_memory_are_durable_after_the_next_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """`OpenFiles` writes large indexes of segments that are rarely used, and does not wait for the disk."""
     monkeypatch.setattr("fenceline.log.segment.SMALL_INDEX_BYTES", -1)
     for seed in range(20):
@@ -95,7 +95,7 @@ def test_indexes_that_made_room_in_memory_are_safe_with_the_next_flush(monkeypat
 
 
 def a_disk(seed: int) -> SimDisk:
-    """A crash keeps other bytes of it with each seed."""
+    """A disk whose crashes keep other bytes with each seed."""
     disk = SimDisk(seed)
     disk.mkdir(DIRECTORY.rpartition("/")[0])
     return disk
@@ -107,7 +107,7 @@ def flush(log: PartitionLog, now_ms: int = 0) -> None:
     work.run()
 
 
-def test_the_topic_id_is_safe_with_the_first_flush() -> None:
+def test_topic_id_is_durable_after_the_first_flush() -> None:
     """Seed 16 of the story `brokers`: without it, a later topic of that name took the records for its own."""
     for seed in range(50):
         disk = a_disk(seed)
@@ -119,8 +119,8 @@ def test_the_topic_id_is_safe_with_the_first_flush() -> None:
         assert read_partition_metadata(disk, f"{DIRECTORY}/{METADATA_FILE}") == TOPIC_ID
 
 
-def test_what_a_killed_process_wrote_is_safe_with_the_next_flush() -> None:
-    """Its names, too: nobody knows what of them had been synced."""
+def test_writes_of_a_killed_process_are_durable_after_the_next_flush() -> None:
+    """Its directory entries, too: it is unknown which of them were synced."""
     for seed in range(50):
         disk = a_disk(seed)
         append(open_log(disk))
@@ -132,9 +132,9 @@ def test_what_a_killed_process_wrote_is_safe_with_the_next_flush() -> None:
         assert open_log(disk, recovery_point=1).log_end_offset == 1
 
 
-def test_a_log_start_inside_of_a_segment_makes_nothing_safe() -> None:
-    """The log start (DeleteRecords) was taken for the recovery point when a killed process's log was opened: with the
-    next loss of power bytes were missing that "had been safe", and the partition stayed offline (recovery.md)."""
+def test_log_start_inside_a_segment_does_not_advance_the_recovery_point() -> None:
+    """The log start (DeleteRecords) was used as the recovery point when the log of a killed process was opened: after
+    the next power loss bytes below it were missing, and the partition stayed offline (recovery.md)."""
     for seed in range(50):
         disk = a_disk(seed)
         log = open_log(disk)
@@ -152,7 +152,7 @@ def test_a_log_start_inside_of_a_segment_makes_nothing_safe() -> None:
 def test_flush_due(disk: SimDisk) -> None:
     log = open_log(disk, config=LogConfig(flush_messages=3, flush_ms=500))
     append(log)
-    assert log.flush_due(1_000), "a directory is new"
+    assert log.flush_due(1_000), "the directory is new"
     flush(log, 1_000)
     append(log, 2)
     assert not log.flush_due(1_000)
@@ -161,7 +161,7 @@ def test_flush_due(disk: SimDisk) -> None:
     assert log.flush_due(1_000)
 
 
-def test_a_missing_topic_id_is_written_by_a_flush_of_nothing_else(disk: SimDisk) -> None:
+def test_flush_without_records_writes_a_missing_topic_id(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log)
     flush(log)
@@ -173,7 +173,7 @@ def test_a_missing_topic_id_is_written_by_a_flush_of_nothing_else(disk: SimDisk)
     assert not log.flush_due(1_000)
 
 
-def test_a_torn_topic_id_of_an_empty_log_is_written_with_its_first_records(disk: SimDisk) -> None:
+def test_torn_topic_id_of_an_empty_log_is_rewritten_with_its_first_records(disk: SimDisk) -> None:
     """Seed 12 of the story `operations`: power was lost before the metadata log had a record."""
     disk.mkdir(DIRECTORY)
     replace_file(disk, f"{DIRECTORY}/{METADATA_FILE}", b"")
@@ -187,7 +187,7 @@ def test_a_torn_topic_id_of_an_empty_log_is_written_with_its_first_records(disk:
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_nothing_is_appended_to_a_closed_log(disk: SimDisk, clean: bool) -> None:
-    """The next start would take it for flushed (operations, seed 21001776)."""
+    """The next start would regard it as flushed (operations, seed 21001776)."""
     log = open_log(disk)
     append(log)
     log.close(clean)

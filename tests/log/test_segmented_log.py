@@ -1,4 +1,4 @@
-"""Segments of one log: when a new one begins, and what a bad disk does to a write."""
+"""Segments of one log: when it rolls, and writes that fail on the disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_roll(disk: SimDisk, config: LogConfig, timestamps: list[int], segments:
     assert [s.base_offset for s in log.segments] == sorted({s.base_offset for s in log.segments})
 
 
-def test_a_quiet_segment_rolls_by_the_clock(disk: SimDisk) -> None:
+def test_idle_segment_rolls_after_segment_ms(disk: SimDisk) -> None:
     log = open_log(disk, config=LogConfig(segment_ms=100))
     assert not log.maybe_roll(10_000)
     append(log)
@@ -41,7 +41,7 @@ def test_a_quiet_segment_rolls_by_the_clock(disk: SimDisk) -> None:
     assert log.active_segment_base == 1
 
 
-def test_a_full_disk_refuses_one_append_and_heals(disk: SimDisk) -> None:
+def test_full_disk_fails_one_append_and_the_log_recovers(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log, 3)
     size = log.segments[0].size_bytes
@@ -52,7 +52,7 @@ def test_a_full_disk_refuses_one_append_and_heals(disk: SimDisk) -> None:
     assert caught.value.disk_full
     found = disk.stat(log.segments[0].path)
     assert found is not None
-    assert found.size_bytes == size, "the partial write is cut off"
+    assert found.size_bytes == size, "the partial write is truncated"
     assert log.log_end_offset == 3
     assert len(read_all(log)) == 1
     disk.capacity_bytes = None
@@ -60,7 +60,7 @@ def test_a_full_disk_refuses_one_append_and_heals(disk: SimDisk) -> None:
     assert open_log(disk).log_end_offset == 6
 
 
-def test_a_large_batch_is_written_in_pieces_and_cut_off_whole(disk: SimDisk) -> None:
+def test_failed_write_of_a_large_batch_is_truncated_completely(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log, 3)
     size = log.segments[0].size_bytes
@@ -70,7 +70,7 @@ def test_a_large_batch_is_written_in_pieces_and_cut_off_whole(disk: SimDisk) -> 
         log.append_as_leader(batch(1, size=large), leader_epoch=0, now_ms=0)
     found = disk.stat(log.segments[0].path)
     assert found is not None
-    assert found.size_bytes == size, "the pieces before the failed one are cut off too"
+    assert found.size_bytes == size, "the pieces before the failed one are truncated, too"
     disk.capacity_bytes = None
     writes = disk.calls["write"]
     log.append_as_leader(batch(1, size=large), leader_epoch=0, now_ms=0)
@@ -94,7 +94,7 @@ def test_a_full_disk_at_the_first_append_and_at_a_roll(disk: SimDisk) -> None:
     assert len(log.segments) == 2
 
 
-def test_a_write_that_can_not_be_cut_off_takes_the_partition_offline(disk: SimDisk) -> None:
+def test_failed_truncation_of_a_partial_write_takes_the_partition_offline(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log)
     disk.fail("write")
@@ -104,4 +104,4 @@ def test_a_write_that_can_not_be_cut_off_takes_the_partition_offline(disk: SimDi
     disk.heal()
     with pytest.raises(StorageError, match="until the node is restarted"):
         append(log)
-    assert len(read_all(log)) == 1, "readers go on"
+    assert len(read_all(log)) == 1, "the log stays readable"

@@ -1,4 +1,4 @@
-"""`append_plain` and `append_fetched` against the full checks: what they take ends as it would have with those."""
+"""`append_plain` and `append_fetched`: an append that they accept has the result of the full checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOW = 1_700_000_000_000
 
 
 class CarefulLog(PartitionLog):
-    """Takes nothing the quick way."""
+    """Never uses the fast path."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class CarefulLog(PartitionLog):
 
 
 class Pair:
-    """The same log twice, one of them careful. Every append goes to both and must end in the same way."""
+    """The same log twice, one without the fast path. Every append goes to both and must have the same result."""
 
     def __init__(self, config: LogConfig) -> None:
         self.logs: list[PartitionLog] = []
@@ -63,7 +63,7 @@ class Pair:
         return outcomes[0]
 
     def fetch(self, content: bytes, *, leader_epoch: int, now_ms: int = NOW) -> Any:
-        """As `append`, of batches that the leader has."""
+        """As `append`, for batches fetched from a leader."""
         outcomes: list[Any] = []
         for log in self.logs:
             try:
@@ -102,7 +102,7 @@ class Pair:
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> Callable[[], int]:
-    """How many of the appends so far the quick log left to the full checks."""
+    """How many appends so far the fast log left to the full checks."""
     careful = 0
     original = PartitionLog._write
 
@@ -117,32 +117,32 @@ def counting(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> Callable[[], int]:
 
 @pytest.mark.parametrize("compressed", [True, False], ids=["opened", "closed"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_case_ends_as_with_the_full_checks(case: Case, compressed: bool) -> None:
+def test_every_case_has_the_result_of_the_full_checks(case: Case, compressed: bool) -> None:
     settings = {"max.message.bytes": str(MAX_MESSAGE_BYTES), "message.timestamp.after.max.ms": str(HOUR_MS)}
     config = LogConfig.from_mapping(
         settings | TOPICS[case.topic] | {"fenceline.validate.compressed.records": str(compressed).lower()}
     )
     pair = Pair(config)
     pair.append(build_batch(rows(NOW)))
-    for _ in range(2):  # the second time, its producer is known
+    for _ in range(2):  # the second time the producer is known
         pair.append(case.make(NOW), version=case.version)
     pair.check()
 
 
 @pytest.mark.compiled
-def test_the_plain_case_is_taken_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_append_uses_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(LogConfig())
     careful = counting(monkeypatch, pair)
     for number in range(10):
         pair.append(bytes(batch(3, producer_id=7, producer_epoch=0, base_sequence=3 * number, timestamp=NOW)))
-    assert careful() == 1, "only the first one, which makes the segment and meets an unknown producer"
+    assert careful() == 1, "only the first one, which creates the segment and has an unknown producer"
     pair.append(bytes(batch(1, producer_id=7, producer_epoch=0, base_sequence=30, timestamp=NOW)), epoch=1)
     assert careful() == 2, "a new leader epoch"
     pair.check()
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_history_ends_as_with_the_full_checks(seed: int) -> None:
+def test_random_appends_have_the_result_of_the_full_checks(seed: int) -> None:
     """Several producers with duplicates, gaps, new epochs and transactions; rolls, index entries, large batches."""
     rng = Random(seed)
     config = LogConfig(
@@ -189,7 +189,7 @@ def test_any_history_ends_as_with_the_full_checks(seed: int) -> None:
 
 
 @pytest.mark.compiled
-def test_both_producers_remember_the_same() -> None:
+def test_both_paths_keep_the_same_producer_state() -> None:
     rng = Random(1)
     twins = [kind(9, 1, -1, 5, -1) for kind in (tail.Producer, _tail_py.Producer)]
     for number in range(40):
@@ -203,14 +203,14 @@ def test_both_producers_remember_the_same() -> None:
 
 
 def of_leader(made: memoryview, offset: int, epoch: int) -> bytes:
-    """The batch as a leader writes it."""
+    """The batch as its leader appended it."""
     content = memoryview(bytearray(made))
     assign_in_place(content, 0, offset, epoch)
     return bytes(content)
 
 
 @pytest.mark.compiled
-def test_plain_batches_of_a_leader_are_taken_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_fetched_batches_use_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(LogConfig())
     careful = counting(monkeypatch, pair)
     for number in range(10):
@@ -221,7 +221,7 @@ def test_plain_batches_of_a_leader_are_taken_the_quick_way(monkeypatch: pytest.M
         pair.fetch(
             of_leader(first, at, 2) + of_leader(second, at + 3, 2) + of_leader(second, at + 6, 2)[:-1], leader_epoch=3
         )
-    assert careful() == 1, "only the first one, which makes the segment and meets an unknown producer and epoch"
+    assert careful() == 1, "only the first one, which creates the segment and has an unknown producer and epoch"
     pair.fetch(of_leader(batch(1, timestamp=NOW), 60, 3), leader_epoch=3)
     assert careful() == 2, "a new leader epoch"
     assert pair.logs[0].log_end_offset == 61
@@ -229,8 +229,8 @@ def test_plain_batches_of_a_leader_are_taken_the_quick_way(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_answers_of_a_leader_end_as_with_the_full_checks(seed: int) -> None:
-    """Gaps, epochs of leaders and producers, transactions and markers, damage, cut and doubled batches; rolls."""
+def test_random_fetch_responses_have_the_result_of_the_full_checks(seed: int) -> None:
+    """Gaps, leader and producer epochs, transactions and markers, damage, truncated and repeated batches; rolls."""
     rng = Random(seed)
     config = LogConfig(
         segment_bytes=rng.choice([3_000, 200_000]),
@@ -281,7 +281,7 @@ def test_any_answers_of_a_leader_end_as_with_the_full_checks(seed: int) -> None:
 
 
 @pytest.mark.compiled
-def test_a_full_disk_leaves_a_follower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_a_follower_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(LogConfig())
     pair.fetch(of_leader(batch(2, timestamp=NOW), 0, 0), leader_epoch=0)
 

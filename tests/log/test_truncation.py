@@ -1,4 +1,4 @@
-"""The end of a log goes back."""
+"""Truncation of the end of a log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fenceline.testing.sim_disk import SimDisk
 from .helpers import SMALL, append, open_log, read_all
 
 
-def test_truncation_keeps_what_it_cuts(disk: SimDisk) -> None:
+def test_truncation_keeps_the_removed_batches_as_evidence(disk: SimDisk) -> None:
     log = open_log(disk, config=SMALL)
     for number in range(40):
         append(log, epoch=number // 10)
@@ -27,15 +27,15 @@ def test_truncation_keeps_what_it_cuts(disk: SimDisk) -> None:
         evidence += disk.pread(fd, 1 << 20, 0)
         disk.close(fd)
     assert len(evidence) >= cut.size_bytes
-    assert evidence[-cut.size_bytes :] == before[-cut.size_bytes :], "every byte that was cut is still there"
+    assert evidence[-cut.size_bytes :] == before[-cut.size_bytes :], "every truncated byte is kept"
     assert append(log, epoch=7) == 17
 
 
 @pytest.mark.parametrize("wrong", [1, 2, 3, 100])
-def test_a_wrong_bit_of_a_read_does_not_get_into_what_stays(
+def test_bit_error_of_a_read_is_not_copied_into_the_remaining_segment(
     disk: SimDisk, wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The start of a segment is copied when its end is cut; no checksum covers all of it."""
+    """A truncation inside a segment copies its start; no checksum covers all of it."""
     log = open_log(disk)
     for number in range(6):
         append(log, number + 1)
@@ -63,7 +63,7 @@ def test_a_wrong_bit_of_a_read_does_not_get_into_what_stays(
         assert not [name for name in disk.listdir(log.directory) if name.endswith(".tmp")]
 
 
-def test_truncating_past_the_end_drops_an_epoch_without_records_e18(disk: SimDisk) -> None:
+def test_truncation_past_the_end_removes_an_epoch_without_records_e18(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log, epoch=1)
     log.assign_epoch(5)

@@ -1,4 +1,4 @@
-"""`fenceline verify` over partitions: what is whole, and everything that is not."""
+"""`fenceline verify` over partitions: intact logs and every kind of damage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def log(disk: SimDisk) -> None:
 
 
 @pytest.mark.usefixtures("log")
-def test_a_whole_log_has_no_findings_and_is_counted(disk: SimDisk) -> None:
+def test_intact_log_is_counted_and_has_no_findings(disk: SimDisk) -> None:
     (report,) = verified(disk, settings=replace(QUIET, deep=True, sequences=True))
     assert said([report]) == []
     assert report.topic_partition == TP
@@ -49,7 +49,7 @@ def test_a_whole_log_has_no_findings_and_is_counted(disk: SimDisk) -> None:
     ]
 
 
-def test_every_flipped_byte_of_a_log_is_found(disk: SimDisk) -> None:
+def test_every_flipped_byte_is_detected(disk: SimDisk) -> None:
     """No checksum covers a batch's offset, length, epoch and magic; the log around it does."""
     rain(disk)
     missed = []
@@ -66,7 +66,7 @@ def test_every_flipped_byte_of_a_log_is_found(disk: SimDisk) -> None:
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(place=st.integers(0, 1 << 30), mask=st.integers(1, 255), codec=st.sampled_from(Codec), epochs=st.integers(1, 3))
-def test_a_byte_with_any_other_value_is_found(place: int, mask: int, codec: Codec, epochs: int) -> None:
+def test_byte_with_any_other_value_is_detected(place: int, mask: int, codec: Codec, epochs: int) -> None:
     disk = SimDisk()
     disk.mkdir("/data")
     log = open_log(disk, config=SMALL)
@@ -87,10 +87,10 @@ def test_a_byte_with_any_other_value_is_found(place: int, mask: int, codec: Code
 
 
 @pytest.mark.usefixtures("log")
-def test_all_of_several_damages_are_named_with_their_places(disk: SimDisk) -> None:
+def test_every_damaged_place_is_reported_with_its_position(disk: SimDisk) -> None:
     first, second, *_ = logs(disk)
     flip(disk, first, 70)
-    flip(disk, first, 16)  # of the first batch as well: magic
+    flip(disk, first, 16)  # magic of the first batch
     flip(disk, second, 61)
     reports = verified(disk)
     found = [(f.kind.value, f.path, f.position) for f in reports[0].findings.kept]
@@ -99,7 +99,7 @@ def test_all_of_several_damages_are_named_with_their_places(disk: SimDisk) -> No
 
 
 @pytest.mark.usefixtures("log")
-def test_batches_behind_a_hole_are_found_again(disk: SimDisk) -> None:
+def test_batches_after_a_hole_are_found(disk: SimDisk) -> None:
     path = logs(disk)[0]
     whole = content_of(disk, path)
     size = int.from_bytes(whole[8:12], "big") + 12
@@ -112,7 +112,7 @@ def test_batches_behind_a_hole_are_found_again(disk: SimDisk) -> None:
 
 
 @pytest.mark.usefixtures("log")
-def test_zeros_in_the_middle_do_not_hide_what_is_behind(disk: SimDisk) -> None:
+def test_zeros_in_the_middle_do_not_hide_later_batches(disk: SimDisk) -> None:
     path = logs(disk)[0]
     whole = content_of(disk, path)
     size = int.from_bytes(whole[8:12], "big") + 12
@@ -124,7 +124,7 @@ def test_zeros_in_the_middle_do_not_hide_what_is_behind(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("missing", [1, 30, 60, 61, 80])
-def test_a_torn_end_is_an_error_where_the_log_was_closed(disk: SimDisk, missing: int) -> None:
+def test_torn_end_of_a_closed_log_is_an_error(disk: SimDisk, missing: int) -> None:
     rain(disk)
     path = logs(disk)[-1]
     put(disk, path, content_of(disk, path)[:-missing])
@@ -133,10 +133,10 @@ def test_a_torn_end_is_an_error_where_the_log_was_closed(disk: SimDisk, missing:
     put(disk, "/data/meta.properties", b"")
     (report,) = verified(disk)
     assert "torn" in notes([report])
-    assert "torn" not in errors([report]), "a node that runs, or was killed, leaves that"
+    assert "torn" not in errors([report]), "a running or killed node may leave a torn end"
 
 
-def test_a_batch_that_is_being_written_is_waited_for(disk: SimDisk) -> None:
+def test_verify_waits_for_a_batch_that_is_being_written(disk: SimDisk) -> None:
     rain(disk)
     put(disk, "/data/meta.properties", b"")
     path = logs(disk)[-1]
@@ -161,7 +161,7 @@ def test_zeros_at_the_end_are_torn(disk: SimDisk) -> None:
     assert errors(verified(disk)) == ["torn"]
 
 
-def test_a_missing_segment_and_missing_batches_are_told_as_gaps(disk: SimDisk) -> None:
+def test_missing_segment_and_missing_batches_are_reported_as_gaps(disk: SimDisk) -> None:
     rain(disk, epochs=[0, 0, 0, 0])
     disk.unlink(logs(disk)[1])
     (report,) = verified(disk)
@@ -169,7 +169,7 @@ def test_a_missing_segment_and_missing_batches_are_told_as_gaps(disk: SimDisk) -
     assert said(verified(disk, settings=replace(QUIET, allow_gaps=True)), Severity.ERROR) == []
 
 
-def test_gaps_of_a_topic_that_was_compacted_here_are_no_findings(disk: SimDisk) -> None:
+def test_gaps_of_a_topic_compacted_here_are_not_reported(disk: SimDisk) -> None:
     rain(disk, epochs=[0, 0, 0, 0])
     disk.unlink(logs(disk)[1])
     put(disk, "/data/cleaner-offset-checkpoint", b"0\n1\nrain 0 5\n")
@@ -188,11 +188,11 @@ def test_gaps_of_a_topic_that_was_compacted_here_are_no_findings(disk: SimDisk) 
         (COMPLETE_FILE, b"1", True),
     ],
 )
-def test_gaps_of_a_log_whose_files_say_that_it_was_compacted(
+def test_gaps_of_a_log_whose_files_record_a_compaction(
     disk: SimDisk, name: str, content: bytes, *, explains: bool
 ) -> None:
-    """Here, with the checkpoint not written yet, or at the leader that it was fetched from (`operations`, seeds
-    9102022 and 9102088). A gap above what was compacted is a loss; what cannot be read tells of any offset."""
+    """Compacted here, before the checkpoint was written, or at the leader it was fetched from (`operations`, seeds
+    9102022 and 9102088). A gap above the compacted part is a loss; an unreadable file applies to every offset."""
     rain(disk, epochs=[0, 0, 0, 0])
     disk.unlink(logs(disk)[1])
     following = offset_in(logs(disk)[1].rpartition("/")[2], LOG_SUFFIX)
@@ -205,7 +205,7 @@ def test_gaps_of_a_log_whose_files_say_that_it_was_compacted(
         assert errors(verified(disk)) == ["gap"]
 
 
-def test_gap_within_a_segment_above_what_was_compacted(disk: SimDisk) -> None:
+def test_gap_within_a_segment_above_the_compacted_part(disk: SimDisk) -> None:
     log = open_log(disk)
     for base in (0, 10, 30, 50):
         records = build_batch([(1_000, b"k", b"v", ())] * 5, base_offset=base, leader_epoch=1)
@@ -220,8 +220,8 @@ def test_gap_within_a_segment_above_what_was_compacted(disk: SimDisk) -> None:
     assert errors(verified(disk)) == []
 
 
-def test_a_compaction_that_a_crash_interrupted_leaves_no_gap(disk: SimDisk) -> None:
-    """Its result is to take the place of segments that are gone already: the next start does that."""
+def test_compaction_interrupted_by_a_crash_leaves_no_gap(disk: SimDisk) -> None:
+    """Its result replaces segments that are already deleted: the next start completes the swap."""
     rain(disk, epochs=[0, 0, 0, 0])
     taken = logs(disk)[1]
     content = content_of(disk, taken)
@@ -231,19 +231,19 @@ def test_a_compaction_that_a_crash_interrupted_leaves_no_gap(disk: SimDisk) -> N
     assert (errors([report]), set(notes([report]))) == ([], {"leftover"})
 
 
-def test_segments_that_overlap(disk: SimDisk) -> None:
+def test_overlapping_segments(disk: SimDisk) -> None:
     rain(disk)
     first, second, *_ = logs(disk)
     put(disk, second, content_of(disk, first))
     assert "segments" not in errors(verified(disk))
-    assert "offsets" in errors(verified(disk)), "batches below the name of their segment"
+    assert "offsets" in errors(verified(disk)), "batches below the base offset of their segment"
     base = int(second[-24:-4])
     put(disk, f"{DIRECTORY}/{base - 1:020d}.log", content_of(disk, second))
     assert "segments" in errors(verified(disk))
 
 
 @pytest.mark.usefixtures("log")
-def test_an_index_that_leads_astray(disk: SimDisk) -> None:
+def test_index_with_wrong_entries(disk: SimDisk) -> None:
     whole = content_of(disk, INDEX + ".index")
     assert len(whole) >= 16
     for position, mask, words in [(7, 1, "no batch begins"), (11, 0x7F, ""), (0, 0x7F, "ascending order")]:
@@ -261,7 +261,7 @@ def test_an_index_that_leads_astray(disk: SimDisk) -> None:
 
 
 @pytest.mark.usefixtures("log")
-def test_an_index_that_leads_past_its_offset(disk: SimDisk) -> None:
+def test_index_entry_that_points_after_its_offset(disk: SimDisk) -> None:
     content = bytearray(content_of(disk, INDEX + ".index"))
     content[0:4] = (0).to_bytes(4, "big")
     put(disk, INDEX + ".index", bytes(content))
@@ -271,7 +271,7 @@ def test_an_index_that_leads_past_its_offset(disk: SimDisk) -> None:
 
 @pytest.mark.usefixtures("log")
 @pytest.mark.parametrize(("change", "words"), [(-1, "look-ups by time miss it"), (1_000_000, "no record up to there")])
-def test_a_time_index_that_lies(disk: SimDisk, change: int, words: str) -> None:
+def test_time_index_with_wrong_entries(disk: SimDisk, change: int, words: str) -> None:
     path = INDEX + ".timeindex"
     times = TimeIndex.decode(content_of(disk, path))
     assert times is not None
@@ -285,7 +285,7 @@ def test_a_time_index_that_lies(disk: SimDisk, change: int, words: str) -> None:
     assert words in report.findings.kept[0].message
 
 
-def test_the_indexes_of_the_newest_segment_of_a_log_that_runs_are_only_noted(disk: SimDisk) -> None:
+def test_index_damage_of_the_active_segment_is_a_note(disk: SimDisk) -> None:
     rain(disk)
     put(disk, "/data/meta.properties", b"")
     stem = logs(disk)[-1].removesuffix(".log")
@@ -294,7 +294,7 @@ def test_the_indexes_of_the_newest_segment_of_a_log_that_runs_are_only_noted(dis
     assert (errors([report]), notes([report])) == ([], ["offset_index"])
 
 
-def test_missing_indexes_are_noted_once_where_the_node_had_saved_them(disk: SimDisk) -> None:
+def test_missing_saved_indexes_are_noted_once(disk: SimDisk) -> None:
     rain(disk)
     stems = [path.removesuffix(".log") for path in logs(disk)]
     for stem in stems:
@@ -312,7 +312,7 @@ def test_missing_indexes_are_noted_once_where_the_node_had_saved_them(disk: SimD
     assert "as are 1 more index files" in finding.message
 
 
-def test_an_index_that_a_killed_node_had_not_saved_whole_is_only_noted(disk: SimDisk) -> None:
+def test_index_damage_above_the_recovery_point_is_a_note(disk: SimDisk) -> None:
     rain(disk)
     put(disk, "/data/meta.properties", b"")
     stems = [path.removesuffix(".log") for path in logs(disk)]
@@ -322,7 +322,7 @@ def test_an_index_that_a_killed_node_had_not_saved_whole_is_only_noted(disk: Sim
     assert errors(verified(disk)) == ["offset_index"]
 
 
-def test_the_transaction_index_is_held_against_the_markers(disk: SimDisk) -> None:
+def test_transaction_index_is_compared_with_the_markers(disk: SimDisk) -> None:
     log = open_log(disk)
     for sequence in (0, 1):
         append(log, producer_id=5, producer_epoch=0, base_sequence=sequence, transactional=True)
@@ -348,7 +348,7 @@ def test_the_transaction_index_is_held_against_the_markers(disk: SimDisk) -> Non
         (b"0\n4\n0 0\n1 15\n3 30\n4 99\n", "past the log end"),
     ],
 )
-def test_an_epoch_checkpoint_that_disagrees_with_the_batches(disk: SimDisk, content: bytes, words: str) -> None:
+def test_epoch_checkpoint_that_contradicts_the_batches(disk: SimDisk, content: bytes, words: str) -> None:
     rain(disk)
     put(disk, f"{DIRECTORY}/leader-epoch-checkpoint", content)
     (report,) = verified(disk)
@@ -356,7 +356,7 @@ def test_an_epoch_checkpoint_that_disagrees_with_the_batches(disk: SimDisk, cont
     assert words in report.findings.kept[0].message
 
 
-def test_an_epoch_checkpoint_may_have_epochs_without_batches_and_may_lag_while_a_node_runs(disk: SimDisk) -> None:
+def test_epoch_checkpoint_may_list_empty_epochs_and_may_lag_on_a_running_node(disk: SimDisk) -> None:
     rain(disk)
     put(disk, f"{DIRECTORY}/leader-epoch-checkpoint", b"0\n4\n0 0\n1 15\n3 30\n5 35\n")
     assert said(verified(disk)) == []
@@ -371,10 +371,10 @@ def test_an_epoch_checkpoint_may_have_epochs_without_batches_and_may_lag_while_a
     assert notes(verified(disk)) == ["epoch_checkpoint"]
 
 
-def test_records_below_the_log_start_need_no_epoch(disk: SimDisk) -> None:
+def test_records_below_the_log_start_need_no_epoch_entry(disk: SimDisk) -> None:
     rain(disk)
     put(disk, f"{DIRECTORY}/leader-epoch-checkpoint", b"0\n3\n0 9\n1 15\n3 30\n")
-    assert said(verified(disk)) == [], "DeleteRecords may have been there: nothing tells in a copy"
+    assert said(verified(disk)) == [], "DeleteRecords may be the cause: a copy has no proof"
     put(disk, "/data/log-start-offset-checkpoint", b"0\n0\n")
     assert errors(verified(disk)) == ["epoch_checkpoint"]
     put(disk, "/data/log-start-offset-checkpoint", b"0\n1\nrain 0 9\n")
@@ -382,11 +382,11 @@ def test_records_below_the_log_start_need_no_epoch(disk: SimDisk) -> None:
     put(disk, "/data/log-start-offset-checkpoint", b"0\n1\nrain 0 8\n")
     assert errors(verified(disk)) == ["epoch_checkpoint"]
     put(disk, "/data/meta.properties", b"")
-    assert said(verified(disk)) == [], "a node that runs writes that file now and then"
+    assert said(verified(disk)) == [], "a running node writes that file periodically"
 
 
-def test_the_metadata_log_begins_where_no_checkpoint_says(disk: SimDisk) -> None:
-    """`gaps.md G31`: what a snapshot stands for has left the epochs, and is in the first segment still."""
+def test_metadata_log_start_is_in_no_checkpoint(disk: SimDisk) -> None:
+    """`gaps.md G31`: records covered by a snapshot have left the epochs, but are still in the first segment."""
     metadata = "/data/__cluster_metadata-0"
     rain(disk, metadata)
     put(disk, f"{metadata}/leader-epoch-checkpoint", b"0\n3\n0 9\n1 15\n3 30\n")
@@ -394,7 +394,7 @@ def test_the_metadata_log_begins_where_no_checkpoint_says(disk: SimDisk) -> None
     assert errors(verified(disk, "/data")) == []
 
 
-def test_checkpoints_that_kafka_has_not_written_to_yet(disk: SimDisk) -> None:
+def test_checkpoints_that_kafka_has_not_written_yet(disk: SimDisk) -> None:
     rain(disk)
     for name in ("cleaner-offset", "log-start-offset", "recovery-point-offset", "replication-offset"):
         put(disk, f"/data/{name}-checkpoint", b"")
@@ -402,7 +402,7 @@ def test_checkpoints_that_kafka_has_not_written_to_yet(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("name", ["replication-offset-checkpoint", "recovery-point-offset-checkpoint"])
-def test_a_log_that_ends_below_its_checkpoints(disk: SimDisk, name: str) -> None:
+def test_log_end_below_its_checkpoints(disk: SimDisk, name: str) -> None:
     rain(disk)
     put(disk, "/data/meta.properties", b"")
     put(disk, f"/data/{name}", b"0\n1\nrain 0 36\n")
@@ -416,8 +416,8 @@ def test_a_log_that_ends_below_its_checkpoints(disk: SimDisk, name: str) -> None
     assert errors(reports) == ["offset_checkpoint"]
 
 
-def test_a_log_that_ends_above_where_it_was_closed(disk: SimDisk) -> None:
-    """Offsets of a compacted log may jump, and no checksum covers the one of its last batch."""
+def test_log_end_above_its_end_at_close(disk: SimDisk) -> None:
+    """Offsets of a compacted log may have gaps, and no checksum covers that of its last batch."""
     log = rain(disk)
     put(disk, "/data/meta.properties", b"")
     put(disk, "/data/.kafka_cleanshutdown", b"{}")
@@ -429,13 +429,13 @@ def test_a_log_that_ends_above_where_it_was_closed(disk: SimDisk) -> None:
     reports = verified(disk, settings=replace(QUIET, allow_gaps=True))
     assert "offset_checkpoint" in errors(reports)
     (told,) = [each for report in reports for each in report.findings.kept if "closed with its end" in each.message]
-    assert told.path == path, "an operator sees which file has the batch"
+    assert told.path == path, "the finding names the file of the batch"
     put(disk, "/data/recovery-point-offset-checkpoint", b"0\n0\n")
     assert "offset_checkpoint" not in errors(verified(disk, settings=replace(QUIET, allow_gaps=True)))
 
 
 @pytest.mark.usefixtures("log")
-def test_other_files_beside_the_log(disk: SimDisk) -> None:
+def test_unrelated_files_in_the_directory(disk: SimDisk) -> None:
     snapshots = [name for name in disk.listdir(DIRECTORY) if name.endswith(".snapshot")]
     flip(disk, f"{DIRECTORY}/{snapshots[0]}", 3)
     put(disk, f"{DIRECTORY}/partition.metadata", b"version: 0\n")
@@ -448,7 +448,7 @@ def test_other_files_beside_the_log(disk: SimDisk) -> None:
     assert notes([report]) == ["leftover"] * 4
 
 
-def test_records_that_can_not_be_read_are_found_by_the_deep_look_only(disk: SimDisk) -> None:
+def test_undecodable_records_are_found_only_by_a_deep_check(disk: SimDisk) -> None:
     rain(disk)
     path = logs(disk)[0]
     content = bytearray(content_of(disk, path))
@@ -460,7 +460,7 @@ def test_records_that_can_not_be_read_are_found_by_the_deep_look_only(disk: SimD
     assert errors(verified(disk, settings=replace(QUIET, deep=True))) == ["records"]
 
 
-def test_producers_numbers_are_looked_at_when_asked_for(disk: SimDisk) -> None:
+def test_producer_sequences_are_checked_on_request(disk: SimDisk) -> None:
     log = open_log(disk)
     for sequence in (0, 1, 2):
         append(log, producer_id=7, producer_epoch=0, base_sequence=sequence)
@@ -478,7 +478,7 @@ def test_producers_numbers_are_looked_at_when_asked_for(disk: SimDisk) -> None:
     assert "wrote sequence 2 at offset 1, but sequence 1" in report.findings.kept[0].message
 
 
-def test_damage_is_not_told_again_as_missing_numbers(disk: SimDisk) -> None:
+def test_damage_is_not_reported_again_as_a_sequence_gap(disk: SimDisk) -> None:
     log = open_log(disk)
     for sequence in range(5):
         append(log, producer_id=7, producer_epoch=0, base_sequence=sequence)
@@ -489,7 +489,7 @@ def test_damage_is_not_told_again_as_missing_numbers(disk: SimDisk) -> None:
         assert errors(verified(disk, where, settings=replace(QUIET, sequences=True))) == ["crc"]
 
 
-def test_findings_are_counted_when_there_are_too_many_to_keep(disk: SimDisk) -> None:
+def test_findings_beyond_the_limit_are_only_counted(disk: SimDisk) -> None:
     one = bytes(batch())
     disk.mkdir(DIRECTORY)
     put(disk, f"{DIRECTORY}/00000000000000000000.log", one * (MAX_FINDINGS + 50))
@@ -499,7 +499,7 @@ def test_findings_are_counted_when_there_are_too_many_to_keep(disk: SimDisk) -> 
     assert report.findings.left_out >= 49
 
 
-def test_a_segment_that_is_deleted_meanwhile(disk: SimDisk) -> None:
+def test_segment_deleted_during_the_check(disk: SimDisk) -> None:
     rain(disk, epochs=[0, 0, 0, 0])
     put(disk, "/data/meta.properties", b"")
     gone = logs(disk)[0]
@@ -517,7 +517,7 @@ def test_a_segment_that_is_deleted_meanwhile(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_partition_that_is_deleted_between_the_look_and_the_reading(disk: SimDisk, closed: bool) -> None:
+def test_partition_deleted_between_listing_and_reading(disk: SimDisk, closed: bool) -> None:
     rain(disk)
     put(disk, "/data/meta.properties", b"")
     if closed:
@@ -532,7 +532,7 @@ def test_a_partition_that_is_deleted_between_the_look_and_the_reading(disk: SimD
     assert notes(list(verify_places(disk, segment, QUIET))) == ["gone"]
 
 
-def test_a_disk_that_can_not_be_read_is_a_finding(disk: SimDisk) -> None:
+def test_read_error_is_a_finding(disk: SimDisk) -> None:
     rain(disk)
     disk.fail("read", ".log")
     assert errors(verified(disk)) == ["unreadable"]

@@ -1,4 +1,4 @@
-"""Replicas of one partition against each other, and evidence of what was cut."""
+"""Comparison of the replicas of one partition, and evidence of truncated batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def disk() -> SimDisk:
 
 
 def copy_of(log: PartitionLog, disk: SimDisk, directory: str, *, up_to: int) -> PartitionLog:
-    """A follower's log, as it is after fetching."""
+    """A follower's log after it fetched from `log`."""
     follower = open_log(disk, directory, config=SMALL)
     for header, content in read_all(log):
         if header.next_offset <= up_to:
@@ -37,7 +37,7 @@ def copy_of(log: PartitionLog, disk: SimDisk, directory: str, *, up_to: int) -> 
 
 
 def diverged(disk: SimDisk) -> None:
-    """An unclean election at offset 21: `/one` went on in epoch 1, `/two` in epoch 2."""
+    """An unclean election at offset 21: `/one` continued in epoch 1, `/two` in epoch 2."""
     log = open_log(disk, ONE, config=SMALL)
     for _ in range(7):
         append(log, 3, epoch=0)
@@ -50,7 +50,7 @@ def diverged(disk: SimDisk) -> None:
     follower.close()
 
 
-def test_replicas_that_agree(disk: SimDisk) -> None:
+def test_identical_replicas_have_no_findings(disk: SimDisk) -> None:
     log = open_log(disk, ONE, config=SMALL)
     for number in range(20):
         append(log, 1 + number % 3, epoch=number // 7)
@@ -62,18 +62,18 @@ def test_replicas_that_agree(disk: SimDisk) -> None:
     assert len({report.end_offset for report in reports}) == 3
 
 
-def test_the_first_offset_of_two_histories_is_named_with_both_epochs(disk: SimDisk) -> None:
+def test_divergence_is_reported_with_its_first_offset_and_both_epochs(disk: SimDisk) -> None:
     diverged(disk)
     reports = verified(disk, "/one", "/two")
     (finding,) = [finding for report in reports for finding in report.findings.kept]
     assert (finding.kind.value, finding.severity.value, finding.offset) == ("divergence", "error", 21)
-    assert finding.path.startswith(ONE), "the newest epoch is what the others are held against"
+    assert finding.path.startswith(ONE), "the others are compared with the newest epoch"
     assert "epoch 1 here, epoch 2 there" in finding.message
     assert "8 offsets here and 6 there" in finding.message
     assert said(verified(disk, "/one", "/two", compare=False)) == []
 
 
-def test_what_differs_above_the_high_watermark_was_promised_to_nobody(disk: SimDisk) -> None:
+def test_divergence_above_the_high_watermark_is_a_note(disk: SimDisk) -> None:
     diverged(disk)
     for root in ("/one", "/two"):
         put(disk, f"{root}/meta.properties", b"")
@@ -91,10 +91,10 @@ def test_what_differs_above_the_high_watermark_was_promised_to_nobody(disk: SimD
     segment_bytes=st.sampled_from([300, 700, 1_000_000]),
     same_epoch=st.booleans(),
 )
-def test_logs_part_where_the_elections_had_them_part(
+def test_divergence_is_found_at_the_offset_of_the_election(
     shared: list[int], one: list[int], two: list[int], segment_bytes: int, same_epoch: bool
 ) -> None:
-    """Segments of the replicas begin at different offsets; epochs change on the way."""
+    """The replicas' segments start at different offsets; epochs change in between."""
     disk = SimDisk()
     for path in ("/one", "/two"):
         disk.mkdir(path)
@@ -117,7 +117,7 @@ def test_logs_part_where_the_elections_had_them_part(
     assert [(f.kind.value, f.offset) for f in found] == ([(kind, parting)] if one and two else [])
 
 
-def test_other_bytes_under_the_same_offsets_and_epoch(disk: SimDisk) -> None:
+def test_different_bytes_with_the_same_offsets_and_epoch(disk: SimDisk) -> None:
     for directory, size in ((ONE, 20), (TWO, 20)):
         log = open_log(disk, directory, config=SMALL)
         for number in range(9):
@@ -128,7 +128,7 @@ def test_other_bytes_under_the_same_offsets_and_epoch(disk: SimDisk) -> None:
     assert (finding.kind.value, finding.offset) == ("content", 10)
 
 
-def test_damage_in_one_replica_is_not_told_twice(disk: SimDisk) -> None:
+def test_damage_in_one_replica_is_reported_once(disk: SimDisk) -> None:
     log = rain(disk, ONE)
     copy_of(open_log(disk, ONE, config=SMALL), disk, TWO, up_to=log.log_end_offset).close()
     flip(disk, logs(disk, TWO)[0], 80)
@@ -141,25 +141,25 @@ def test_compacted_replicas_are_compared_by_epoch(disk: SimDisk) -> None:
     assert errors(reports) == ["divergence"]
 
 
-def test_a_replica_of_one_that_was_compacted_may_have_its_gaps(disk: SimDisk) -> None:
-    """It fetched them, and no file of its own says so."""
+def test_replica_of_a_compacted_replica_may_have_its_gaps(disk: SimDisk) -> None:
+    """It fetched the gaps, and none of its own files records that."""
     for directory in (ONE, TWO):
         rain(disk, directory, epochs=[0, 0, 0, 0])
         disk.unlink(logs(disk, directory)[1])
     assert errors(verified(disk, "/one", "/two")) == ["gap", "gap"]
     put(disk, "/one/cleaner-offset-checkpoint", b"0\n1\nrain 0 5\n")
     assert errors(verified(disk, "/one", "/two")) == []
-    assert errors(verified(disk, "/two")) == ["gap"], "by itself it is not told from a loss"
+    assert errors(verified(disk, "/two")) == ["gap"], "alone it cannot be distinguished from a loss"
 
 
-def test_two_topics_of_one_name(disk: SimDisk) -> None:
+def test_two_topics_with_the_same_name(disk: SimDisk) -> None:
     rain(disk, ONE)
     rain(disk, TWO)
     put(disk, f"{TWO}/partition.metadata", b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAg\n")
     assert errors(verified(disk, "/one", "/two")) == ["topic_id"]
 
 
-def test_evidence_is_read_and_its_damage_is_only_noted_beside_its_log(disk: SimDisk) -> None:
+def test_damage_of_evidence_next_to_its_log_is_a_note(disk: SimDisk) -> None:
     log = open_log(disk, ONE, config=SMALL)
     for _ in range(30):
         append(log, 2)
@@ -178,7 +178,7 @@ def test_evidence_is_read_and_its_damage_is_only_noted_beside_its_log(disk: SimD
     assert errors(verified(disk, evidence[-1].path)) == ["crc"]
 
 
-def test_what_a_path_may_be(disk: SimDisk) -> None:
+def test_accepted_paths(disk: SimDisk) -> None:
     rain(disk, ONE)
     disk.mkdir("/cluster/node-1/data")
     rain(disk, "/cluster/node-1/data/rain-0")
@@ -186,11 +186,11 @@ def test_what_a_path_may_be(disk: SimDisk) -> None:
         reports = verified(disk, path)
         assert sum(report.batches for report in reports) >= 3, path
         assert said(reports) == [], path
-    assert len(find_places(disk, ["/one", ONE, "/one/"]).found) == 1, "named twice, looked at once"
+    assert len(find_places(disk, ["/one", ONE, "/one/"]).found) == 1, "named twice, checked once"
     assert len(find_places(disk, ["/cluster", "/one"]).found) == 2
 
 
-def test_the_newest_segment_by_itself_may_be_torn_while_a_node_runs(disk: SimDisk) -> None:
+def test_active_segment_of_a_running_node_may_be_torn(disk: SimDisk) -> None:
     rain(disk, ONE)
     path = logs(disk, ONE)[-1]
     put(disk, path, content_of(disk, path)[:-9])
@@ -199,7 +199,7 @@ def test_the_newest_segment_by_itself_may_be_torn_while_a_node_runs(disk: SimDis
     assert (errors(verified(disk, path)), notes(verified(disk, path))) == ([], ["torn"])
 
 
-def test_directories_that_were_put_away_are_no_replicas(disk: SimDisk) -> None:
+def test_stray_directories_are_not_replicas(disk: SimDisk) -> None:
     rain(disk, ONE)
     rain(disk, "/two/rain-0.0123456789abcdef-stray", epochs=[9])
     reports = verified(disk, "/one", "/two")
@@ -207,11 +207,11 @@ def test_directories_that_were_put_away_are_no_replicas(disk: SimDisk) -> None:
     assert said(reports) == []
     put(disk, "/two/replication-offset-checkpoint", b"0\n1\nrain 0 99\n")
     put(disk, "/two/recovery-point-offset-checkpoint", b"0\n1\nrain 0 99\n")
-    assert said(verified(disk, "/two")) == [], "checkpoints speak of the directory that is in use"
+    assert said(verified(disk, "/two")) == [], "checkpoints describe the directory in use"
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/three", "/one/meta.properties"])
-def test_a_path_without_a_log_is_refused(disk: SimDisk, path: str) -> None:
+def test_path_without_a_log_is_rejected(disk: SimDisk, path: str) -> None:
     put(disk, "/one/meta.properties", b"")
     with pytest.raises(OperatorError):
         verified(disk, path)

@@ -1,4 +1,4 @@
-"""The walk over one segment file: the same whatever its windows, in bounded memory."""
+"""The scan of one segment file: independent of the window size, in bounded memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATH = "/rain.log"
 
 
 def segment(sizes: list[int]) -> bytearray:
-    """A batch of one record for each value size, at offsets from 0 on."""
+    """One batch of one record for each value size, starting at offset 0."""
     content = bytearray()
     for offset, size in enumerate(sizes):
         made = bytearray(batch(size=size))
@@ -31,7 +31,7 @@ def segment(sizes: list[int]) -> bytearray:
 
 
 def walked(disk: SimDisk, **options: Any) -> list[tuple[int, int, list[str]]]:
-    """(offset, position, problems) of every batch and of every flaw."""
+    """(offset, position, problems) of every batch and every damaged place."""
     found = disk.stat(PATH)
     assert found is not None
     steps: list[tuple[int, int, list[str]]] = []
@@ -52,7 +52,9 @@ def walked(disk: SimDisk, **options: Any) -> list[tuple[int, int, list[str]]]:
     cut=st.integers(0, 100),
     window=st.integers(61, 700),
 )
-def test_windows_change_nothing(sizes: list[int], damage: list[tuple[int, int]], cut: int, window: int) -> None:
+def test_result_does_not_depend_on_the_window_size(
+    sizes: list[int], damage: list[tuple[int, int]], cut: int, window: int
+) -> None:
     content = segment(sizes)
     for place, mask in damage:
         content[place % len(content)] ^= mask
@@ -63,7 +65,7 @@ def test_windows_change_nothing(sizes: list[int], damage: list[tuple[int, int]],
 
 @pytest.mark.parametrize("offset", [-(1 << 63), -1, (1 << 63) - 2, (1 << 63) - 1])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_an_offset_that_can_not_be_is_told_and_the_walk_goes_on(offset: int, place: int) -> None:
+def test_impossible_offset_is_reported_and_the_scan_continues(offset: int, place: int) -> None:
     content = segment([10, 10, 10, 10])
     start = place * len(content) // 4
     content[start : start + 8] = offset.to_bytes(8, "big", signed=True)
@@ -74,7 +76,7 @@ def test_an_offset_that_can_not_be_is_told_and_the_walk_goes_on(offset: int, pla
     assert any(problems for _, _, problems in found)
 
 
-def test_more_batches_than_are_described_at_a_time() -> None:
+def test_more_batches_than_one_call_describes() -> None:
     disk = SimDisk()
     put(disk, PATH, bytes(segment([0] * (2 * verify_segment.ROWS + 5))))
     assert [offset for offset, _, _ in walked(disk)] == list(range(2 * verify_segment.ROWS + 5))
@@ -82,7 +84,7 @@ def test_more_batches_than_are_described_at_a_time() -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimDisk], list[int]]:
-    """Sizes of what is read of a disk from now on, with small limits."""
+    """The sizes of all reads of a disk from now on, with small limits."""
     monkeypatch.setattr(verify_segment, "WINDOW_BYTES", 200)
     monkeypatch.setattr(verify_segment, "MAX_UNVERIFIED_BYTES", 1_000)
     monkeypatch.setattr(verify_segment, "LARGEST_WINDOW_BYTES", 5_000)
@@ -90,24 +92,24 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimDisk], list[int]]:
 
 
 @pytest.mark.parametrize("large", [3_000, 9_000])
-def test_a_batch_larger_than_the_window_is_whole(reads: Callable[[SimDisk], list[int]], large: int) -> None:
+def test_batch_larger_than_the_window_is_checked_completely(reads: Callable[[SimDisk], list[int]], large: int) -> None:
     disk = SimDisk()
     put(disk, PATH, bytes(segment([10, large, 10])))
     seen = reads(disk)
     found = walked(disk, window_bytes=200)
     assert [(offset, problems) for offset, _, problems in found] == [(0, []), (1, []), (2, [])]
-    assert (max(seen) > 200) is (large < 5_000), "above the limit it is looked at piece by piece"
+    assert (max(seen) > 200) is (large < 5_000), "above the limit it is read in pieces"
 
 
-def test_no_memory_is_taken_for_a_batch_that_only_claims_to_be_large(reads: Callable[[SimDisk], list[int]]) -> None:
+def test_no_memory_is_allocated_for_a_false_batch_length(reads: Callable[[SimDisk], list[int]]) -> None:
     content = segment([10, 10, 3_000, 10])
     first = int.from_bytes(content[8:12], "big") + 12
     third = int.from_bytes(content[2 * first + 8 : 2 * first + 12], "big") + 12
-    content[first + 10] ^= 0x08  # of the second one's length: 2,048 more
+    content[first + 10] ^= 0x08  # length of the second batch: 2,048 more
     disk = SimDisk()
     put(disk, PATH, bytes(content))
     seen = reads(disk)
     found = walked(disk, window_bytes=200)
     assert [offset for offset, _, _ in found] == [0, -1, 2, 3]
     assert "the checksum or the length" in found[1][2][0]
-    assert sorted(seen)[-2:] == [200, third], "only the third, which is whole"
+    assert sorted(seen)[-2:] == [200, third], "only the third, which is intact"

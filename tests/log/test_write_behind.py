@@ -1,4 +1,4 @@
-"""What leaves the page cache while a log takes in much: which stretches, when, and that it is only a hint."""
+"""Writeback and page cache eviction behind a busy log: which ranges, when, and that they are only hints."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tests.log.helpers import append, open_log, read_all
 PIECE, KEPT, AGAIN = 1_000, 3_000, 1_500
 
 
-class Stretch(NamedTuple):
+class ByteRange(NamedTuple):
     start: int
     end: int
 
 
-class Watched(SimDisk):
-    """Notes what it is asked to let go."""
+class RecordingDisk(SimDisk):
+    """Records the ranges it is asked to write back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mkdir("/data")
-        self.written_back: list[Stretch] = []
+        self.written_back: list[ByteRange] = []
         self.refuses: set[str] = set()
 
     def start_writeback(self, fd: int, position: int, size_bytes: int) -> None:
         assert self.pread(fd, 1, position), "the descriptor is open"
         if "start_writeback" in self.refuses:
             raise OSError(errno.EIO, "no")
-        self.written_back.append(Stretch(position, position + size_bytes))
+        self.written_back.append(ByteRange(position, position + size_bytes))
 
     def duplicate(self, fd: int) -> int:
         if "duplicate" in self.refuses:
@@ -51,8 +51,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(write_behind, name, size)
 
 
-def test_pieces_begin_their_way_in_turn_and_older_ones_leave_but_nothing_that_was_there_before() -> None:
-    disk = Watched()
+def test_writeback_starts_in_order_and_only_bytes_written_since_then_are_evicted() -> None:
+    disk = RecordingDisk()
     log = open_log(disk)
     while log.size_bytes < 2 * PIECE:
         append(log)
@@ -69,15 +69,15 @@ def test_pieces_begin_their_way_in_turn_and_older_ones_leave_but_nothing_that_wa
         work()
         begun, *left = disk.written_back
         assert begun == (began, log.size_bytes)
-        expected = Stretch(max(first, began - KEPT - AGAIN), log.size_bytes - KEPT)
+        expected = ByteRange(max(first, began - KEPT - AGAIN), log.size_bytes - KEPT)
         assert left == ([expected] if expected.end > expected.start else [])
         began = log.size_bytes
         disk.written_back.clear()
     assert began - first > KEPT + AGAIN + PIECE
 
 
-def test_work_that_was_not_asked_for_adds_up() -> None:
-    disk = Watched()
+def test_pending_work_accumulates_until_it_is_requested() -> None:
+    disk = RecordingDisk()
     log = open_log(disk)
     append(log)
     first, written = log.size_bytes, WriteBehind(log)
@@ -90,8 +90,8 @@ def test_work_that_was_not_asked_for_adds_up() -> None:
     assert written.due() is None
 
 
-def test_a_new_segment_begins_at_its_first_byte() -> None:
-    disk = Watched()
+def test_writeback_of_a_new_segment_starts_at_its_first_byte() -> None:
+    disk = RecordingDisk()
     log = open_log(disk, config=LogConfig(segment_bytes=3 * PIECE))
     append(log)
     written = WriteBehind(log)
@@ -107,8 +107,8 @@ def test_a_new_segment_begins_at_its_first_byte() -> None:
 
 
 @pytest.mark.parametrize("refused", ["start_writeback", "duplicate"])
-def test_what_the_system_refuses_changes_nothing(refused: str) -> None:
-    disk = Watched()
+def test_refused_system_call_has_no_effect(refused: str) -> None:
+    disk = RecordingDisk()
     log = open_log(disk)
     written = WriteBehind(log)
     while log.size_bytes < PIECE:
@@ -125,16 +125,16 @@ def test_what_the_system_refuses_changes_nothing(refused: str) -> None:
     assert disk.written_back[0].end == log.size_bytes
     assert len(read_all(log)) == log.log_end_offset
     log.close()
-    assert disk.open_descriptors == 0, "work closes what it duplicated"
+    assert disk.open_descriptors == 0, "the work closes its duplicated descriptors"
 
 
-def test_a_log_without_a_segment_has_nothing_to_let_go() -> None:
-    log = open_log(Watched())
+def test_log_without_segments_has_no_work() -> None:
+    log = open_log(RecordingDisk())
     written = WriteBehind(log)
     assert written.due() is None
 
 
-def test_on_the_disk_it_is_the_systems_own_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_os_disk_uses_the_hint_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int, int]] = []
     monkeypatch.setattr(
         os, "posix_fadvise", lambda fd, at, size, advice: told.append((at, size, advice)), raising=False

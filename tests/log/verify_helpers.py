@@ -58,7 +58,7 @@ def verified(disk: Disk, *paths: str, settings: Settings = QUIET, compare: bool 
 
 
 def said(reports: Sequence[Report], severity: Severity | None = None) -> list[tuple[str, str]]:
-    """(kind, message) of what was found."""
+    """(kind, message) of every finding."""
     return [
         (finding.kind.value, finding.message)
         for report in reports

@@ -1,4 +1,4 @@
-"""Logs that lose something, and what they said of it."""
+"""Logs that lose records, and the receipts of those losses."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write(log: PartitionLog, epoch: int, batches: int, rng: Random | None = None
 
 
 def a_safe_history(disk: SimDisk, rng: Random) -> tuple[list[Stored], int]:
-    """The batches and the high watermark of a log that is safe on the disk: what is gone afterwards was cut."""
+    """The batches and the high watermark of a flushed log: batches missing afterwards were cut."""
     log = open_log(disk)
     for epoch in range(4):
         write(log, epoch, 4, rng)

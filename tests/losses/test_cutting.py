@@ -1,4 +1,4 @@
-"""No cut without a receipt, whenever the machine stops, and every receipt exact."""
+"""Every cut has an exact receipt, with a crash at any step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def settled(disk: SimDisk, log: PartitionLog) -> list[Receipt]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_receipt_equals_the_difference(seed: int) -> None:
+def test_receipt_equals_the_difference(seed: int) -> None:
     rng = Random(seed)
     disk = a_disk(seed)
     log = a_history(disk, rng)
@@ -76,8 +76,8 @@ def test_a_receipt_equals_the_difference(seed: int) -> None:
         assert (receipt.replica, receipt.leader, receipt.topic_id) == (REPLICA, LEADER, TOPIC_ID)
 
 
-def test_what_was_deleted_before_is_not_lost_damaged_or_not() -> None:
-    """A receipt of no offsets told of damage in a segment below the log start (operations, seed 32001026)."""
+def test_records_deleted_before_are_not_lost_even_if_damaged() -> None:
+    """A receipt without offsets reported damage in a segment below the log start (operations, seed 32001026)."""
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 9)
@@ -85,19 +85,19 @@ def test_what_was_deleted_before_is_not_lost_damaged_or_not() -> None:
     log.advance_log_start(log.log_end_offset)
     disk.flip(log.segments[0].path, 8)
     assert cut_log(disk, log, cut(log.log_end_offset + 10, truncates_fully=True)) == []
-    assert list(ReceiptFolder(disk, log.directory).evidence()) == [], "what was deleted on request is not kept"
+    assert list(ReceiptFolder(disk, log.directory).evidence()) == [], "records deleted on request are not kept"
 
 
 def clipped(batch: Stored, start: int) -> Stored:
-    """A batch of which records below the log start had been deleted before."""
+    """A batch whose records below the log start had been deleted before."""
     below = max(0, start - batch.base_offset)
     return batch._replace(base_offset=batch.base_offset + below, record_count=batch.record_count - below)
 
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: bool) -> None:
-    """The machine loses its power at each call in turn that changes the disk; then it starts again."""
+def test_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: bool) -> None:
+    """Power is lost at each call that changes the disk, one call per run; then the node restarts."""
     step = 0
     while True:
         step += 1
@@ -115,8 +115,8 @@ def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: b
         life.forget()
         again = open_log(disk, recovery_point=min(offset, before[-1].next_offset), high_watermark=high_watermark)
         assert complaints(settled(disk, again), lost_between(before, stored_batches(again))) == []
-        assert settled(disk, again) == receipts_of(disk), "to settle twice changes nothing"
-        # Whoever follows next cuts what is left; together the receipts tell all of it, once.
+        assert settled(disk, again) == receipts_of(disk), "resolving twice changes nothing"
+        # The next truncation cuts the rest; together the receipts report every record once.
         cut_log(disk, again, cut(offset, truncates_fully=anew, time_ms=8_000))
         assert complaints(receipts_of(disk), lost_between(before, stored_batches(again))) == []
         if survived:
@@ -125,8 +125,8 @@ def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: b
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_log_that_its_leader_has_whole_goes_without_a_receipt(seed: int) -> None:
-    """Whenever the machine stops: neither the next start nor the next cut tells of a loss, and nothing is kept."""
+def test_log_that_the_leader_has_completely_is_truncated_without_a_receipt(seed: int) -> None:
+    """With a crash at any step: neither the next start nor the next cut reports a loss, and no evidence is kept."""
     step = 0
     while True:
         step += 1
@@ -140,7 +140,7 @@ def test_a_log_that_its_leader_has_whole_goes_without_a_receipt(seed: int) -> No
         except ProcessEnded:
             survived = False
         life.forget()
-        again = open_log(disk, high_watermark=high_watermark)  # its recovery point was lowered before
+        again = open_log(disk, high_watermark=high_watermark)  # its recovery point had been lowered
         assert settled(disk, again) == []
         cut_log(disk, again, cut(0, truncates_fully=True, is_lossless=True, time_ms=8_000))
         assert (again.log_start_offset, again.log_end_offset, stored_batches(again)) == (0, 0, [])
@@ -151,8 +151,8 @@ def test_a_log_that_its_leader_has_whole_goes_without_a_receipt(seed: int) -> No
             return
 
 
-def test_evidence_whose_content_power_took_does_not_make_a_loss_smaller() -> None:
-    """The machine stops in the middle of a cut, and a segment that it had set aside was never flushed."""
+def test_evidence_damaged_by_a_power_loss_does_not_reduce_the_loss() -> None:
+    """The machine stops during a cut, and a segment that was set aside had never been flushed."""
     damaged = step = 0
     while True:
         step += 1
@@ -165,7 +165,7 @@ def test_evidence_whose_content_power_took_does_not_make_a_loss_smaller() -> Non
         end = log.log_end_offset
         try:
             cut_log(life, log, cut(1))
-            assert damaged > len(ReceiptFolder(disk, DIRECTORY).evidence()), "most were damaged in their turn"
+            assert damaged > len(ReceiptFolder(disk, DIRECTORY).evidence()), "most were damaged in one of the runs"
             return
         except ProcessEnded:
             life.forget()
@@ -184,9 +184,9 @@ def test_evidence_whose_content_power_took_does_not_make_a_loss_smaller() -> Non
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_loss_of_power_in_a_cut_takes_nothing_without_a_receipt(seed: int, anew: bool) -> None:
-    """Brokers, seeds 3308 and 3313: nothing of the log was on the disk yet, and what was to stay went as well. Recovery
-    told of the batch that was torn, the cut's receipt of what it was about, and of what lay between them nobody."""
+def test_power_loss_during_a_cut_loses_nothing_without_a_receipt(seed: int, anew: bool) -> None:
+    """Brokers, seeds 3308 and 3313: the log was not flushed yet, and records that should remain were lost, too.
+    Recovery reported the torn batch and the cut its own range; no receipt reported the records between them."""
     step = found = 0
     while True:
         step += 1
@@ -216,11 +216,11 @@ def test_a_loss_of_power_in_a_cut_takes_nothing_without_a_receipt(seed: int, ane
         if has_begun:
             found += 1
             assert sorted(told + there) == list(range(before[-1].next_offset)), f"step {step}"
-            assert settled(disk, again) == receipts_of(disk), "to settle twice changes nothing"
+            assert settled(disk, again) == receipts_of(disk), "resolving twice changes nothing"
     assert found > 10, "the cut has more steps than this"
 
 
-def test_what_compaction_has_taken_is_not_lost() -> None:
+def test_compacted_records_are_not_lost() -> None:
     disk = a_disk()
     log = open_log(disk, config=LogConfig(cleanup_policy=frozenset(("compact",))))
     write(log, 1, 2)
@@ -232,7 +232,7 @@ def test_what_compaction_has_taken_is_not_lost() -> None:
     assert (receipt.start_offset, receipt.records, log.log_end_offset) == (kept + 20, 1, kept)
 
 
-def test_nothing_lost_is_no_receipt() -> None:
+def test_no_loss_writes_no_receipt() -> None:
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 3)
@@ -243,7 +243,7 @@ def test_nothing_lost_is_no_receipt() -> None:
     assert list(ReceiptFolder(disk, DIRECTORY).intents()) == []
 
 
-def test_classes() -> None:
+def test_loss_classes() -> None:
     def lose(high_watermark: int, **fields: object) -> Receipt:
         disk = a_disk()
         log = open_log(disk)
@@ -267,8 +267,8 @@ def test_classes() -> None:
 def emptied(
     *, config: LogConfig | None = None, cause: Cause = Cause.LEADER_STARTS_LATER, below: int = 0, **fields: Any
 ) -> Receipt:
-    """Of a log of epoch 1, with timestamps of 1 s, whose leader's starts at 100. `below`: records past the high
-    watermark."""
+    """The receipt of a log of epoch 1, with timestamps of 1 s, whose leader's log starts at 100. `below`: the number of
+    records past the high watermark."""
     disk = a_disk()
     log = open_log(disk, config=config or LogConfig(retention_ms=-1))
     write(log, 1, 4)
@@ -278,24 +278,24 @@ def emptied(
     return receipt
 
 
-def test_what_the_leader_deleted_before_has_expired() -> None:
+def test_records_that_the_leader_deleted_before_have_expired() -> None:
     receipt = emptied(clean_since=1)
     assert (receipt.loss_class, receipt.cause) == (LossClass.EXPIRED, Cause.LEADER_STARTS_LATER)
     assert "no leader after epoch 1 was elected uncleanly" in receipt.known_by
 
 
-def test_what_an_unclean_leader_may_never_have_had_has_not_expired() -> None:
-    """Its log starts later all the same: with records that this one never had."""
+def test_records_that_an_unclean_leader_may_never_have_had_are_not_expired() -> None:
+    """Its log starts later anyway, with records that this replica never had."""
     receipt = emptied(clean_since=2)
     assert receipt.loss_class is LossClass.COMMITTED
     assert "or may never have had them" in receipt.known_by
-    assert emptied().loss_class is LossClass.COMMITTED, "the elections were not seen"
+    assert emptied().loss_class is LossClass.COMMITTED, "the elections are unknown"
     assert emptied(clean_since=1, below=1).loss_class is LossClass.COMMITTED
     assert emptied(clean_since=1, cause=Cause.DIVERGENCE).loss_class is LossClass.COMMITTED
 
 
-def test_what_the_leader_may_have_had_may_have_been_acknowledged_there() -> None:
-    """A producer that this node refused sends again, and a leader that has the batch acknowledges it (operations, seed
+def test_records_that_the_leader_may_have_had_may_be_acknowledged() -> None:
+    """A producer rejected by this node retries, and a leader that has the batch acknowledges it (operations, seed
     31001620).
     """
     ends = frozenset(range(1, 100))
@@ -313,13 +313,13 @@ def test_what_the_leader_may_have_had_may_have_been_acknowledged_there() -> None
         (LogConfig(retention_ms=5_000, cleanup_policy=frozenset(("compact",))), 6_001, LossClass.COMMITTED),
     ],
 )
-def test_what_is_older_than_retention_ms_has_expired_whoever_led(
+def test_records_older_than_retention_ms_have_expired_under_any_leader(
     config: LogConfig, time_ms: int, loss_class: LossClass
 ) -> None:
     assert emptied(config=config, time_ms=time_ms).loss_class is loss_class
 
 
-def test_a_full_disk_refuses_the_cut_and_nothing_has_changed() -> None:
+def test_cut_rejected_by_a_full_disk_changes_nothing() -> None:
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 9)
@@ -335,7 +335,7 @@ def test_a_full_disk_refuses_the_cut_and_nothing_has_changed() -> None:
     assert complaints(receipts, lost_between(before, stored_batches(log))) == []
 
 
-def test_a_full_disk_gives_older_evidence_first_and_then_cuts_without_any() -> None:
+def test_cut_on_a_full_disk_frees_older_evidence_then_keeps_none() -> None:
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 12)
@@ -343,11 +343,11 @@ def test_a_full_disk_gives_older_evidence_first_and_then_cuts_without_any() -> N
     asked = []
 
     def no_room() -> bool:
-        """Nothing to be freed; but the receipt itself has room."""
+        """Frees nothing; but there is room for the receipt itself."""
         asked.append(disk.used_bytes)
         return False
 
-    offset = before[-2].base_offset  # most of the last segments stays and would have to be copied
+    offset = before[-2].base_offset  # most of the last segment remains and would have to be copied
     real_open = disk.open_append
 
     def open_append(path: str) -> int:
@@ -357,7 +357,7 @@ def test_a_full_disk_gives_older_evidence_first_and_then_cuts_without_any() -> N
 
     disk.open_append = open_append  # type: ignore[method-assign]
     (receipt,) = cut_log(disk, log, cut(offset), no_room)
-    assert asked, "older evidence is looked for first"
+    assert asked, "older evidence is deleted first"
     assert receipt.evidence == ()
     assert "disk was full" in receipt.evidence_note
     assert complaints([receipt], lost_between(before, stored_batches(log))) == []
@@ -365,8 +365,8 @@ def test_a_full_disk_gives_older_evidence_first_and_then_cuts_without_any() -> N
     write(log, 9, 1)
 
 
-def test_a_disk_that_gets_full_behind_the_cut_owes_the_receipt() -> None:
-    """The log is whole and nobody's, until the same call finds room for it."""
+def test_receipt_is_retried_when_the_disk_fills_after_the_cut() -> None:
+    """The log is intact but not usable until a repeated call finds room for the receipt."""
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 9)
@@ -384,7 +384,7 @@ def test_a_disk_that_gets_full_behind_the_cut_owes_the_receipt() -> None:
 
 
 class FullDisk(SimDisk):
-    """Has no room from a change on, the first of them being 1, until it is healed."""
+    """Is full from the n-th change on (counted from 1) until it is healed."""
 
     changes = 0
     full_from: int | None = None
@@ -404,9 +404,9 @@ class FullDisk(SimDisk):
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("older_can_go", [False, True])
-def test_a_disk_that_gets_full_at_any_step_is_waited_for(seed: int, anew: bool, older_can_go: bool) -> None:
-    """There is room again: the same call goes on, and one receipt tells all of it. Older evidence that goes in between,
-    and is not enough, takes no evidence of this cut along.
+def test_cut_is_resumed_when_the_disk_fills_at_any_step(seed: int, anew: bool, older_can_go: bool) -> None:
+    """When there is room again, the same call continues, and one receipt reports the whole loss. Deleting older
+    evidence in between, if that is not enough, deletes no evidence of this cut.
     """
     step = 0
     while True:
@@ -433,7 +433,7 @@ def test_a_disk_that_gets_full_at_any_step_is_waited_for(seed: int, anew: bool, 
         cut_log(disk, log, wanted)
         (told,) = (receipt for receipt in receipts_of(disk) if receipt.id != older.id)
         assert complaints([told], lost_between(before, stored_batches(log))) == []
-        assert all(disk.peek(path) for path in told.evidence), "what a receipt names is there"
+        assert all(disk.peek(path) for path in told.evidence), "evidence named by a receipt exists"
         reader = EvidenceReader(disk, told, told.evidence)
         assert not told.evidence or sum(header.record_count for header, _ in reader.batches()) == told.records
         assert (log.offline, log.unfinished) == (None, None)
@@ -448,7 +448,7 @@ def test_a_disk_that_gets_full_at_any_step_is_waited_for(seed: int, anew: bool, 
 
 
 def refusal(disk: FullDisk, log: PartitionLog, wanted: Cut, can_go: list[str]) -> StorageError | None:
-    """What a cut ends with. `can_go`: evidence that goes when the disk is full, which makes no room."""
+    """The result of a cut. `can_go`: evidence that is deleted when the disk is full, which frees no space."""
 
     def make_room() -> bool:
         found, can_go[:] = list(can_go), []
@@ -463,8 +463,8 @@ def refusal(disk: FullDisk, log: PartitionLog, wanted: Cut, can_go: list[str]) -
     return None
 
 
-def test_a_log_that_is_cut_in_part_is_not_closed_cleanly() -> None:
-    """Its node stops while the disk is full: nothing in memory is what the files are."""
+def test_partially_cut_log_is_not_closed_cleanly() -> None:
+    """Its node stops while the disk is full: the state in memory does not match the files."""
     disk = FullDisk()
     disk.mkdir("/data")
     log = open_log(disk)
@@ -486,8 +486,8 @@ def test_a_log_that_is_cut_in_part_is_not_closed_cleanly() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_recovery_cuts_has_a_receipt(seed: int) -> None:
-    """A log that loses its power in the middle of writes, recovered by a node that loses it as well."""
+def test_truncation_by_recovery_has_a_receipt(seed: int) -> None:
+    """A log after a power loss during writes, recovered by a node that loses power, too."""
     rng = Random(seed)
     disk = a_disk(seed)
     log = open_log(disk)
@@ -518,15 +518,15 @@ def test_what_recovery_cuts_has_a_receipt(seed: int) -> None:
         assert receipt.end_offset_exclusive >= receipt.start_offset
         assert receipt.size_bytes > 0 or "counted by their offsets" in receipt.known_by
         for path in receipt.evidence:
-            assert disk.peek(path), "what a receipt names is there"
+            assert disk.peek(path), "evidence named by a receipt exists"
     assert ReceiptFolder(disk, DIRECTORY).notes() == []
     named = {path for receipt in receipts for path in receipt.evidence}
     kept = {path for path in ReceiptFolder(disk, DIRECTORY).contents().evidence if disk.peek(path)}
-    assert named == kept, "what is kept is named"
+    assert named == kept, "all kept evidence is named"
 
 
 def a_torn_segment(disk: SimDisk) -> list[Stored]:
-    """A log with a middle segment that ends in garbage: what is to be recovered. What it held before."""
+    """A log to recover, with a middle segment that ends in garbage, and its former batches."""
     log = open_log(disk)
     write(log, 1, 16)
     before = stored_batches(log)
@@ -547,7 +547,7 @@ def segment_files(disk: SimDisk) -> dict[str, bytes | None]:
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])
 @pytest.mark.parametrize(("number", "may_pass"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])
 def test_recovery_cuts_nothing_before_its_note_is_durable(call: Any, number: int, may_pass: bool) -> None:
-    """Seed 915 of the story `brokers`: a log was cut on a disk without room for the note, and nobody was ever told."""
+    """Seed 915 of the story `brokers`: a log was cut on a disk without room for the note, and never reported."""
     disk = a_disk()
     before = a_torn_segment(disk)
     files = segment_files(disk)
@@ -565,8 +565,8 @@ def test_recovery_cuts_nothing_before_its_note_is_durable(call: Any, number: int
 
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_recovery_on_a_disk_that_gets_full_at_any_step_hides_nothing(seed: int, power: bool) -> None:
-    """It ends there and begins again, in the same life or after a crash, as often as it takes."""
+def test_recovery_on_a_disk_that_fills_at_any_step_hides_no_loss(seed: int, power: bool) -> None:
+    """Recovery fails there and is retried, in the same process or after a crash, until it succeeds."""
     step = 0
     while True:
         step += 1
@@ -593,8 +593,8 @@ def test_recovery_on_a_disk_that_gets_full_at_any_step_hides_nothing(seed: int, 
             return
 
 
-def test_a_note_that_a_kill_left_without_its_name_on_the_disk_is_made_durable_before_the_cut() -> None:
-    """Its rename was in memory only; then power goes with the cut on the disk."""
+def test_note_whose_rename_is_not_durable_is_synced_before_the_cut() -> None:
+    """Its rename was in memory only; then power is lost after the cut became durable."""
     for seed in range(20):
         disk = a_disk(seed)
         log = open_log(disk)
@@ -615,7 +615,7 @@ def test_a_note_that_a_kill_left_without_its_name_on_the_disk_is_made_durable_be
         assert (receipt.start_offset, receipt.end_offset_exclusive) == (again.log_end_offset, end)
 
 
-def test_evidence_that_goes_between_two_attempts_of_recovery_gives_its_name_to_new_evidence() -> None:
+def test_evidence_deleted_between_two_recovery_attempts_frees_its_name() -> None:
     disk = a_disk()
     before = a_torn_segment(disk)
     folder = ReceiptFolder(disk, DIRECTORY)
@@ -633,7 +633,7 @@ def test_evidence_that_goes_between_two_attempts_of_recovery_gives_its_name_to_n
     assert complaints([receipt], lost_between(before, stored_batches(again))) == []
 
 
-def test_recovery_of_whole_batches_behind_a_gap_counts_them(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_recovery_counts_intact_batches_after_a_gap(tmp_path_factory: pytest.TempPathFactory) -> None:
     disk = OsDisk()
     directory = str(tmp_path_factory.mktemp("log") / "rain-3")
     log = open_log(disk, directory)
@@ -654,7 +654,7 @@ def test_recovery_of_whole_batches_behind_a_gap_counts_them(tmp_path_factory: py
     assert "checksum" in receipt.reason
 
 
-def test_the_checker_sees_what_is_wrong() -> None:
+def test_checker_detects_wrong_receipts() -> None:
     disk = a_disk()
     log = open_log(disk)
     write(log, 1, 6)
@@ -674,8 +674,8 @@ def test_the_checker_sees_what_is_wrong() -> None:
     assert complaints([receipt], lost, log_start=inside)
 
 
-def test_a_note_that_was_settled_does_not_come_back_with_a_loss_of_power() -> None:
-    """Seed 481 of the story `brokers`: the old note stood where the next recovery's belonged, and hid what that cut."""
+def test_resolved_note_does_not_reappear_after_a_power_loss() -> None:
+    """Seed 481 of the story `brokers`: the old note replaced that of the next recovery and hid its cut."""
     for seed in range(20):
         disk = a_disk(seed)
         write(open_log(disk), 1, 3)

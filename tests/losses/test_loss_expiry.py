@@ -1,4 +1,4 @@
-"""What groups have lost where somebody else leads the log: learned, not learned, and learned again."""
+"""Losses of groups on partitions led by another broker: reported once, after failed and repeated queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HERE = TopicPartition(TOPIC, 0)
 
 
 class Coordinator:
-    """Broker 1: coordinates groups that read what broker 2 leads, where this one has no replica."""
+    """Broker 1: coordinates groups that read partitions of broker 2; it has no replica of them."""
 
     def __init__(self, leader: Leader) -> None:
         self.leader = leader
@@ -55,7 +55,7 @@ class Coordinator:
         self.expiry = LossExpiry(cast(Any, broker), cast(Any, SimpleNamespace(expired=keep)))
 
     def tell(self, *, leader: int, number: int = 4711) -> UUID:
-        """What the metadata says of the partition and its topic."""
+        """Set the metadata of the partition and its topic."""
         self.image = image_of([topic_image(TOPIC, partition((LEADER, 3), leader=leader), number=number)], [])
         if hasattr(self, "_broker"):
             self._broker.image = self.image
@@ -74,7 +74,7 @@ class Coordinator:
         self.groups.append((OffsetSlot(group, TOPIC, 0), CommittedOffset(offset, 5, "", 0, topic_id=topic_id)))
 
     async def check(self) -> list[tuple[str, int, int]]:
-        """What is told now."""
+        """The losses reported now."""
         self._broker.image = self.image
         self.receipts.clear()
         await self.expiry.check()
@@ -91,8 +91,8 @@ def played(story: Callable[[Coordinator], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def test_another_broker_leads() -> None:
-    """It is asked where its log begins: whichever make it is of."""
+def test_loss_on_a_partition_led_by_another_broker() -> None:
+    """The leader, of either implementation, is queried for its log start offset."""
 
     async def story(here: Coordinator) -> None:
         here.commits("slow", 3)
@@ -109,8 +109,8 @@ def test_another_broker_leads() -> None:
     played(story)
 
 
-def test_what_was_told_is_not_told_again_after_a_look_that_learned_nothing() -> None:
-    """The leader is away, is not reached, or says nothing of the partition: what is known stays."""
+def test_loss_is_not_reported_again_after_a_failed_query() -> None:
+    """The leader is unknown, unreachable, or does not return the partition: known losses are kept."""
 
     async def story(here: Coordinator) -> None:
         here.commits("slow", 3)
@@ -132,7 +132,7 @@ def test_what_was_told_is_not_told_again_after_a_look_that_learned_nothing() -> 
     played(story)
 
 
-def test_a_topic_of_the_same_name_begins_anew() -> None:
+def test_recreated_topic_starts_without_losses() -> None:
     async def story(here: Coordinator) -> None:
         here.commits("slow", 3)
         here.starts[0] = 7
@@ -150,8 +150,8 @@ def test_a_topic_of_the_same_name_begins_anew() -> None:
     played(story)
 
 
-def test_the_next_coordinator_tells_the_same() -> None:
-    """It knows nothing of what was told before: the same loss has the same receipt, which counts once."""
+def test_next_coordinator_reports_the_same_loss() -> None:
+    """It does not know earlier reports: the same loss has the same receipt, which is counted once."""
 
     async def story(here: Coordinator) -> None:
         here.commits("slow", 3)

@@ -1,4 +1,4 @@
-"""What a broker knows when it cuts a log that it led before, and what it owes the ledger."""
+"""Loss classes when a broker cuts a log that it led before, and receipts due for the ledger."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Waiter:
 
 
 class Stage:
-    """A replica that led epoch 4 with three batches, of which acks=all waits for some."""
+    """A replica that led epoch 4 with three batches, some of them with pending acks=all requests."""
 
     def __init__(self, *, waiting: int, disk: SimDisk | None = None) -> None:
         self.disk = disk or SimDisk()
@@ -77,12 +77,12 @@ class Stage:
     ("waiting", "leader_epoch", "loss_class"),
     [
         (3, 5, LossClass.NEVER_ACKNOWLEDGED),
-        (2, 5, LossClass.MAYBE_ACKNOWLEDGED),  # somebody wrote with acks=1
-        (3, 6, LossClass.MAYBE_ACKNOWLEDGED),  # a leader in between may have told a producer that tried again
+        (2, 5, LossClass.MAYBE_ACKNOWLEDGED),  # a producer wrote with acks=1
+        (3, 6, LossClass.MAYBE_ACKNOWLEDGED),  # a leader in between may have acknowledged a retry
         (0, 5, LossClass.MAYBE_ACKNOWLEDGED),
     ],
 )
-def test_what_nobody_was_told_to_be_written(waiting: int, leader_epoch: int, loss_class: LossClass) -> None:
+def test_loss_class_of_unacknowledged_records(waiting: int, leader_epoch: int, loss_class: LossClass) -> None:
     stage = Stage(waiting=waiting)
     receipt = stage.cut(leader_epoch)
     assert receipt.loss_class is loss_class
@@ -91,7 +91,7 @@ def test_what_nobody_was_told_to_be_written(waiting: int, leader_epoch: int, los
 
 
 @pytest.mark.parametrize(("clean_since", "loss_class"), [(4, LossClass.EXPIRED), (5, LossClass.COMMITTED)])
-def test_whether_the_leader_had_what_it_has_no_more(clean_since: int, loss_class: LossClass) -> None:
+def test_loss_class_of_records_below_the_leaders_log_start(clean_since: int, loss_class: LossClass) -> None:
     stage = Stage(waiting=0)
     stage.log.advance_high_watermark(stage.log.log_end_offset)
     stage.replica.clean_since = clean_since
@@ -107,7 +107,7 @@ def test_every_cause_of_a_follower_has_a_name_in_receipts() -> None:
     assert {cause.name.lower() for cause in Cause} <= {cause.value for cause in receipt.Cause}
 
 
-def test_what_is_owed_until_it_is_delivered() -> None:
+def test_receipt_is_due_until_it_is_delivered() -> None:
     stage = Stage(waiting=0)
     receipt = stage.cut(5)
     assert stage.news == 1
@@ -119,9 +119,9 @@ def test_what_is_owed_until_it_is_delivered() -> None:
 
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_a_delivered_cut_is_not_told_again_by_the_next_start(is_checkpointed: bool) -> None:
-    """A full disk took the evidence and refused the checkpoint after the cut: the recovery point on the disk calls what
-    was cut safe, and the node is killed."""
+def test_delivered_cut_is_not_reported_again_after_a_restart(is_checkpointed: bool) -> None:
+    """A full disk lost the evidence and rejected the checkpoint after the cut: the recovery point on the disk still
+    covers the cut records, and the node is killed."""
     stage = Stage(waiting=0)
     end = stage.log.log_end_offset
     stage.log.advance_high_watermark(end)
@@ -147,8 +147,8 @@ def test_a_delivered_cut_is_not_told_again_by_the_next_start(is_checkpointed: bo
     assert receipts_of(stage.disk) == []
 
 
-class _NothingYet:
-    """Threads that do their work when they are told."""
+class _ManualExecutor:
+    """An executor whose work runs on request."""
 
     def __init__(self) -> None:
         self.work: list[Any] = []
@@ -164,15 +164,15 @@ class _NothingYet:
         self.work.clear()
 
 
-def test_evidence_gives_way_to_records_on_a_full_disk() -> None:
-    """A full disk drops evidence before it drops service, and says so. The oldest goes, one loss for each look; while
-    nothing is there to go, nobody looks.
+def test_full_disk_deletes_evidence_to_make_room_for_records() -> None:
+    """A full disk deletes evidence before it stops service, and reports that. Each check deletes the oldest evidence of
+    one loss; without evidence there are no checks.
     """
 
     async def story() -> None:
         stage = Stage(waiting=0)
         stage.cut(5)
-        loop, threads = asyncio.get_running_loop(), _NothingYet()
+        loop, threads = asyncio.get_running_loop(), _ManualExecutor()
         now_ms = 0
         broker = cast(Any, stage.keeper)._broker
         broker.loop = SimpleNamespace(run_in_executor=lambda _, work, *args: threads.run(loop, work, *args))
@@ -187,7 +187,7 @@ def test_evidence_gives_way_to_records_on_a_full_disk() -> None:
         broken = StorageError.of("appending", OSError(errno.EIO, "broken"))
 
         async def refused(error: StorageError) -> int:
-            """How many looks there are then."""
+            """The number of checks that two appends rejected with this error start."""
             trouble.rejected(stage.replica.topic_partition, 5, error)
             trouble.rejected(stage.replica.topic_partition, 5, error)
             looks = len(threads.work)
@@ -203,16 +203,18 @@ def test_evidence_gives_way_to_records_on_a_full_disk() -> None:
         (receipt,) = receipts_of(stage.disk)
         assert receipt.evidence == ()
         assert "disk was full" in receipt.evidence_note
-        assert [each.evidence_note for each in stage.keeper.next_due(10)] == [receipt.evidence_note], "it is told again"
-        assert await refused(full) == 1, "there may be more"
-        assert await refused(full) == 0, "there was not"
+        assert [each.evidence_note for each in stage.keeper.next_due(10)] == [receipt.evidence_note], (
+            "the receipt is due again"
+        )
+        assert await refused(full) == 1, "there may be more evidence"
+        assert await refused(full) == 0, "there was no more evidence"
         now_ms = 10_000
         assert await refused(full) == 1
 
     asyncio.run(story())
 
 
-def test_a_deletion_takes_as_much_evidence_as_its_receipts_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_frees_as_much_evidence_as_its_receipts_need(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(waiting=0)
     removed = RemovedPartition("/data/rain-3", stage.disk, TopicPartition("rain", 3), 0)
     full = OSError(errno.ENOSPC, "full")
@@ -236,4 +238,6 @@ def test_a_deletion_takes_as_much_evidence_as_its_receipts_need(monkeypatch: pyt
     attempts += [full, full]
     with pytest.raises(OSError, match="full"):
         stage.keeper.delete_partition(RemovedPartition("/data/rain-3", stage.disk, TopicPartition("rain", 3), 0))
-    assert not [name for name in stage.disk.listdir("/data/rain-3") if name.endswith(".log")], "they gave way first"
+    assert not [name for name in stage.disk.listdir("/data/rain-3") if name.endswith(".log")], (
+        "stray segments are deleted first"
+    )

@@ -1,4 +1,4 @@
-"""An unclean election on processes: the receipt is in the ledger, exact, and the lost record comes back."""
+"""An unclean election between processes: the ledger has an exact receipt, and the lost record is replayed."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def listed(cluster: MixedCluster, topic: str) -> list[dict[str, Any]]:
     return [receipt for receipt in found if receipt["topic"] == topic]
 
 
-def test_the_loss_of_an_unclean_election_is_told_kept_and_replayed(three: MixedCluster) -> None:
-    assert listed(three, "unclean") == [], "a cluster that lost nothing has no ledger yet"
+def test_loss_of_an_unclean_election_is_reported_kept_and_replayed(three: MixedCluster) -> None:
+    assert listed(three, "unclean") == [], "a cluster without losses has no ledger yet"
     create(three, "unclean", replicas=2, configs={"unclean.leader.election.enable": "true"})
     write(three, "unclean", ["kept"])
     old = leader(three, "unclean")
@@ -85,7 +85,7 @@ def test_the_loss_of_an_unclean_election_is_told_kept_and_replayed(three: MixedC
     assert (receipt["partition"], receipt["start_offset"], receipt["end_offset_exclusive"]) == (0, 1, 2)
     assert (receipt["records"], receipt["bytes"], receipt["leader_epochs"]) == (1, lost_bytes, [epoch])
     assert (receipt["replica"], receipt["leader"], receipt["cause"]) == (old.node_id, behind.node_id, "divergence")
-    assert receipt["class"] in ("committed", "maybe_acknowledged"), "a killed leader knows its last checkpoint only"
+    assert receipt["class"] in ("committed", "maybe_acknowledged"), "a killed leader has only its last checkpoint"
     assert all(os.path.exists(path) for path in receipt["evidence"])
 
     shown = json.loads(fenceline(three, "show", "unclean-0", "--json"))

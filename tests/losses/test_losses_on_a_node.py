@@ -1,4 +1,4 @@
-"""Losses of groups, receipts over a restart, the quarantine and its figures, on one node in a process of its own."""
+"""Losses of groups, receipts across a restart, the quarantine and its metrics, on one node in its own process."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def receipt(topic: str, **fields: Any) -> Receipt:
     )
 
 
-def test_deleted_records_that_a_group_had_not_read(node: EmbeddedNode) -> None:
+def test_deleted_records_that_a_group_had_not_read_are_reported(node: EmbeddedNode) -> None:
     fill(node, "behind", 10)
     tp = TopicPartition("behind", 0)
     with Admin(node.bootstrap) as admin:
@@ -106,11 +106,11 @@ def test_deleted_records_that_a_group_had_not_read(node: EmbeddedNode) -> None:
         (3, 7),
         (7, 9),
         (8, 9),
-    ], "what was told once is not told again"
+    ], "a reported loss is not reported again"
     assert "no evidence" in run(node, "export", "behind-0", code=1)
 
 
-def test_a_topic_that_goes_with_records_unread(node: EmbeddedNode) -> None:
+def test_deleted_topic_with_unread_records_is_reported(node: EmbeddedNode) -> None:
     fill(node, "doomed", 10)
     tp = TopicPartition("doomed", 0)
     with Admin(node.bootstrap) as admin:
@@ -122,7 +122,7 @@ def test_a_topic_that_goes_with_records_unread(node: EmbeddedNode) -> None:
     assert (found["class"], found["cause"]) == ("expired", "topic_deleted")
 
 
-def test_receipts_survive_restarts_and_are_delivered_then(node: EmbeddedNode) -> None:
+def test_receipts_are_delivered_after_a_restart(node: EmbeddedNode) -> None:
     node.kill()
     outbox = Outbox(OsDisk(), str(node.log_dir))
     first = receipt("gone")
@@ -133,13 +133,13 @@ def test_receipts_survive_restarts_and_are_delivered_then(node: EmbeddedNode) ->
     assert (found["leader_epochs"], found["records"], found["bytes"]) == ([2, 4], 4, 300)
     eventually(lambda: not outbox.due(), "delivered once, it is due no more")
     node.kill()
-    outbox.mark_due(first)  # delivered, but the node did not come to note it
+    outbox.mark_due(first)  # delivered, but the node stopped before it recorded that
     node.start()
     eventually(lambda: not outbox.due(), "delivered again")
     assert len(listed(node, "gone")) == 1, "a receipt counts once"
 
 
-def test_evidence_of_a_partition_is_told_exported_and_goes_with_its_topic(node: EmbeddedNode, tmp_path: Path) -> None:
+def test_evidence_is_listed_exported_and_deleted_with_its_topic(node: EmbeddedNode, tmp_path: Path) -> None:
     fill(node, "rain", 1)
     with Admin(node.bootstrap) as admin:
         topic_id = admin.metadata(["rain"]).topics["rain"].id
@@ -176,13 +176,13 @@ def test_evidence_of_a_partition_is_told_exported_and_goes_with_its_topic(node: 
     assert "fenceline_losses_undelivered" in metrics()
 
 
-def test_what_is_set_aside_at_the_start_is_told_exported_and_goes_with_its_directory(node: EmbeddedNode) -> None:
-    """A replica that was moved away, or whose topic was deleted, while the node was down."""
+def test_stray_directory_is_listed_exported_and_deleted_with_its_evidence(node: EmbeddedNode) -> None:
+    """A replica that was reassigned, or whose topic was deleted, while the node was down."""
     node.kill()
     log = open_log(OsDisk(), str(node.log_dir / "gone-0"), partition=0)
     write(log, 0, 6)
     values = stored_values(log)[3:]
-    # All but the last are delivered: their receipts name a place where the evidence is no more.
+    # All but the last are delivered: their receipts name a former place of the evidence.
     folder = ReceiptFolder(OsDisk(), log.directory)
     (first,) = cut_log(OsDisk(), log, cut(9))
     folder.mark_reported(first)
@@ -199,14 +199,14 @@ def test_what_is_set_aside_at_the_start_is_told_exported_and_goes_with_its_direc
     eventually(lambda: not outbox.due())
     node.stop()
     node.start()
-    assert len(outbox.contents().receipts) == 2, "the next start tells nothing again"
+    assert len(outbox.contents().receipts) == 2, "the next start reports nothing again"
     shutil.rmtree(stray)
     eventually(lambda: [each["evidence"] for each in listed(node, "rain")] == [[], []], "the evidence went with it")
     eventually(lambda: not outbox.contents().receipts)
 
 
-def test_first_segments_that_an_operator_removed_are_told(node: EmbeddedNode) -> None:
-    """To make room on a disk, with rm, while the node was stopped cleanly: it serves what is left."""
+def test_first_segments_removed_by_an_operator_are_reported(node: EmbeddedNode) -> None:
+    """With rm, to free disk space, while the node was cleanly stopped: it serves the remaining segments."""
     with Admin(node.bootstrap) as admin:
         admin.create_topics([NewTopic("short", configs={"segment.bytes": "1048576"})])
     with Producer(node.bootstrap) as producer:
@@ -227,10 +227,10 @@ def test_first_segments_that_an_operator_removed_are_told(node: EmbeddedNode) ->
         assert admin.list_offsets({tp: "earliest"})[tp].offset == end
     node.stop()
     node.start()
-    assert len(listed(node, "short")) == 1, "the next start knows where the log begins"
+    assert len(listed(node, "short")) == 1, "the next start knows the log start"
 
 
-def test_nothing_lost_and_wrong_names(node: EmbeddedNode) -> None:
+def test_commands_without_losses_and_with_unknown_names(node: EmbeddedNode) -> None:
     assert run(node, "list").strip().startswith("There are no loss receipts.")
     assert "no loss receipt" in run(node, "show", "nothing-0", code=1)
     Outbox(OsDisk(), str(node.log_dir)).mark_due(receipt("gone"))
@@ -241,7 +241,7 @@ def test_nothing_lost_and_wrong_names(node: EmbeddedNode) -> None:
         assert run(node, "list", *words).strip() == "There are no loss receipts of this topic and class."
 
 
-def test_an_export_that_can_not_be_written_is_told_in_words(node: EmbeddedNode, tmp_path: Path) -> None:
+def test_failed_export_is_reported(node: EmbeddedNode, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_bytes(b"")
     Outbox(OsDisk(), str(node.log_dir)).mark_due(receipt("gone", evidence=(str(kept),)))

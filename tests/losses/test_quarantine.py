@@ -1,4 +1,4 @@
-"""Evidence goes by age, by bytes, for a full disk and with its partition, and its receipt says so each time."""
+"""Evidence is deleted by age, by bytes, for a full disk and with its partition; its receipt records each deletion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .helpers import DIRECTORY, cut, open_log, receipts_of, write
 
 
 def three_losses(disk: SimDisk, *, batches: int = 4, records: int = 3) -> list[Receipt]:
-    """Of a log that was cut three times; all are told."""
+    """Receipts of a log that was cut three times; all are delivered."""
     disk.mkdir("/data")
     log = open_log(disk)
     folder = ReceiptFolder(disk, DIRECTORY)
@@ -45,7 +45,7 @@ def size_of(disk: SimDisk, receipt: Receipt) -> int:
     return sum(len(disk.peek(path) or b"") for path in receipt.evidence)
 
 
-def test_without_limits_all_is_kept() -> None:
+def test_evidence_is_kept_without_limits() -> None:
     disk = SimDisk()
     losses = three_losses(disk)
     swept = sweep(disk, now_ms=10**15)
@@ -53,7 +53,7 @@ def test_without_limits_all_is_kept() -> None:
     assert swept.kept_bytes == sum(size_of(disk, receipt) for receipt in losses)
 
 
-def test_by_age() -> None:
+def test_evidence_expires_by_age() -> None:
     disk = SimDisk()
     old, middle, new = three_losses(disk)
     swept = sweep(disk, now_ms=10_101, max_age_ms=100)
@@ -63,10 +63,10 @@ def test_by_age() -> None:
     assert not is_there(disk, old)
     assert is_there(disk, middle)
     assert is_there(disk, new)
-    assert ReceiptFolder(disk, DIRECTORY).due() == [changed], "it is told again"
+    assert ReceiptFolder(disk, DIRECTORY).due() == [changed], "the receipt is due again"
 
 
-def test_by_bytes_the_oldest_go_first() -> None:
+def test_oldest_evidence_is_deleted_first_by_bytes() -> None:
     disk = SimDisk()
     old, middle, new = three_losses(disk)
     swept = sweep(disk, max_bytes=size_of(disk, new))
@@ -76,10 +76,10 @@ def test_by_bytes_the_oldest_go_first() -> None:
     folder = ReceiptFolder(disk, DIRECTORY)
     for _, receipt in swept.changed:
         folder.mark_reported(receipt)
-    assert receipts_of(disk) == [new], "a receipt without evidence is kept by the ledger alone"
+    assert receipts_of(disk) == [new], "a receipt without evidence is kept only in the ledger"
 
 
-def test_what_is_being_cut_right_now_is_left_alone() -> None:
+def test_evidence_of_a_cut_in_progress_is_kept() -> None:
     disk = SimDisk()
     three_losses(disk)
     stranger = f"{DIRECTORY}/lost+found/00000000000000000000.log.77"
@@ -90,12 +90,12 @@ def test_what_is_being_cut_right_now_is_left_alone() -> None:
         sweep(disk, now_ms=10**15, max_age_ms=0)
         assert disk.peek(stranger) is not None
         disk.unlink(paper)
-    disk.close(disk.open_append(f"{DIRECTORY}/lost+found/receipt-abc.intended.tmp"))  # a crash came first
+    disk.close(disk.open_append(f"{DIRECTORY}/lost+found/receipt-abc.intended.tmp"))  # left by a crash
     sweep(disk, now_ms=10**15, max_age_ms=0)
-    assert disk.peek(stranger) is None, "nobody's evidence goes by age too"
+    assert disk.peek(stranger) is None, "evidence without a receipt expires by age, too"
 
 
-def test_a_full_disk_takes_the_oldest_evidence() -> None:
+def test_full_disk_deletes_the_oldest_evidence() -> None:
     disk = SimDisk()
     old, _, new = three_losses(disk, batches=60, records=100)
     disk.capacity_bytes = disk.used_bytes
@@ -112,10 +112,10 @@ def test_a_full_disk_takes_the_oldest_evidence() -> None:
     assert not is_there(disk, new)
     disk.heal()
     sweep(disk)
-    assert all(receipt.evidence == () for receipt in receipts_of(disk)), "what was unsaid is said later"
+    assert all(receipt.evidence == () for receipt in receipts_of(disk)), "the receipts are corrected later"
 
 
-def test_a_full_disk_takes_nothing_that_no_receipt_names_yet() -> None:
+def test_full_disk_keeps_evidence_that_no_receipt_names_yet() -> None:
     disk = SimDisk()
     three_losses(disk)
     unnamed = f"{DIRECTORY}/lost+found/00000000000000000000.log.77"
@@ -128,7 +128,7 @@ def test_a_full_disk_takes_nothing_that_no_receipt_names_yet() -> None:
     assert disk.peek(unnamed)
 
 
-def test_evidence_that_somebody_deleted_is_not_named_any_more() -> None:
+def test_evidence_deleted_by_hand_is_removed_from_its_receipt() -> None:
     disk = SimDisk()
     old, *_ = three_losses(disk)
     for path in old.evidence:
@@ -137,7 +137,7 @@ def test_evidence_that_somebody_deleted_is_not_named_any_more() -> None:
     assert (changed.id, changed.evidence) == (old.id, ())
 
 
-def test_a_receipt_that_says_more_by_now_is_not_taken_for_told() -> None:
+def test_receipt_changed_since_its_delivery_stays_due() -> None:
     disk = SimDisk()
     (old, *_) = three_losses(disk)
     folder = ReceiptFolder(disk, DIRECTORY)
@@ -148,7 +148,7 @@ def test_a_receipt_that_says_more_by_now_is_not_taken_for_told() -> None:
     assert due.evidence == ()
 
 
-def test_an_error_that_is_no_full_disk_is_not_swallowed() -> None:
+def test_other_disk_errors_are_raised() -> None:
     disk = SimDisk()
     three_losses(disk)
     disk.fail("unlink", number=errno.EIO)
@@ -156,7 +156,7 @@ def test_an_error_that_is_no_full_disk_is_not_swallowed() -> None:
         quarantine.make_room(disk, [ReceiptFolder(disk, DIRECTORY)])
 
 
-def test_documents_keep_everything() -> None:
+def test_receipt_document_round_trip() -> None:
     disk = SimDisk()
     for receipt in three_losses(disk):
         assert decode(encode(receipt)) == receipt

@@ -1,4 +1,4 @@
-"""Each branch of opening and cutting a log that takes records, or finds that they are gone, leaves a note or a receipt:
+"""Each branch of opening and cutting a log that removes records, or finds them missing, leaves a note or a receipt:
 one test for each row of the table in docs/losses.md.
 """
 
@@ -43,7 +43,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "losses.md"
 
 
 def used(disk: SimDisk) -> PartitionLog:
-    """Batches of one record in several segments, all of it safe on the disk."""
+    """Batches of one record in several segments, all of them flushed."""
     log = open_log(disk)
     for number in range(30):
         made = build_batch([(1_000, b"k%d" % number, b"v" * 20, ())])
@@ -73,7 +73,7 @@ def damage(disk: SimDisk, path: str, position: int) -> None:
 
 
 def reopened(disk: SimDisk, **fields: Any) -> tuple[PartitionLog, list[Receipt]]:
-    """As a start does it. The note of each is there before the receipt, and gone then."""
+    """Resolve losses as a start does. Each note exists until its receipt is written."""
     log = open_log(disk, **fields)
     notes = [name for name in disk.folder(f"{DIRECTORY}/lost+found") or () if name.endswith(NOTE_SUFFIX)]
     assert notes
@@ -119,9 +119,9 @@ COMPACT: Final = LogConfig(segment_bytes=400, cleanup_policy=frozenset({"compact
 OURS: Final[dict[str, Any]] = {"config": COMPACT, "incarnation": UUID(int=7)}
 
 
-def test_gap_of_a_compacted_log_that_compaction_has_not_made() -> None:
-    """Seed 57 of the story `operations`, with kills in the middle of writes: power took the end of a segment whose
-    successor was there, and the leader's log had a hole that no follower could pass."""
+def test_gap_of_a_compacted_log_that_compaction_did_not_make() -> None:
+    """Seed 57 of the story `operations`, with kills during writes: a power loss removed the end of a segment but not
+    the next segment, and no follower could fetch past the hole in the leader's log."""
     disk = a_disk()
     log = open_log(disk, **OURS)
     write(log, 1, 10)
@@ -130,7 +130,7 @@ def test_gap_of_a_compacted_log_that_compaction_has_not_made() -> None:
     shorten(disk, first.path, first.size_bytes - last.size_bytes)
     log.close(clean=False)
     as_kafka_left_it = open_log(disk, config=COMPACT)
-    assert as_kafka_left_it.log_end_offset == log.log_end_offset, "who compacted it is not known"
+    assert as_kafka_left_it.log_end_offset == log.log_end_offset, "it is unknown which program compacted it"
     as_kafka_left_it.close(clean=False)
     log, (gone, cut_off) = reopened(disk, **OURS)
     assert log.log_end_offset == last.base_offset
@@ -138,9 +138,9 @@ def test_gap_of_a_compacted_log_that_compaction_has_not_made() -> None:
     assert cut_off.start_offset == second.base_offset
 
 
-def test_gap_that_compaction_has_made() -> None:
-    """Also where a crash came before the next checkpoints of the cleaner and of recovery points. After a cut it counts
-    up to there."""
+def test_gap_made_by_compaction() -> None:
+    """Also after a crash before the next cleaner and recovery point checkpoints. After a cut it applies
+    up to the cut."""
     disk = a_disk()
     log = open_log(disk, **OURS)
     for key in (b"a", b"b", b"c", b"a", b"b", b"c", b"d", b"e", b"a", b"b"):
@@ -164,8 +164,8 @@ def log_files(receipt: Receipt) -> list[str]:
     return [path for path in receipt.evidence if ".log." in path]
 
 
-def test_missing_segment_in_the_middle_that_had_been_safe() -> None:
-    """Offline, as with any other damage below the recovery point: the advice also has a way to go on without it."""
+def test_missing_durable_segment_in_the_middle() -> None:
+    """Offline, as with any other damage below the recovery point: the advice includes how to continue without it."""
     disk = a_disk()
     first, second, third, *_ = used(disk).segments
     disk.unlink(second.path)
@@ -184,7 +184,7 @@ def test_missing_segment_in_the_middle_that_had_been_safe() -> None:
 @pytest.mark.parametrize("interval", [150, 10_000], ids=["with index entries", "without index entries"])
 @pytest.mark.parametrize("clean", [False, True])
 def test_missing_segment_in_the_middle_and_its_indexes(clean: bool, interval: int) -> None:
-    """It went unnoticed by all but `fenceline verify`: below the recovery point nothing is read of such segments."""
+    """Only `fenceline verify` detected this: segments below the recovery point are not read."""
     config = LogConfig(segment_bytes=600, index_interval_bytes=interval)
     fields: dict[str, Any] = {"config": config, "incarnation": UUID(int=7), "recovery_point": 30, "high_watermark": 30}
     disk = a_disk()
@@ -201,12 +201,12 @@ def test_missing_segment_in_the_middle_and_its_indexes(clean: bool, interval: in
             open_log(disk, **fields)
     assert refused.value.path == first.path
     assert disk.folder(f"{DIRECTORY}/lost+found") is None
-    # Compaction may have made it, or another program.
+    # Compaction or another program may have made it.
     assert open_log(disk, **fields | {"config": COMPACT}).log_end_offset == 30
     assert open_log(disk, **fields | {"incarnation": None}).log_end_offset == 30
-    # What lies below the log start was deleted.
+    # Records below the log start were deleted.
     assert open_log(disk, **fields | {"log_start_offset": third.base_offset}).log_start_offset == third.base_offset
-    # As the advice says.
+    # Follows the advice.
     assert f"write {third.base_offset} into the file {BOUND_FILE}" in refused.value.advice
     replace_file(disk, f"{DIRECTORY}/{BOUND_FILE}", b"%d\n" % third.base_offset)
     assert open_log(disk, **fields).log_end_offset == 30
@@ -214,7 +214,7 @@ def test_missing_segment_in_the_middle_and_its_indexes(clean: bool, interval: in
 
 @pytest.mark.parametrize(("clean", "start"), [(False, 0), (False, 7), (True, 0), (True, 7)])
 def test_missing_first_segments(clean: bool, start: int) -> None:
-    """As of an operator who makes room on a disk with rm: served as in Apache Kafka, and told."""
+    """As if an operator had freed disk space with rm: served as in Apache Kafka, and reported."""
     disk = a_disk()
     log = used(disk)
     for segment in log.segments[:3]:
@@ -230,10 +230,10 @@ def test_missing_first_segments(clean: bool, start: int) -> None:
     assert "first segment files of the log are missing" in receipt.reason
     again.close(clean=False)
     open_log(disk, recovery_point=30, high_watermark=30)
-    assert receipts_of(disk) == [receipt], "told once"
+    assert receipts_of(disk) == [receipt], "reported once"
 
 
-def test_first_segments_that_had_been_deleted_leave_no_receipt() -> None:
+def test_deleted_first_segments_leave_no_receipt() -> None:
     disk = a_disk()
     log = used(disk)
     disk.unlink(log.segments[0].path)
@@ -243,7 +243,7 @@ def test_first_segments_that_had_been_deleted_leave_no_receipt() -> None:
 
 
 def test_end_below_the_log_start() -> None:
-    """DeleteRecords, then a loss of power that took what had not been synced."""
+    """DeleteRecords, then a power loss that removed unsynced records."""
     disk = a_disk()
     log = used(disk)
     for segment in log.segments[2:]:
@@ -257,8 +257,8 @@ def test_end_below_the_log_start() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 2])
-def test_end_below_what_had_been_safe(left: int) -> None:
-    """Whole files are gone, so that nothing is torn or damaged."""
+def test_end_below_the_recovery_point(left: int) -> None:
+    """Whole files are missing, so that nothing is torn or damaged."""
     disk = a_disk()
     log = used(disk)
     for segment in log.segments[left:]:
@@ -271,8 +271,8 @@ def test_end_below_what_had_been_safe(left: int) -> None:
     assert "counted by their offsets" in receipt.known_by
 
 
-def test_end_below_what_had_been_safe_after_a_clean_stop() -> None:
-    """Nothing may be missing then: the partition stays offline, as with any other damage."""
+def test_end_below_the_recovery_point_after_a_clean_shutdown() -> None:
+    """Nothing may be missing after it: the partition stays offline, as with any other damage."""
     disk = a_disk()
     log = used(disk)
     log.close(clean=True)
@@ -282,7 +282,7 @@ def test_end_below_what_had_been_safe_after_a_clean_stop() -> None:
 
 
 def test_cut_before_the_checkpoint() -> None:
-    """The recovery point on the disk is still that of before: the receipt of the cut tells all of it, once."""
+    """The recovery point on the disk is still the former one: the receipt of the cut reports the whole loss, once."""
     disk = a_disk()
     used(disk)
     log = open_log(disk, recovery_point=30, high_watermark=30)
@@ -309,8 +309,8 @@ def test_cut_by_a_follower(truncates_fully: bool) -> None:
 
 
 @pytest.mark.parametrize("offset", [3, 20])
-def test_begin_anew_below_the_end(offset: int) -> None:
-    """At the leader's start, wherever that lies: all that the log had is told."""
+def test_restart_below_the_end(offset: int) -> None:
+    """The log restarts at the leader's log start, at any offset: all its records are reported."""
     disk = a_disk()
     used(disk)
     log = open_log(disk, recovery_point=30, high_watermark=20, log_start_offset=10)
@@ -319,21 +319,21 @@ def test_begin_anew_below_the_end(offset: int) -> None:
     assert (receipt.start_offset, receipt.end_offset_exclusive) == (10, 30)
 
 
-def test_compacted_log_that_is_fetched_anew() -> None:
-    """The receipt of the cut tells what is lost; what goes after it is the leader's."""
+def test_compacted_log_that_is_fetched_again() -> None:
+    """The receipt of the cut reports the loss; records removed after it are on the leader."""
     disk = a_disk()
     used(disk)
     log = open_log(disk, recovery_point=30, high_watermark=30)
     log.raise_complete_from(25, 3)
     (receipt,) = cut_log(disk, log, cut(12))
-    assert log.complete_from.offset == 25, "the next start would know it, too"
+    assert log.complete_from.offset == 25, "the next start would read it, too"
     assert cut_log(disk, log, cut(0, truncates_fully=True, is_lossless=True)) == []
     assert (log.log_start_offset, log.log_end_offset, log.complete_from.offset) == (0, 0, 0)
     assert receipts_of(disk) == [receipt]
 
 
-def test_damage_in_what_a_cut_leaves() -> None:
-    """The log is opened anew after a cut: what is damaged in the part that was to stay goes as well, and is told."""
+def test_damage_in_the_remaining_part_of_a_cut() -> None:
+    """The log is reopened after a cut: damage in the part that should remain is cut and reported, too."""
     disk = a_disk()
     used(disk)
     log = open_log(disk, high_watermark=30)
@@ -347,8 +347,8 @@ def test_damage_in_what_a_cut_leaves() -> None:
     assert {each.id for each in receipts_of(disk)} == {each.id for each in receipts}
 
 
-def test_records_that_were_deleted_leave_no_receipt() -> None:
-    """Retention and DeleteRecords take what was asked for; a group's coordinator tells what the group had not read."""
+def test_deleted_records_leave_no_receipt() -> None:
+    """Retention and DeleteRecords remove records on request; the coordinator reports those a group had not read."""
     disk = a_disk()
     log = used(disk)
     log.advance_log_start(25)
@@ -357,7 +357,7 @@ def test_records_that_were_deleted_leave_no_receipt() -> None:
 
 
 def test_empty_log_that_moves() -> None:
-    """Where nothing is, nothing is lost: a follower takes a batch that begins below where its empty log goes on."""
+    """No records, no loss: a follower appends a batch that starts below the end offset of its empty log."""
     disk = a_disk()
     log = open_log(disk)
     log.truncate_fully_and_start_at(5)
@@ -369,8 +369,8 @@ def test_empty_log_that_moves() -> None:
 
 
 @pytest.mark.parametrize(("lost_from", "high_watermark"), [(0, 0), (0, 12), (12, 30), (14, 14)])
-def test_directory_that_is_set_aside(lost_from: int, high_watermark: int) -> None:
-    """Its topic id cannot be read, or another directory counts that lacks some of its records."""
+def test_stray_directory(lost_from: int, high_watermark: int) -> None:
+    """Its topic id is unreadable, or another directory that lacks some of its records is used instead."""
     disk = a_disk()
     segments = used(disk).segments
     reason = "a test"
@@ -408,8 +408,8 @@ def moved_away(disk: SimDisk, high_watermark: int) -> tuple[LossKeeper, LogDir, 
 
 
 @pytest.mark.parametrize(("lost_from", "high_watermark"), [(0, 30), (12, 30), (12, 12), (29, 0)])
-def test_replica_that_is_moved_away(lost_from: int, high_watermark: int) -> None:
-    """The leader has what lies below `lost_from`; the rest is evidence, and the receipt waits for its delivery."""
+def test_moved_replica(lost_from: int, high_watermark: int) -> None:
+    """The leader has the records below `lost_from`; the rest is evidence, and the receipt is due for delivery."""
     disk = a_disk()
     used(disk)
     keeper, log_dir, removed = moved_away(disk, high_watermark)
@@ -426,7 +426,7 @@ def test_replica_that_is_moved_away(lost_from: int, high_watermark: int) -> None
 
 
 @pytest.mark.parametrize("keeps_evidence", [False, True])
-def test_replica_that_is_moved_away_and_whose_leader_has_it_all(*, keeps_evidence: bool) -> None:
+def test_moved_replica_whose_leader_has_all_records(*, keeps_evidence: bool) -> None:
     disk = a_disk()
     used(disk)
     keeper, log_dir, removed = moved_away(disk, 30)
@@ -442,8 +442,8 @@ def test_replica_that_is_moved_away_and_whose_leader_has_it_all(*, keeps_evidenc
 
 
 def test_comparison_of_two_directories() -> None:
-    """Two directories hold one partition: what recovery would cut off either of them stays while they are compared, and
-    so does what retention and compaction had not finished."""
+    """Two directories hold one partition: records that recovery would cut from either are kept while they are compared,
+    and so are unfinished results of retention and compaction."""
     disk = a_disk()
     segments = used(disk).segments
     disk.rename(segments[0].path, segments[0].path + ".swap")

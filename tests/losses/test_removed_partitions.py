@@ -1,4 +1,4 @@
-"""Receipts outlive the directory of their partition, whenever the machine stops, and name evidence where it lies."""
+"""Receipts outlive the directory of their partition, with a crash at any step, and name the place of the evidence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def by_id(receipts: list[Receipt]) -> list[str]:
     return sorted(receipt.id for receipt in receipts)
 
 
-def test_of_a_directory_that_is_deleted_they_say_that_the_evidence_goes() -> None:
+def test_receipts_of_a_deleted_directory_report_the_evidence_as_deleted() -> None:
     disk = SimDisk()
     losses = three_losses(disk)
     rescued = removed_partitions.move_receipts_to_outbox(removed(disk, DIRECTORY), "/data", with_evidence=False)
@@ -56,7 +56,7 @@ def test_of_a_directory_that_is_deleted_they_say_that_the_evidence_goes() -> Non
     assert not [name for name in disk.listdir("/data") if "loss" in name]
 
 
-def test_of_a_directory_that_is_set_aside_they_name_the_evidence_where_it_lies_now() -> None:
+def test_receipts_of_a_stray_directory_name_the_new_place_of_the_evidence() -> None:
     disk = SimDisk()
     losses = three_losses(disk)
     rescued = removed_partitions.move_receipts_to_outbox(put_aside(disk), "/data", with_evidence=True)
@@ -69,15 +69,15 @@ def test_of_a_directory_that_is_set_aside_they_name_the_evidence_where_it_lies_n
         reader = EvidenceReader(disk, receipt, receipt.evidence)
         assert sum(header.record_count for header, _ in reader.batches()) == receipt.records
     assert removed_partitions.move_receipts_to_outbox(removed(disk), "/data", with_evidence=True) == [], (
-        "once is enough"
+        "a second call finds nothing"
     )
     outbox = Outbox(disk, "/data")
     for receipt in rescued:
         outbox.mark_reported(receipt)
-    assert by_id(list(outbox.contents().receipts)) == by_id(losses), "somebody has to know whose the evidence is"
+    assert by_id(list(outbox.contents().receipts)) == by_id(losses), "the receipts still identify the evidence"
 
 
-def test_evidence_of_a_directory_that_is_set_aside_goes_by_age_and_with_the_directory() -> None:
+def test_evidence_of_a_stray_directory_expires_by_age_and_with_the_directory() -> None:
     disk = SimDisk()
     old, middle, new = three_losses(disk)
     removed_partitions.move_receipts_to_outbox(put_aside(disk), "/data", with_evidence=True)
@@ -94,8 +94,8 @@ def test_evidence_of_a_directory_that_is_set_aside_goes_by_age_and_with_the_dire
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("with_evidence", [True, False])
-def test_a_cut_that_was_interrupted_is_told_whenever_the_machine_stops(seed: int, with_evidence: bool) -> None:
-    """The power goes in a cut; at the next start the partition is not here any more, and the power goes again."""
+def test_interrupted_cut_is_reported_after_a_crash_at_any_step(seed: int, with_evidence: bool) -> None:
+    """Power is lost during a cut; at the next start the replica is no longer assigned, and power is lost again."""
     step = 0
     while True:
         step += 1
@@ -129,8 +129,8 @@ def test_a_cut_that_was_interrupted_is_told_whenever_the_machine_stops(seed: int
             return
 
 
-def an_open_cut(disk: SimDisk) -> None:
-    """CopiedEvidence out, and its receipt not written."""
+def interrupted_cut(disk: SimDisk) -> None:
+    """A cut whose evidence was copied and whose receipt was not written."""
     log = open_log(disk)
     write(log, 1, 9)
     disk.fail("write", ".due.tmp", errno.ENOSPC)
@@ -140,9 +140,9 @@ def an_open_cut(disk: SimDisk) -> None:
     log.close(clean=False)
 
 
-def test_where_the_log_can_not_be_opened_all_that_was_planned_counts() -> None:
+def test_planned_loss_is_reported_if_the_log_cannot_be_opened() -> None:
     disk = a_disk()
-    an_open_cut(disk)
+    interrupted_cut(disk)
     (planned,) = [intent.receipt for intent in ReceiptFolder(disk, DIRECTORY).intents()]
     gone = put_aside(disk)
     disk.fail("open", ".log", errno.EIO)
@@ -152,9 +152,9 @@ def test_where_the_log_can_not_be_opened_all_that_was_planned_counts() -> None:
     assert receipt.evidence
 
 
-def test_a_log_that_can_not_be_opened_now_is_waited_for() -> None:
+def test_transient_open_error_is_retried() -> None:
     disk = a_disk()
-    an_open_cut(disk)
+    interrupted_cut(disk)
     gone = put_aside(disk)
     disk.fail("open", ".log", errno.EMFILE)
     with pytest.raises(OSError, match="Too many open files"):
@@ -165,8 +165,8 @@ def test_a_log_that_can_not_be_opened_now_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_is_set_aside_with_its_records_is_told_once_whenever_the_machine_stops(seed: int) -> None:
-    """The power goes between the note, the move of each segment, the rename and the receipt; the next start repeats."""
+def test_records_of_a_stray_directory_are_reported_once_after_a_crash_at_any_step(seed: int) -> None:
+    """Power is lost between the note, the move of each segment, the rename and the receipt; the next start resumes."""
     step = 0
     while True:
         step += 1
@@ -201,9 +201,9 @@ def test_what_is_set_aside_with_its_records_is_told_once_whenever_the_machine_st
             return
 
 
-def test_a_deletion_on_a_full_disk_makes_the_room_for_its_own_receipts() -> None:
+def test_deletion_on_a_full_disk_frees_space_for_its_own_receipts() -> None:
     disk = a_disk()
-    an_open_cut(disk)
+    interrupted_cut(disk)
     gone = put_aside(disk)
     (planned,) = [intent.receipt for intent in ReceiptFolder(disk, ASIDE).intents()]
     used = disk.used_bytes

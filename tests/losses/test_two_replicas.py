@@ -1,4 +1,4 @@
-"""Replicas that random histories of leaders left behind: what each cuts to follow one leader is what they differ in."""
+"""Replicas after random histories of leaders: each cuts exactly the difference when it follows a leader."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def test_receipts_are_the_difference_of_the_two_logs(seed: int) -> None:
             cut_log(disk, log, cut)
             state.resume()
         lost = lost_between(before, stored_batches(leader))
-        assert lost_between(before, stored_batches(log)) == lost, "it cuts what the leader lacks, and nothing else"
+        assert lost_between(before, stored_batches(log)) == lost, "only records that the leader lacks are cut"
         assert complaints(receipts_of(disk, f"/data-{number}/rain-3"), lost) == []

@@ -1,4 +1,4 @@
-"""Both kernels for every test that asks for `twin`."""
+"""Both kernels for every test that requests `twin`."""
 
 from __future__ import annotations
 

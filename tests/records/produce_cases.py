@@ -1,4 +1,4 @@
-"""Batches that a leader must refuse, accept or change, for the tests of `validate.py` with and without Apache Kafka."""
+"""Batches that a leader must reject, accept or change, for the tests of `validate.py` with and without Apache Kafka."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TOPICS: Final[dict[str, dict[str, str]]] = {
 class Case:
     name: str
     make: Callable[[int], bytes]
-    """From now in ms to the records of the request."""
+    """Maps the current time in ms to the records of the request."""
     topic: str = "plain"
     version: int = 8
     code: int = 0
-    """What Apache Kafka 4.3.1 answers."""
+    """The error code of Apache Kafka 4.3.1."""
     record_indexes: tuple[int, ...] = ()
     ours: int | None = None
-    """What Fenceline answers where Kafka's own code stumbles (UNKNOWN_SERVER_ERROR)."""
+    """The error code of Fenceline where Kafka fails internally (UNKNOWN_SERVER_ERROR)."""
 
 
 def fix_crc(batch: bytes | bytearray) -> bytes:
@@ -50,7 +50,7 @@ def fix_crc(batch: bytes | bytearray) -> bytes:
 
 
 def patched(batch: bytes | bytearray, at: int, layout: str, value: int, *, crc: bool = True) -> bytes:
-    """The batch with one field of its header changed, and a CRC that fits unless told otherwise."""
+    """The batch with one header field changed, with a matching CRC by default."""
     out = bytearray(batch)
     struct.pack_into(layout, out, at, value)
     return fix_crc(out) if crc else bytes(out)
@@ -93,7 +93,7 @@ def deltas(*offset_deltas: int, rest: bytes = b"") -> bytes:
 
 
 def not_compressed(now: int, codec: Codec) -> bytes:
-    """A batch that claims to be compressed and holds plain records."""
+    """A batch marked as compressed with uncompressed records."""
     return patched(build_batch(rows(now)), 21, ">h", codec)
 
 

@@ -1,4 +1,4 @@
-"""A Produce request over a plain socket, encoded by hand: nothing between a test's bytes and the broker."""
+"""A Produce request over a plain socket, encoded by hand: a test's bytes reach the broker unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns from batches and batches from columns; the rows of `decode.py` are the measure."""
+"""Columns from batches and batches from columns, compared with the rows of `decode.py`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_column() -> None:
 @pytest.mark.parametrize(
     ("start", "end"), [(0, 600), (0, 1), (99, 101), (250, 250), (350, 420), (599, 600), (600, 900)]
 )
-def test_a_range(start: int, end: int) -> None:
+def test_offset_range(start: int, end: int) -> None:
     batch = batches_to_arrow([("t", 0, LOG)], start_offsets=[start], end_offsets_exclusive=[end])
     assert batch.column("offset").to_pylist() == list(range(start, min(end, 600)))
     assert rows_of(batch) == ROWS[start:end]
@@ -83,7 +83,7 @@ def test_several_partitions_in_order() -> None:
     assert pa.types.is_dictionary(batch.schema.field("topic").type)
 
 
-def test_options() -> None:
+def test_column_options() -> None:
     batch = batches_to_arrow([("t", 0, LOG)], include_headers=False, include_leader_epoch=False, timestamp_unit="us")
     assert batch.schema.names == ["topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value"]
     assert batch.schema.field("timestamp").type == pa.timestamp("us", "UTC"), "pyspark.md S1"
@@ -93,7 +93,7 @@ def test_options() -> None:
     assert nulls.to_pylist()[:5] == [full, None, None, None, full]
 
 
-def test_nothing() -> None:
+def test_empty_input() -> None:
     for chunks in ([], [("t", 0, b"")]):
         batch = batches_to_arrow(chunks)
         batch.validate(full=True)
@@ -115,7 +115,7 @@ def test_timestamps_that_do_not_fit() -> None:
     assert refused.value.code is ErrorCode.INVALID_TIMESTAMP
 
 
-def test_a_torn_tail_and_where_to_go_on() -> None:
+def test_torn_tail_and_the_next_offset() -> None:
     decoder = ArrowDecoder()
     assert decoder.append("t", 0, LOG[:-1]) == 500
     assert decoder.append("t", 0, LOG, start_offset=500, end_offset_exclusive=550) == 550
@@ -127,7 +127,7 @@ def test_a_torn_tail_and_where_to_go_on() -> None:
     assert decoder.row_count == 0
 
 
-def test_what_lies_behind_the_range_is_not_even_read() -> None:
+def test_bytes_after_the_range_are_not_read() -> None:
     broken = bytearray(LOG)
     broken[-1] ^= 1
     decoder = ArrowDecoder()
@@ -136,7 +136,7 @@ def test_what_lies_behind_the_range_is_not_even_read() -> None:
     assert decoder.finish().num_rows == 500
 
 
-def test_control_batches_are_no_rows() -> None:
+def test_control_batches_yield_no_rows() -> None:
     marker = build_batch([(NOW, b"\0\0\0\1", b"\0\0\0\0\0\0", ())], base_offset=600, control=True, transactional=True)
     decoder = ArrowDecoder()
     assert decoder.append("t", 0, LOG + marker) == 601
@@ -183,7 +183,7 @@ def test_aborted_transactions_are_left_out() -> None:
     assert committed == [2, 3, 4, 6, 7]
 
 
-def test_a_corrupt_batch_is_named_and_the_good_ones_stay() -> None:
+def test_corrupt_batch_is_reported_and_intact_batches_are_returned() -> None:
     broken = bytearray(LOG)
     broken[-1] ^= 1
     decoder = ArrowDecoder()
@@ -193,7 +193,7 @@ def test_a_corrupt_batch_is_named_and_the_good_ones_stay() -> None:
     assert rows_of(decoder.finish()) == ROWS[:500]
 
 
-def test_the_memory_of_one_result_is_not_touched_by_the_next() -> None:
+def test_result_memory_is_not_reused_by_the_next_result() -> None:
     """The native kernel keeps freed memory for later columns."""
     first = batches_to_arrow([("t", 0, LOG)] * 50)
     kept = first.slice(5, 500)
@@ -250,7 +250,7 @@ def test_to_batches_and_back(codec: Codec) -> None:
     max_batch_bytes=st.integers(0, 2000),
 )
 def test_slices_with_nulls(rows: list[Any], start: int, max_batch_bytes: int) -> None:
-    """The offset of a slice counts in every buffer, that of the validity bits too."""
+    """The offset of a slice applies to every buffer, including the validity bits."""
     piece = table_of(rows).to_batches()[0].slice(start)
     batches = arrow_to_batches(piece, max_batch_bytes=max_batch_bytes, **ALL_COLUMNS)
     assert read_back(batches) == rows[start:]
@@ -281,7 +281,7 @@ def test_other_types_of_columns() -> None:
     assert [row[0] for row in read_back(arrow_to_batches(plain, timestamp="t"))] == [5, 4, -1]
 
 
-def test_columns_that_can_not_be_records() -> None:
+def test_columns_that_cannot_be_records_are_rejected() -> None:
     with pytest.raises(TypeError, match="int64"):
         arrow_to_batches(pa.table({"value": [1, 2]}))
     with pytest.raises(TypeError, match="timestamps"):
@@ -310,7 +310,7 @@ def test_hashes_of_keys() -> None:
     [("21", -973932308), ("foobar", -790332482), ("a-little-bit-long-string", -985981536), ("abc", 479470107)],
 )
 def test_murmur2_is_kafkas(key: str, expected: int) -> None:
-    """Values that Kafka's own tests fix."""
+    """Values from Kafka's own tests."""
     from fenceline.records import kernel
 
     assert kernel.murmur2(key.encode()) == expected & 0x7FFFFFFF

@@ -1,4 +1,4 @@
-"""The header view and the changes in place."""
+"""The header view and in-place changes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_assigning_keeps_the_crc() -> None:
     check_crc(batch, header)
 
 
-def test_times_renew_the_crc() -> None:
+def test_setting_timestamps_updates_the_crc() -> None:
     batch = bytearray(b"xx") + build_batch(ROWS)
     set_log_append_time(batch, 2, 5000)
     header = read_header(batch, 2)
@@ -69,7 +69,7 @@ def test_times_renew_the_crc() -> None:
 
 
 @pytest.mark.parametrize("at", [BATCH_OVERHEAD, 21, 40, -1])
-def test_a_changed_byte_is_noticed(at: int) -> None:
+def test_changed_byte_is_detected(at: int) -> None:
     batch = build_batch(ROWS)
     batch[at] ^= 1
     header = read_header(batch)
@@ -79,7 +79,7 @@ def test_a_changed_byte_is_noticed(at: int) -> None:
     assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
 
 
-def test_headers_one_behind_the_other() -> None:
+def test_consecutive_headers() -> None:
     batches = b"".join(build_batch(ROWS, base_offset=offset) for offset in (0, 3, 6))
     assert [h.base_offset for h in iter_headers(batches)] == [0, 3, 6]
     size = len(batches) // 3
@@ -97,7 +97,7 @@ def test_a_torn_tail(cut: int) -> None:
         read_header(torn, len(one))
 
 
-def test_nonsense_is_no_torn_tail() -> None:
+def test_garbage_is_not_a_torn_tail() -> None:
     batch = build_batch(ROWS)
     struct.pack_into(">i", batch, 8, 48)
     with pytest.raises(RecordsError):

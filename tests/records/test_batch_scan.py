@@ -1,4 +1,4 @@
-"""The scan over batches: both twins, the same rows, and the same place to stop."""
+"""The scan over batches: both twins return the same rows and stop at the same position."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def scan(
 
 @pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.parametrize("codec", Codec)
-def test_rows_are_what_the_headers_say(twin: Any, codec: Codec) -> None:
+def test_rows_match_the_headers(twin: Any, codec: Codec) -> None:
     content = batches(1, 5, 2, codec=codec, producer_id=1 << 40, producer_epoch=3, base_sequence=7, transactional=True)
     count, columns, totals = scan(twin, content)
     wanted = [
@@ -92,7 +92,7 @@ def test_totals(twin: Any) -> None:
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_it_stops_at_what_is_not_plain_and_where_rows_end(twin: Any) -> None:
+def test_scan_stops_at_special_batches_and_at_the_row_limit(twin: Any) -> None:
     content = batches(2, 2, 2)
     assert scan(twin, content, capacity=2)[0] == 2
     assert scan(twin, content, next_offset=11)[0] == 0
@@ -123,7 +123,7 @@ def test_twins_agree_on_damaged_bytes(damage: list[tuple[int, int]], crc: bool, 
 
 
 @pytest.mark.compiled
-def test_the_compiled_twin_reads_nothing_outside_of_the_buffer() -> None:
+def test_compiled_twin_reads_only_inside_the_buffer() -> None:
     assert NATIVE is not None
     with pytest.raises(ValueError, match="of 10 bytes"):
         NATIVE.scan_plain(bytes(10), 0, 100, 0, array("q", bytes(8 * len(COLUMNS))), array("q", bytes(48)), 0, 0, True)

@@ -1,4 +1,4 @@
-"""What is built is what is read, also by another client's parser and against Apache Kafka's own files."""
+"""Built batches are read back, also by other clients' parsers, and Apache Kafka's own files are decoded."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_a_builder_builds_the_same(codec: Codec) -> None:
 
 
 @pytest.mark.usefixtures("twin")
-def test_a_full_builder_is_left_as_it_was() -> None:
+def test_full_builder_is_unchanged() -> None:
     builder = BatchBuilder(200)
-    assert builder.try_append(NOW, None, bytes(500)), "the first is always taken"
+    assert builder.try_append(NOW, None, bytes(500)), "the first record is always accepted"
     assert not builder.try_append(NOW, None, b"")
     assert builder.record_count == 1
     assert len(builder.build()) > 500
@@ -82,7 +82,7 @@ def test_a_full_builder_is_left_as_it_was() -> None:
 
 
 @pytest.mark.usefixtures("twin")
-def test_nothing_to_build() -> None:
+def test_empty_batch_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one"):
         build_batch([])
     with pytest.raises(ValueError, match="at least one"):
@@ -90,7 +90,7 @@ def test_nothing_to_build() -> None:
 
 
 @pytest.mark.usefixtures("twin")
-def test_names_of_headers_that_are_no_utf8_stay_readable() -> None:
+def test_header_names_that_are_not_utf8_stay_readable() -> None:
     batch = build_batch([(NOW, None, b"v", (("ab", b"1"),))])
     batch[batch.index(b"ab")] = 0xFF
     assert decode_batch(batch, read_header(batch))[0].headers == (("�b", b"1"),)
@@ -98,7 +98,7 @@ def test_names_of_headers_that_are_no_utf8_stay_readable() -> None:
 
 @pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("delta", [0x04, 0x01])
-def test_offsets_outside_of_the_batch_are_corrupt(delta: int) -> None:
+def test_offsets_outside_the_batch_are_corrupt(delta: int) -> None:
     batch = build_batch([(NOW, None, b"v", ())])
     batch[64] = delta  # length, attributes, timestamp delta, offset delta (zigzag)
     with pytest.raises(RecordsError) as refused:
@@ -120,8 +120,10 @@ def test_offsets_outside_of_the_batch_are_corrupt(delta: int) -> None:
     )
 )
 @pytest.mark.parametrize("parser", [AioRecords, KafkaPythonRecords])
-def test_other_parsers_read_it(parser: type, rows: list[tuple[int, bytes | None, bytes | None, tuple[()]]]) -> None:
-    """aiokafka reads every codec; kafka-python has no codec libraries of its own beside gzip."""
+def test_other_parsers_read_built_batches(
+    parser: type, rows: list[tuple[int, bytes | None, bytes | None, tuple[()]]]
+) -> None:
+    """aiokafka reads every codec; kafka-python has no codec libraries of its own except gzip."""
     for codec in list(Codec) if parser is AioRecords else [Codec.NONE, Codec.GZIP]:
         parsed = parser(bytes(build_batch(rows, base_offset=5, codec=codec))).next_batch()
         assert parsed.validate_crc()
@@ -134,7 +136,7 @@ def broker() -> Iterator[ApacheKafka]:
     with small_kafka() as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         names = [f"{side}-{name}" for side in ("theirs", "ours", "java") for name in CODECS]
-        forever = {"retention.ms": "-1"}  # Kafka looks for old records 30 s after its start
+        forever = {"retention.ms": "-1"}  # Kafka applies retention 30 s after its start
         for created in admin.create_topics([NewTopic(name, 1, 1, config=forever) for name in names]).values():
             created.result(60)
         yield kafka
@@ -146,8 +148,8 @@ def segment(kafka: ApacheKafka, topic: str) -> Path:
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("name", CODECS)
-def test_what_librdkafka_wrote_into_kafkas_files(broker: ApacheKafka, name: str) -> None:
-    # A short batch would be sent as it is where compressing makes it longer: all records wait for the flush.
+def test_batches_written_by_librdkafka_are_decoded(broker: ApacheKafka, name: str) -> None:
+    # A short batch is sent uncompressed if compression makes it longer: all records wait for the flush.
     producer = Producer({"bootstrap.servers": broker.bootstrap, "compression.type": name, "linger.ms": 60_000})
     for timestamp, key, value, headers in ROWS:
         producer.produce(f"theirs-{name}", value, key, timestamp=timestamp, headers=list(headers))
@@ -160,7 +162,7 @@ def test_what_librdkafka_wrote_into_kafkas_files(broker: ApacheKafka, name: str)
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("name", CODECS)
-def test_what_kafkas_own_producer_wrote(broker: ApacheKafka, name: str, tmp_path: Path) -> None:
+def test_batches_written_by_kafkas_producer_are_decoded(broker: ApacheKafka, name: str, tmp_path: Path) -> None:
     """ProducerPerformance: Java's codecs and framings."""
     settings_file = tmp_path / "producer.properties"
     settings_file.write_text(f"bootstrap.servers={broker.bootstrap}\ncompression.type={name}\nlinger.ms=20\n")
@@ -179,8 +181,8 @@ def test_what_kafkas_own_producer_wrote(broker: ApacheKafka, name: str, tmp_path
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("name", CODECS)
-def test_kafka_takes_and_gives_back_what_we_build(broker: ApacheKafka, name: str) -> None:
-    """The broker opens every compressed batch; librdkafka reads it, and Kafka's dump tool finds it whole."""
+def test_kafka_accepts_and_returns_built_batches(broker: ApacheKafka, name: str) -> None:
+    """The broker decompresses every batch; librdkafka reads it, and Kafka's dump tool reports it valid."""
     topic = f"ours-{name}"
     raw = RawProducer("127.0.0.1", broker.port)
     deadline = time.monotonic() + 60

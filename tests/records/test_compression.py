@@ -1,4 +1,4 @@
-"""Round trips, the framings that Kafka's clients use, and bombs."""
+"""Round trips, the framings of Kafka's clients, and decompression bombs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_round_trip_at_the_exact_limit(codec: Codec, name: str) -> None:
 
 
 @pytest.mark.parametrize("codec", list(LEVELS))
-def test_every_level(codec: Codec) -> None:
+def test_every_compression_level(codec: Codec) -> None:
     lowest, highest, default = LEVELS[codec]
     content = CONTENTS["text"]
     for level in {lowest, highest, default, 1, 5, None}:
@@ -47,7 +47,7 @@ def test_one_byte_above_the_limit(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
-def test_a_bomb_takes_no_more_memory_than_allowed(codec: Codec) -> None:
+def test_decompression_bomb_stays_within_the_memory_limit(codec: Codec) -> None:
     bomb = compress(codec, bytes(200_000_000))
     tracemalloc.start()
     try:
@@ -58,14 +58,14 @@ def test_a_bomb_takes_no_more_memory_than_allowed(codec: Codec) -> None:
         tracemalloc.stop()
 
 
-def test_a_claimed_size_is_not_believed() -> None:
+def test_claimed_size_is_not_trusted() -> None:
     with pytest.raises(RecordsError) as refused:
         decompress(Codec.SNAPPY, b"\xff\xff\xff\xff\x0f" + b"x" * 20)
     assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
-def test_cut_short(codec: Codec) -> None:
+def test_truncated_input_is_rejected(codec: Codec) -> None:
     packed = compress(codec, CONTENTS["text"])
     for size in (1, 5, 10, 20, len(packed) // 2, len(packed) - 1):
         with pytest.raises(RecordsError) as refused:
@@ -80,18 +80,18 @@ def test_snappy_has_xerial_framing_and_raw_is_read() -> None:
 
 
 def test_lz4_blocks_are_independent() -> None:
-    """Kafka's own reader refuses linked blocks; frames of others may be linked and carry checksums and sizes."""
+    """Kafka's own reader rejects linked blocks; frames of others may be linked and have checksums and sizes."""
     packed = compress(Codec.LZ4, CONTENTS["mixed"])
     assert packed[4] & 0x20
     assert bytes(cramjam.lz4.decompress(packed)) == CONTENTS["mixed"]
     assert decompress(Codec.LZ4, bytes(cramjam.lz4.compress(CONTENTS["mixed"]))) == CONTENTS["mixed"]
 
 
-def test_several_members_and_frames_follow_each_other() -> None:
+def test_consecutive_members_and_frames_are_read() -> None:
     a, b = CONTENTS["text"], CONTENTS["random"]
     for codec in (Codec.GZIP, Codec.LZ4, Codec.ZSTD):
         assert decompress(codec, compress(codec, a) + compress(codec, b)) == a + b
 
 
-def test_gzip_of_others() -> None:
+def test_gzip_of_other_implementations() -> None:
     assert decompress(Codec.GZIP, zlib.compress(b"abc", 1, 31)) == b"abc"

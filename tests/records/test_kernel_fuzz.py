@@ -1,4 +1,4 @@
-"""Whatever the bytes are, the kernels give a result or RecordsError, and both twins the same."""
+"""For any bytes the kernels return a result or raise RecordsError, and both twins agree."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mutate(payload: bytes, mutations: list[tuple[int, int]], cut: int) -> bytes:
 
 
 def plain(columns: _columns_py.Columns) -> list[Any]:
-    """The bytes of the columns, whatever kind of buffer holds them."""
+    """The bytes of the columns, for any kind of buffer."""
 
     def flat(part: Any) -> Any:
         if part is None or isinstance(part, int):
@@ -89,7 +89,7 @@ def test_mutated_columns(
     _kernel_py.encode(bad, rows, rows[0][0])
     broken = mutate(bytes(bad), mutations, cut)
     native, pure = natives.ColumnBuilder(with_headers, scale), _columns_py.ColumnBuilder(with_headers, scale)
-    # A batch that fails in the middle leaves no trace between two good ones.
+    # A batch that fails leaves no trace between two valid ones.
     for records, base in ((bytes(good), safe[0][0]), (broken, rows[0][0]), (bytes(good), safe[0][0])):
         results = [
             outcome(
@@ -122,7 +122,7 @@ def test_any_bytes_and_any_bounds(
 
 @settings(max_examples=300, deadline=None)
 @given(rows=ROWS)
-def test_both_encode_alike(natives: ModuleType, rows: list[Any]) -> None:
+def test_both_kernels_encode_equally(natives: ModuleType, rows: list[Any]) -> None:
     native, pure = bytearray(b"x"), bytearray(b"x")
     assert natives.encode(native, rows, rows[0][0]) == _kernel_py.encode(pure, rows, rows[0][0])
     assert native == pure
@@ -132,7 +132,7 @@ def test_both_encode_alike(natives: ModuleType, rows: list[Any]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(rows=ROWS)
-def test_rows_are_what_they_were_and_no_work_for_the_garbage_collector(natives: ModuleType, rows: list[Any]) -> None:
+def test_rows_are_unchanged_and_not_tracked_by_the_garbage_collector(natives: ModuleType, rows: list[Any]) -> None:
     batch = bytes(build_batch([(0, *row[1:]) for row in rows]))
     header = read_header(batch)
     found = natives.decode_rows(
@@ -147,13 +147,13 @@ def test_rows_are_what_they_were_and_no_work_for_the_garbage_collector(natives: 
 
 
 @given(key=st.binary(max_size=40))
-def test_both_hash_alike(natives: ModuleType, key: bytes) -> None:
+def test_both_kernels_hash_equally(natives: ModuleType, key: bytes) -> None:
     assert natives.murmur2(key) == _kernel_py.murmur2(key)
 
 
 @settings(max_examples=300, deadline=None)
 @given(codec=st.sampled_from(list(Codec)), rows=ROWS, mutations=MUTATIONS, cut=st.just(0) | st.integers(0, 300))
-def test_mutated_batches_never_do_more_than_raise(
+def test_mutated_batches_only_raise_records_errors(
     codec: Codec, rows: list[Any], mutations: list[tuple[int, int]], cut: int
 ) -> None:
     batch = mutate(bytes(build_batch(rows, codec=codec)), mutations, cut)
@@ -176,7 +176,7 @@ def test_mutated_compression_stays_within_its_bound(
         assert len(decompress(codec, packed, 4000)) <= 4000
 
 
-def test_header_of_any_magic_or_length_is_refused_or_whole() -> None:
+def test_header_of_any_magic_or_length_is_rejected_or_complete() -> None:
     batch = build_batch([(1, b"k", b"v", ())])
     for at in range(BATCH_OVERHEAD):
         for value in (0, 1, 127, 128, 255):

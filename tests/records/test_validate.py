@@ -38,7 +38,7 @@ def validate(
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_answers_as_kafka_does(case: Case) -> None:
+def test_result_is_the_one_of_kafka(case: Case) -> None:
     expected = case.code if case.ours is None else case.ours
     if expected == ErrorCode.NONE:
         done = validate(case.make(NOW), case.topic, version=case.version)
@@ -67,7 +67,7 @@ def test_recompression_keeps_the_records(codec: Codec, topic: str) -> None:
         assert getattr(done.header, name) == getattr(before, name)
 
 
-def test_a_plain_batch_is_taken_as_it_is() -> None:
+def test_plain_batch_is_accepted_unchanged() -> None:
     batch = memoryview(bytearray(build_batch(rows(NOW, 50))))
     done = validate_produced(
         batch, version=9, max_message_bytes=MAX_MESSAGE_BYTES, timestamp_type=TimestampType.CREATE_TIME,
@@ -79,7 +79,7 @@ def test_a_plain_batch_is_taken_as_it_is() -> None:
     assert done.log_append_time_ms == -1
 
 
-def test_bytes_that_can_not_be_written_are_copied() -> None:
+def test_read_only_bytes_are_copied() -> None:
     records = memoryview(bytes(build_batch(rows(NOW))))
     done = validate_produced(
         records, version=9, max_message_bytes=MAX_MESSAGE_BYTES, timestamp_type=TimestampType.CREATE_TIME,
@@ -106,7 +106,7 @@ def test_log_append_time_of_a_producer_becomes_create_time() -> None:
     assert validate(case.make(NOW)).header.timestamp_type is TimestampType.CREATE_TIME
 
 
-def test_compressed_records_stay_closed_unless_asked() -> None:
+def test_compressed_records_are_not_decompressed_by_default() -> None:
     batch = raw_batch(NOW, deltas(0, 1, 2), count=2, codec=Codec.LZ4)
     validate(batch, check_compressed=False)
     with pytest.raises(RecordsError):

@@ -1,4 +1,4 @@
-"""The cases of `produce_cases.py` sent to Apache Kafka: that the expected codes are really Kafka's."""
+"""The cases of `produce_cases.py` sent to Apache Kafka, to check that the expected codes are Kafka's."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def producer(broker: ApacheKafka) -> Iterator[RawProducer]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_kafka_answers(producer: RawProducer, case: Case) -> None:
+def test_kafka_gives_the_expected_result(producer: RawProducer, case: Case) -> None:
     deadline = time.monotonic() + 60
     while True:
         answer = producer.produce(case.topic, case.make(int(time.time() * 1000)), case.version)
-        if answer.code not in (3, 6) or time.monotonic() > deadline:  # the controller knows the topic first
+        if answer.code not in (3, 6) or time.monotonic() > deadline:  # the controller knows the topic before the broker
             break
     assert (answer.code, answer.record_indexes) == (case.code, case.record_indexes), answer
