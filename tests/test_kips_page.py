@@ -88,7 +88,7 @@ def test_each_kip_has_its_rows() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kip} {row.requirement[:60]}")
-def test_a_row_has_a_verdict_code_and_test_that_exist(row: Row) -> None:
+def test_each_row_has_a_verdict_and_existing_code_and_tests(row: Row) -> None:
     verdict = VERDICTS.fullmatch(row.verdict)
     assert verdict is not None, row.verdict
     if verdict[1] != "whole":
@@ -100,13 +100,13 @@ def test_a_row_has_a_verdict_code_and_test_that_exist(row: Row) -> None:
     assert _missing(row.test, ROOT / "tests", "::") == []
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_resolve() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text())
     assert links
     assert [link for link in links if not (PAGE.parent / link).exists()] == []
 
 
-def test_no_file_of_sentences_is_forgotten() -> None:
+def test_every_kip_test_file_is_named() -> None:
     """A test that is in no row proves a detail; a file of `tests/kip` of which no test is named was forgotten."""
     named = {match[1] for row in ROWS for match in _NAME.finditer(row.test)}
     files = {f"kip/{path.name}" for path in (ROOT / "tests" / "kip").glob("test_*.py")}

@@ -38,11 +38,11 @@ def _unsure(offset: int, epoch: int = -1) -> Divergence:
         (EpochQuery(3, 20), EpochEnd(4, 90), _unsure(20)),
     ],
 )
-def test_each_answer_leads_on(asked: EpochQuery, answer: EpochEnd, step: EpochQuery | Divergence) -> None:
+def test_each_response_narrows_the_search(asked: EpochQuery, answer: EpochEnd, step: EpochQuery | Divergence) -> None:
     assert EpochHistory.remembered(30, _READ).compare(asked, answer) == step
 
 
-def test_who_knows_the_last_epoch_only_finds_no_more_than_its_end() -> None:
+def test_search_with_only_the_last_epoch_finds_at_most_its_end() -> None:
     for history in (EpochHistory(30, 5), EpochHistory.remembered(30, [EpochStart(5, -1)])):
         assert history.compare(EpochQuery(5, 30), EpochEnd(5, 12)) == Divergence(12, 5)
         assert history.compare(EpochQuery(5, 30), EpochEnd(3, 12)) == _unsure(12, 3)
@@ -50,13 +50,13 @@ def test_who_knows_the_last_epoch_only_finds_no_more_than_its_end() -> None:
         assert history.compare(EpochQuery(5, 30), EpochEnd(-1, -1)) == _unsure(-1)
 
 
-def test_who_was_given_nothing_yet_knows_a_bound_only() -> None:
+def test_search_without_read_records_finds_only_a_bound() -> None:
     history = EpochHistory(30)
     assert history.compare(EpochQuery(5, 30), EpochEnd(4, 12)) == _unsure(12, 4)
     assert history.compare(EpochQuery(5, 30), EpochEnd(-1, -1)) == _unsure(-1)
 
 
-def test_the_epochs_of_what_is_gone() -> None:
+def test_epochs_of_lost_records() -> None:
     history = EpochHistory.remembered(30, _READ)
     assert [history.read_from(offset) for offset in (-1, 9, 10, 25)] == [(1, 3, 5), (1, 3, 5), (3, 5), (5,)]
     history.note(EpochStart(4, 40))

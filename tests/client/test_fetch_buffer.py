@@ -73,7 +73,7 @@ def _expected(first: int) -> list[bytes]:
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("arrow", [False, True])
-def test_what_was_fetched_ahead_waits_from_the_moment_that_metadata_names_another_leader(
+def test_prefetched_records_are_held_once_metadata_names_a_new_leader(
     cluster: ScriptedCluster, arrow: bool, begun: bool
 ) -> None:
     """The poll comes before the consumer's own loop has looked at the metadata."""
@@ -108,7 +108,7 @@ def test_what_was_fetched_ahead_waits_from_the_moment_that_metadata_names_anothe
     asyncio.run(story())
 
 
-def test_a_topic_that_was_made_anew_ends_what_was_fetched_ahead_at_once(cluster: ScriptedCluster) -> None:
+def test_recreated_topic_discards_prefetched_records_immediately(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     _fill(cluster, tp)
 
@@ -171,7 +171,7 @@ def _in_doubt(consumer: AsyncConsumer, tp: TopicPartition) -> Callable[[], bool]
 @pytest.mark.parametrize("versions", _VERSIONS)
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("read_before", [0, 2, _CUT + 2])
-def test_a_table_that_is_being_made_when_the_truncation_becomes_known_is_not_handed_out(
+def test_table_being_built_when_truncation_is_detected_is_not_returned(
     gate: Gate, versions: dict[ApiKey, tuple[int, int]], blocking: bool, read_before: int
 ) -> None:
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
@@ -219,7 +219,7 @@ class _Driven(Consumer):
 
 
 @pytest.mark.parametrize("what", ["seek", "pause"])
-def test_a_table_is_not_handed_out_behind_a_seek_or_a_pause(cluster: ScriptedCluster, gate: Gate, what: str) -> None:
+def test_table_is_not_returned_after_a_seek_or_pause(cluster: ScriptedCluster, gate: Gate, what: str) -> None:
     """Other threads may do so while one polls."""
     (tp,) = cluster.add_topic("t")
     _fill(cluster, tp)
@@ -236,7 +236,7 @@ def test_a_table_is_not_handed_out_behind_a_seek_or_a_pause(cluster: ScriptedClu
         assert found == (list(range(8, 10)) if what == "seek" else list(range(10)))
 
 
-def test_records_in_hand_do_not_wait_for_what_takes_long_to_decode(
+def test_decoded_records_do_not_wait_for_a_slow_decode(
     cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The poll that waited for the second partition's records would hand out the first one's after the truncation."""
@@ -286,7 +286,7 @@ def test_records_in_hand_do_not_wait_for_what_takes_long_to_decode(
 
 @pytest.mark.parametrize("arrow", [True, False])
 @pytest.mark.parametrize("versions", _VERSIONS)
-def test_a_range_reader_gives_nothing_more_once_a_truncation_is_known(
+def test_range_reader_returns_nothing_after_detecting_truncation(
     gate: Gate, monkeypatch: pytest.MonkeyPatch, versions: dict[ApiKey, tuple[int, int]], arrow: bool
 ) -> None:
     """Spark's executors read with it: what they are given is what the log held when the task ended."""
@@ -312,7 +312,9 @@ def _cut_when_all_is_fetched(cluster: ScriptedCluster, tp: TopicPartition) -> No
     _cut(cluster, tp)
 
 
-def test_so_does_the_asyncio_face_of_ranges(cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_async_range_reader_returns_nothing_after_detecting_truncation(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = _known(monkeypatch)
     (tp,) = cluster.add_topic("t")
     _fill(cluster, tp)

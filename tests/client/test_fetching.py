@@ -46,7 +46,7 @@ def _spread(cluster: ScriptedCluster) -> list[TopicPartition]:
     return tps
 
 
-def test_requests_to_all_brokers_together_ask_for_no_more_than_there_is_room_for(cluster: ScriptedCluster) -> None:
+def test_requests_to_all_brokers_together_fit_the_buffer(cluster: ScriptedCluster) -> None:
     tps = _spread(cluster)
     cluster.node_rule = lambda node, key: SILENT if key is ApiKey.FETCH else None
     with Consumer(cluster.bootstrap, **_QUICK, **{"queued.max.bytes": 100_000}) as consumer:
@@ -60,7 +60,7 @@ def test_requests_to_all_brokers_together_ask_for_no_more_than_there_is_room_for
     assert min(asked) >= 100_000 // 4
 
 
-def test_a_request_asks_for_no_more_than_its_partitions_may_bring(cluster: ScriptedCluster) -> None:
+def test_request_size_is_limited_by_its_partitions(cluster: ScriptedCluster) -> None:
     tps = _spread(cluster)
     with Consumer(cluster.bootstrap, **_QUICK, **{"max.partition.fetch.bytes": 1000}) as consumer:
         consumer.assign(tps)
@@ -87,7 +87,7 @@ def _poisoned(batch: bytes) -> bytes:
 
 @pytest.mark.parametrize("arrow", [False, True])
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_what_can_not_be_decoded_is_not_skipped(cluster: ScriptedCluster, arrow: bool, codec: Codec) -> None:
+def test_undecodable_batch_is_not_skipped(cluster: ScriptedCluster, arrow: bool, codec: Codec) -> None:
     (tp,) = cluster.add_topic("t")
     noise = bytes(range(256)) * 4
     first = _batch(0, noise, codec=codec)
@@ -130,7 +130,7 @@ def _damaged(batch: bytes, at: int) -> bytes:
 
 @pytest.mark.parametrize("arrow", [False, True])
 @pytest.mark.parametrize("at", [_CRC_FROM, 16], ids=["checksum", "magic"])
-def test_what_lies_before_and_behind_a_damaged_batch_is_read(cluster: ScriptedCluster, arrow: bool, at: int) -> None:
+def test_records_before_and_after_a_corrupt_batch_are_read(cluster: ScriptedCluster, arrow: bool, at: int) -> None:
     """In one answer with it, and the answer's other partitions too. It is told by every poll until a seek."""
     bad, good = cluster.add_topic("t", 2)
     cluster.logs[bad].batches = [_batch(offset, b"%d" % offset) for offset in range(6)]
@@ -182,7 +182,7 @@ def _emptied(batch: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("arrow", [False, True])
-def test_batches_without_records_are_no_answer_to_who_waits_for_some(cluster: ScriptedCluster, arrow: bool) -> None:
+def test_empty_batches_do_not_satisfy_a_waiting_poll(cluster: ScriptedCluster, arrow: bool) -> None:
     (tp,) = cluster.add_topic("t")
     batches = [_batch(offset, b"%d" % offset) for offset in range(5)]
     cluster.logs[tp].batches = [batches[0], *map(_emptied, batches[1:3]), *batches[3:]]
@@ -202,7 +202,7 @@ def test_batches_without_records_are_no_answer_to_who_waits_for_some(cluster: Sc
     assert sum(piece.num_rows if arrow else len(piece) for piece in pieces) == 3
 
 
-def test_what_a_broker_refuses_again_and_again_is_told_by_one_poll(cluster: ScriptedCluster) -> None:
+def test_repeated_fetch_error_is_raised_by_one_poll(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     cluster.logs[tp].batches = [_batch(0, b"value")]
 
@@ -233,7 +233,7 @@ def test_what_a_broker_refuses_again_and_again_is_told_by_one_poll(cluster: Scri
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_brokers_that_are_all_away_are_waited_for(cluster: ScriptedCluster, begun: bool) -> None:
+def test_poll_waits_while_all_brokers_are_down(cluster: ScriptedCluster, begun: bool) -> None:
     """Polls give nothing and raise nothing meanwhile; then it goes on where it was."""
     (tp,) = cluster.add_topic("t")
     cluster.logs[tp].batches = [_batch(offset, b"%d" % offset) for offset in range(3)]
@@ -260,7 +260,7 @@ def test_brokers_that_are_all_away_are_waited_for(cluster: ScriptedCluster, begu
         assert consumer.truncations() == []
 
 
-def test_a_large_compressed_batch_is_read_in_parts(cluster: ScriptedCluster) -> None:
+def test_large_compressed_batch_is_read_in_parts(cluster: ScriptedCluster) -> None:
     """Decoded by a thread, handed out a few at a time."""
     (tp,) = cluster.add_topic("t")
     words = b"".join(b"%x" % (number * 2654435761 % 2**32) for number in range(200))
@@ -307,7 +307,7 @@ def _noise(codec: Codec, count: int) -> bytes:
 @pytest.mark.parametrize(
     ("codec", "count", "elsewhere"), [(Codec.ZSTD, 2_000, True), (Codec.ZSTD, 2, False), (Codec.NONE, 2_000, False)]
 )
-def test_what_takes_long_to_decompress_is_no_work_of_the_event_loop(
+def test_slow_decompression_runs_outside_the_event_loop(
     cluster: ScriptedCluster, decoders: list[str], codec: Codec, count: int, elsewhere: bool
 ) -> None:
     """Another thread costs more than what is small, and making objects keeps all threads from running."""
@@ -322,7 +322,7 @@ def test_what_takes_long_to_decompress_is_no_work_of_the_event_loop(
     assert [name != _LOOP for name in decoders] == [elsewhere]
 
 
-def test_tables_are_made_by_who_polls(cluster: ScriptedCluster, decoders: list[str]) -> None:
+def test_tables_are_built_by_the_polling_thread(cluster: ScriptedCluster, decoders: list[str]) -> None:
     (tp,) = cluster.add_topic("t")
     cluster.logs[tp].batches = [_batch(0, bytes(100), codec=Codec.LZ4, count=10)]
     with Consumer(cluster.bootstrap, **_QUICK) as consumer:
@@ -333,7 +333,7 @@ def test_tables_are_made_by_who_polls(cluster: ScriptedCluster, decoders: list[s
 
 
 @pytest.mark.parametrize(("count", "elsewhere"), [(1_000, True), (10, False)])
-def test_long_tables_are_no_work_of_ones_own_loop(
+def test_large_tables_are_built_outside_the_callers_event_loop(
     cluster: ScriptedCluster, decoders: list[str], count: int, elsewhere: bool
 ) -> None:
     (tp,) = cluster.add_topic("t")

@@ -84,7 +84,7 @@ def _balanced(members: list[Member], count: int) -> bool:
 
 
 @pytest.mark.parametrize("strategy", _STRATEGIES)
-def test_members_come_and_go_and_every_record_is_read(
+def test_every_record_is_read_while_members_join_and_leave(
     bootstrap: str, make_topic: MakeTopic, unique: Unique, strategy: str
 ) -> None:
     topic, group = make_topic(6), unique("group")
@@ -115,7 +115,7 @@ def test_members_come_and_go_and_every_record_is_read(
         assert all(len(given_up) <= 3 for given_up in first.revoked[:1]), "only what the other needs is given up"
 
 
-def test_next_to_librdkafkas_members(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
+def test_group_shared_with_librdkafka_members(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
     topic, group = make_topic(4), unique("group")
     for strategy in ("range", "cooperative-sticky"):
         config = {"group.id": f"{group}-{strategy}", "partition.assignment.strategy": strategy}
@@ -134,9 +134,7 @@ def test_next_to_librdkafkas_members(bootstrap: str, make_topic: MakeTopic, uniq
             other.close()
 
 
-def test_classic_members_go_on_in_a_group_that_is_migrated_under_them(
-    bootstrap: str, make_topic: MakeTopic, unique: Unique
-) -> None:
+def test_classic_members_continue_during_group_migration(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
     """KIP-848: a member of the consumer protocol takes the group along; the classic ones fetch and commit in it."""
     topic, group = make_topic(4), unique("group")
     config = {"group.id": group, "partition.assignment.strategy": "range"}
@@ -179,7 +177,7 @@ def test_classic_members_go_on_in_a_group_that_is_migrated_under_them(
     assert not {value for value in [*second.values, *theirs] if value and value.startswith(b"classic-")}
 
 
-def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(
+def test_static_member_rejoins_with_its_partitions_without_a_rebalance(
     bootstrap: str, make_topic: MakeTopic, unique: Unique
 ) -> None:
     topic, group = make_topic(4), unique("group")
@@ -194,7 +192,9 @@ def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(
             assert len(first.assigned) == rounds
 
 
-def test_a_growing_topic_is_dealt_out_anew(bootstrap: str, admin: Admin, make_topic: MakeTopic, unique: Unique) -> None:
+def test_added_partitions_trigger_a_rebalance(
+    bootstrap: str, admin: Admin, make_topic: MakeTopic, unique: Unique
+) -> None:
     topic = make_topic(1)
     with Member(bootstrap, [topic], **{"group.id": unique("group"), "metadata.max.age.ms": 200}) as member:
         _until(lambda: len(member.partitions) == 1, "one partition")
@@ -202,7 +202,7 @@ def test_a_growing_topic_is_dealt_out_anew(bootstrap: str, admin: Admin, make_to
         _until(lambda: len(member.partitions) == 3, "three partitions")
 
 
-def test_a_pattern_follows_topics_as_they_appear(bootstrap: str, admin: Admin, unique: Unique) -> None:
+def test_pattern_subscription_picks_up_new_topics(bootstrap: str, admin: Admin, unique: Unique) -> None:
     stem = unique("pattern")
     admin.create_topics([NewTopic(f"{stem}.a", 1, 1)])
     with Consumer(bootstrap, group_id=unique("group"), metadata_max_age_ms=200) as consumer:
@@ -237,7 +237,7 @@ def test_listeners_may_commit_and_seek(bootstrap: str, make_topic: MakeTopic, un
     assert admin.list_group_offsets(group)[tp].offset == 7
 
 
-def test_who_does_not_poll_loses_its_partitions_and_its_commit_is_refused(
+def test_member_that_stops_polling_is_removed_and_its_commit_rejected(
     bootstrap: str, make_topic: MakeTopic, unique: Unique
 ) -> None:
     topic, group = make_topic(2), unique("group")
@@ -256,7 +256,7 @@ def test_who_does_not_poll_loses_its_partitions_and_its_commit_is_refused(
     slow.close()
 
 
-def test_a_commit_that_meets_a_loading_coordinator_does_not_overwrite_the_new_owners(
+def test_commit_to_a_loading_coordinator_does_not_overwrite_the_new_owners(
     bootstrap: str, make_topic: MakeTopic, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the coordinator's answer to one background commit is played: it loads until the rebalance is over."""

@@ -71,7 +71,7 @@ def run(monkeypatch: pytest.MonkeyPatch, story: Callable[[Brokers, LongPoller], 
     asyncio.run(main())
 
 
-def test_a_broker_that_holds_its_answer_back_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parked_fetch_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(brokers: Brokers, watch: LongPoller) -> None:
         for _ in range(3):
             assert not await watch.wait_for_change({ONE: (5, 2)}, 1)
@@ -88,7 +88,7 @@ def test_a_broker_that_holds_its_answer_back_is_asked_once(monkeypatch: pytest.M
     run(monkeypatch, story)
 
 
-def test_a_divergence_is_a_change_and_so_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divergence_and_errors_count_as_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(brokers: Brokers, watch: LongPoller) -> None:
         brokers.answers[1].put_nowait({"diverging_epoch": (1, 3)})
         assert await watch.wait_for_change({ONE: (5, 2)}, 60_000)

@@ -147,7 +147,7 @@ def read(consumer: Consumer, count: int) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_records_go_both_ways(bootstrap: str, tp: TopicPartition, codec: str) -> None:
+def test_records_are_produced_and_consumed(bootstrap: str, tp: TopicPartition, codec: str) -> None:
     values = fill(bootstrap, tp, 50, **{"compression.type": codec})
     with Consumer(bootstrap, **{"auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([tp])
@@ -158,7 +158,9 @@ def test_records_go_both_ways(bootstrap: str, tp: TopicPartition, codec: str) ->
         assert rows == values[10:]
 
 
-def test_a_group_goes_on_where_it_was(bootstrap: str, tp: TopicPartition, admin: Admin, unique: Unique) -> None:
+def test_group_resumes_from_its_committed_offset(
+    bootstrap: str, tp: TopicPartition, admin: Admin, unique: Unique
+) -> None:
     values, group = fill(bootstrap, tp, 20), unique("older-group")
     config = {"group.id": group, "auto.offset.reset": "earliest", "max.poll.records": 8}
     with Consumer(bootstrap, **config) as consumer:
@@ -176,7 +178,7 @@ def test_a_group_goes_on_where_it_was(bootstrap: str, tp: TopicPartition, admin:
     assert group not in [each.group_id for each in admin.list_groups()]
 
 
-def test_a_range_is_read_and_another_history_is_told(bootstrap: str, tp: TopicPartition) -> None:
+def test_range_is_read_and_a_diverged_log_is_reported(bootstrap: str, tp: TopicPartition) -> None:
     values = fill(bootstrap, tp, 20)
     with RangeReader(bootstrap) as reader:
         found = [record.value for batch in reader.read({tp: OffsetRange(5, 15, 0)}, arrow=False) for record in batch]
@@ -207,7 +209,9 @@ def test_offsets_and_topics(bootstrap: str, tp: TopicPartition, admin: Admin, re
     eventually(lambda: admin.describe_configs([resource])[resource]["retention.ms"].value == "-1", "it is told")
 
 
-def test_groups_are_shown_reset_and_deleted(bootstrap: str, tp: TopicPartition, admin: Admin, unique: Unique) -> None:
+def test_groups_are_described_reset_and_deleted(
+    bootstrap: str, tp: TopicPartition, admin: Admin, unique: Unique
+) -> None:
     fill(bootstrap, tp, 20)
     group = unique("older-group")
     admin.alter_group_offsets(group, {tp: CommittedOffset(15, 0)})
@@ -305,7 +309,7 @@ def questions(cluster: ScriptedCluster) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("leader", [1, 2], ids=["the same leader", "another leader"])
-def test_a_cut_is_told_with_the_offset_where_the_logs_part(
+def test_truncation_is_reported_with_the_divergence_offset(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer, leader: int
 ) -> None:
     scripted_consumer.seek(T, 0)
@@ -321,7 +325,7 @@ def test_a_cut_is_told_with_the_offset_where_the_logs_part(
     assert read(scripted_consumer, 20) == [b"of epoch 1"] * 20
 
 
-def test_a_position_is_validated_before_the_first_fetch(
+def test_position_is_validated_before_the_first_fetch(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer
 ) -> None:
     """As from a committed offset: while nobody read, the log was cut and grew longer than it was."""
@@ -332,7 +336,7 @@ def test_a_position_is_validated_before_the_first_fetch(
     assert scripted.fetches == []
 
 
-def test_what_a_leader_can_not_know_is_no_truncation(
+def test_unknown_epoch_on_a_stale_leader_is_no_truncation(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer
 ) -> None:
     """`gaps.md G7`: it was deposed and has not heard of it, so it knows nothing of the epoch that was read."""
@@ -349,7 +353,7 @@ def test_what_a_leader_can_not_know_is_no_truncation(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_elections_that_cut_nothing_tell_nothing(
+def test_elections_without_truncation_report_nothing(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer, seed: int
 ) -> None:
     """Whoever leads, whatever is refused on the way, and however far metadata is behind."""
@@ -370,7 +374,7 @@ def test_elections_that_cut_nothing_tell_nothing(
 
 
 @pytest.mark.parametrize("behind", [1, 3, 3 * GUESSES])
-def test_an_old_epoch_in_metadata_hides_no_cut(
+def test_stale_metadata_epoch_does_not_hide_a_truncation(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer, release: str, behind: int
 ) -> None:
     """E57: as long as replicas are moved, metadata before 2.4 stay as they were."""
@@ -394,7 +398,7 @@ def log_behind_metadata(log: Log) -> Log:
 
 
 @pytest.mark.parametrize("release", ["2.1"], indirect=True)
-def test_a_leader_that_has_not_heard_of_its_epoch_is_not_believed(
+def test_leader_unaware_of_its_epoch_is_not_trusted(
     scripted: ScriptedCluster, log_behind_metadata: Log, scripted_consumer: Consumer
 ) -> None:
     """Nothing is read in the epoch before, and nothing told, until it has heard."""
@@ -409,7 +413,7 @@ def test_a_leader_that_has_not_heard_of_its_epoch_is_not_believed(
     assert set(questions(scripted)) == {(0, 1)}
 
 
-def test_an_end_comes_with_its_epoch(scripted: ScriptedCluster, log: Log) -> None:
+def test_end_offset_includes_its_epoch(scripted: ScriptedCluster, log: Log) -> None:
     """What Spark's source plans by; once it is known how, in one question."""
     with Admin(scripted.bootstrap, **QUICK) as admin:
         for leader in (1, 2, 2):
@@ -421,7 +425,7 @@ def test_an_end_comes_with_its_epoch(scripted: ScriptedCluster, log: Log) -> Non
         assert scripted.seen[ApiKey.LIST_OFFSETS] == before + 1
 
 
-def test_reading_on_asks_for_no_metadata(scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer) -> None:
+def test_steady_reading_requests_no_metadata(scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer) -> None:
     scripted_consumer.seek(T, 0)
     first = read(scripted_consumer, 1)
     before = scripted.seen[ApiKey.METADATA]
@@ -433,7 +437,7 @@ def test_reading_on_asks_for_no_metadata(scripted: ScriptedCluster, log: Log, sc
 
 
 @pytest.mark.parametrize("code", [ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
-def test_who_may_not_ask_is_warned_and_goes_on(
+def test_unauthorized_client_logs_a_warning_and_continues(
     scripted: ScriptedCluster,
     log: Log,
     scripted_consumer: Consumer,

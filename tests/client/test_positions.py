@@ -50,20 +50,20 @@ def test_keeping_an_assignment_keeps_the_position() -> None:
     assert positions.of(_TP) is state
 
 
-def test_another_leader_means_validation_when_both_epochs_are_known() -> None:
+def test_leader_change_requires_validation_when_both_epochs_are_known() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
     assert state.phase is Phase.AWAIT_VALIDATION
 
 
 @pytest.mark.parametrize(("epoch", "leader"), [(-1, _L6), (5, LeaderAndEpoch(2, -1))])
-def test_without_an_epoch_there_is_nothing_to_validate(epoch: int, leader: LeaderAndEpoch) -> None:
+def test_position_without_an_epoch_is_not_validated(epoch: int, leader: LeaderAndEpoch) -> None:
     positions, state = _at(10, epoch)
     positions.check_leader(_TP, leader)
     assert state.phase is Phase.FETCHING
 
 
-def test_the_same_leader_and_an_unknown_one_change_nothing() -> None:
+def test_same_or_unknown_leader_changes_nothing() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L5)
     positions.check_leader(_TP, LeaderAndEpoch(-1, 9))
@@ -80,7 +80,7 @@ def test_seek_with_an_epoch_is_validated_before_the_next_fetch() -> None:
     assert state.phase is Phase.FETCHING
 
 
-def test_an_answer_at_or_behind_the_position_validates_it() -> None:
+def test_epoch_end_at_or_after_the_position_validates_it() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
     assert _answer(positions, EpochEnd(5, 10)) is Verdict.VALID
@@ -98,7 +98,7 @@ def test_an_answer_at_or_behind_the_position_validates_it() -> None:
         pytest.param(EpochEnd(5, -1), (-1, -1), id="E48: nor so"),
     ],
 )
-def test_a_divergence_below_what_was_handed_out_is_kept_until_a_seek(end: EpochEnd, divergent: tuple[int, int]) -> None:
+def test_divergence_below_returned_records_is_kept_until_a_seek(end: EpochEnd, divergent: tuple[int, int]) -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
     assert _answer(positions, end) is Verdict.DIVERGED
@@ -134,7 +134,7 @@ def test_a_divergence_below_what_was_handed_out_is_kept_until_a_seek(end: EpochE
         pytest.param([EpochEnd(-1, -1), EpochEnd(3, 9)], (9, 3), (3, 5), id="but of the epoch below it can"),
     ],
 )
-def test_the_logs_part_no_later_than_what_was_read_of_later_epochs(
+def test_divergence_is_bounded_by_records_read_from_later_epochs(
     answers: list[EpochEnd], parting: tuple[int, int], epochs: tuple[int, ...]
 ) -> None:
     """E25, G6. Read from 8 on, where 3 was the epoch: up to 9 in epoch 3, from 10 to 19 in epoch 5."""
@@ -159,7 +159,7 @@ def test_the_logs_part_no_later_than_what_was_read_of_later_epochs(
     assert state.truncation.divergent_offset == 12, "what was read before a seek says nothing"
 
 
-def test_a_search_begins_anew_with_another_leader() -> None:
+def test_search_restarts_with_a_new_leader() -> None:
     """E64: its look-ups are fenced by one epoch."""
     positions, state = _at(8, 3, _L6)
     positions.consumed(_TP, 20, 5, [EpochStart(5, 10)])
@@ -172,7 +172,7 @@ def test_a_search_begins_anew_with_another_leader() -> None:
     assert _answer(positions, EpochEnd(5, 20)) is Verdict.VALID
 
 
-def test_answers_to_a_question_that_is_not_asked_any_more_are_ignored() -> None:
+def test_responses_to_obsolete_requests_are_ignored() -> None:
     """E47."""
     positions, state = _at(8, 3, _L6)
     positions.consumed(_TP, 20, 5, [EpochStart(5, 10)])
@@ -184,7 +184,7 @@ def test_answers_to_a_question_that_is_not_asked_any_more_are_ignored() -> None:
     assert positions.validation_query(_TP) == EpochQuery(3, 10)
 
 
-def test_a_leader_of_an_older_epoch_than_the_positions_is_not_asked() -> None:
+def test_leader_older_than_the_position_epoch_is_not_asked() -> None:
     """E54, G7: it would not know the epoch, which proves nothing; metadata has to catch up."""
     positions, state = _at(8, 3)
     positions.seek(_TP, 10, 6)
@@ -196,7 +196,7 @@ def test_a_leader_of_an_older_epoch_than_the_positions_is_not_asked() -> None:
     assert positions.validation_query(_TP) == EpochQuery(6, 10)
 
 
-def test_a_seek_with_an_epoch_is_not_read_from_before_a_leader_is_known() -> None:
+def test_seek_with_an_epoch_is_not_fetched_before_a_leader_is_known() -> None:
     """E53, G8: an epoch that comes before the first metadata is remembered."""
     positions = Positions()
     positions.assign([_TP])
@@ -228,7 +228,7 @@ _BOUND = OffsetAndEpoch(10, 5)
         pytest.param(EpochEnd(4, 7), 7, 4, id="it was cut off before anything was read: begin where the log ended"),
     ],
 )
-def test_a_position_of_a_reset_has_an_epoch_at_most(end: EpochEnd, offset: int, epoch: int) -> None:
+def test_reset_position_has_at_most_an_epoch(end: EpochEnd, offset: int, epoch: int) -> None:
     """E55, G9: what is cut off before the first record was given concerns nobody, but new records lie there."""
     positions, state = _at(3, 4)
     positions.await_reset(_TP, "latest")
@@ -242,7 +242,7 @@ def test_a_position_of_a_reset_has_an_epoch_at_most(end: EpochEnd, offset: int, 
     assert (state.position.offset, state.position.epoch) == (offset, epoch)
 
 
-def test_a_divergence_under_what_was_only_fetched_ahead_is_fetched_again() -> None:
+def test_divergence_in_prefetched_records_only_is_refetched() -> None:
     positions, state = _at(10, 5)
     positions.consumed(_TP, 10, 5)
     state.fetch_position = Position(50, 5, _L5)
@@ -254,7 +254,7 @@ def test_a_divergence_under_what_was_only_fetched_ahead_is_fetched_again() -> No
     assert state.serial > serial, "what was fetched ahead must not be handed out"
 
 
-def test_what_was_fetched_for_a_former_assignment_is_of_no_use() -> None:
+def test_records_fetched_for_a_former_assignment_are_discarded() -> None:
     """A rebalance takes a partition away and gives it back: it is read from what is committed, once."""
     positions, state = _at(10, 5)
     serials = {state.serial}
@@ -266,7 +266,7 @@ def test_what_was_fetched_for_a_former_assignment_is_of_no_use() -> None:
     assert len(serials) == 4
 
 
-def test_answers_for_a_position_that_moved_on_are_ignored() -> None:
+def test_responses_for_an_outdated_position_are_ignored() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
     old = state.fetch_position
@@ -282,7 +282,7 @@ def test_answers_for_a_position_that_moved_on_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, 5])
-def test_a_reset_has_no_position_until_its_answer_and_then_commits_no_epoch(epoch: int) -> None:
+def test_reset_has_no_position_until_answered_and_commits_no_epoch(epoch: int) -> None:
     positions, state = _at(10, 5)
     positions.await_reset(_TP, "earliest")
     assert (state.position, state.phase) == (None, Phase.AWAIT_RESET)
@@ -294,7 +294,7 @@ def test_a_reset_has_no_position_until_its_answer_and_then_commits_no_epoch(epoc
     assert state.phase is Phase.FETCHING
 
 
-def test_a_pause_goes_back_to_what_was_handed_out() -> None:
+def test_pause_rewinds_to_the_end_of_returned_records() -> None:
     positions, state = _at(10, 5)
     positions.consumed(_TP, 12, 5)
     state.fetch_position = Position(50, 5, _L5)
@@ -304,7 +304,7 @@ def test_a_pause_goes_back_to_what_was_handed_out() -> None:
     assert not positions.of(_TP).is_readable
 
 
-def test_a_pause_while_only_what_came_ahead_can_be_asked_about_leaves_nothing_to_ask() -> None:
+def test_pause_cancels_validation_of_prefetched_records() -> None:
     positions, state = _at(10, -1)
     state.fetch_position = Position(50, 5, _L5)
     positions.check_leader(_TP, _L6)
@@ -314,14 +314,14 @@ def test_a_pause_while_only_what_came_ahead_can_be_asked_about_leaves_nothing_to
     assert (state.phase, state.fetch_position) == (Phase.FETCHING, Position(10, -1, _L6))
 
 
-def test_a_pause_does_not_spare_a_position_its_validation() -> None:
+def test_paused_position_is_still_validated() -> None:
     positions, state = _at(10, 5)
     positions.seek(_TP, 7, 4)
     positions.rewind(_TP)
     assert state.phase is Phase.AWAIT_VALIDATION
 
 
-def test_negative_offsets_and_foreign_partitions_are_refused() -> None:
+def test_negative_offsets_and_unassigned_partitions_are_rejected() -> None:
     positions, _ = _at(10, 5)
     with pytest.raises(OperatorError):
         positions.seek(_TP, -1)
@@ -329,7 +329,7 @@ def test_negative_offsets_and_foreign_partitions_are_refused() -> None:
         positions.seek(TopicPartition("u", 0), 1)
 
 
-def test_a_position_is_of_no_use_in_another_topic_of_that_name() -> None:
+def test_position_is_invalid_for_a_recreated_topic() -> None:
     positions, state = _at(10, 5)
     first, second = UUID(int=7), UUID(int=8)
     positions.check_topic(_TP, first)

@@ -62,7 +62,7 @@ def test_records_arrive_with_every_codec_and_acks(
         assert [v for _, v in _read(bootstrap, topic)[0]] == values
 
 
-def test_what_a_promise_tells(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_delivery_future_reports_the_result(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic(2)
     told: list[tuple[RecordMetadata | None, Exception | None]] = []
     with Producer(bootstrap) as producer:
@@ -82,7 +82,7 @@ def test_log_append_time_is_the_brokers(bootstrap: str, make_topic: MakeTopic) -
         assert producer.send(topic, b"v", timestamp_ms=77).result(60).timestamp > 1_000_000
 
 
-def test_keys_go_where_librdkafkas_murmur2_sends_them(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_keys_are_partitioned_like_librdkafkas_murmur2(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic(7)
     keys = [os.urandom(n % 23 + 1) for n in range(300)] + [b""]
     theirs: dict[bytes, int] = {}
@@ -112,7 +112,7 @@ def test_records_without_keys_share_batches_and_reach_every_partition(bootstrap:
     assert sum(a != b for a, b in itertools.pairwise(partitions)) < 150
 
 
-def test_a_table_arrives_row_by_row_in_order(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_table_rows_arrive_in_order(bootstrap: str, make_topic: MakeTopic) -> None:
     topic, rows = make_topic(3), 5_000
     table = pa.table(
         {
@@ -183,7 +183,7 @@ def test_many_threads_send_at_once(bootstrap: str, make_topic: MakeTopic) -> Non
         assert mine == [b"%d:%d" % (number, i) for i in range(300)]
 
 
-def test_refusals_are_told_in_words(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_rejections_have_clear_messages(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic(max_message_bytes="1000")
     with Producer(bootstrap) as producer:
         with pytest.raises(PeerError, match=r"max\.message\.bytes") as large:

@@ -41,7 +41,7 @@ def _foreign(cluster: ScriptedCluster) -> TopicPartition:
 
 
 @pytest.mark.parametrize("versions", [{}, {ApiKey.FETCH: (4, 11)}])
-def test_a_log_of_an_older_epoch_that_is_long_enough_is_another_log(versions: dict[ApiKey, tuple[int, int]]) -> None:
+def test_long_enough_log_of_an_older_epoch_is_a_divergence(versions: dict[ApiKey, tuple[int, int]]) -> None:
     with ScriptedCluster(versions=versions) as cluster:
         tp = _foreign(cluster)
         with RangeReader(cluster.bootstrap, **_QUICK) as reader:
@@ -55,7 +55,7 @@ def test_a_log_of_an_older_epoch_that_is_long_enough_is_another_log(versions: di
             assert error.value.divergent_offset == -1
 
 
-def test_records_of_another_epoch_than_planned_are_refused_and_those_before_are_given() -> None:
+def test_records_before_an_unexpected_epoch_are_returned_and_the_rest_rejected() -> None:
     with ScriptedCluster() as cluster:
         tp = _foreign(cluster)
         with RangeReader(cluster.bootstrap, **_QUICK) as reader:
@@ -78,7 +78,7 @@ def test_records_of_another_epoch_than_planned_are_refused_and_those_before_are_
             assert sum(b.num_rows for b in reader.read({tp: OffsetRange(2, 12, 0, 1, epochs=exact[1:])})) == 10
 
 
-def test_a_reader_waits_at_the_broker_for_news() -> None:
+def test_reader_long_polls_the_broker() -> None:
     with ScriptedCluster() as cluster:
         (tp,) = cluster.add_topic("t")
         _write(cluster, tp, "a", 4)
@@ -92,7 +92,7 @@ def test_a_reader_waits_at_the_broker_for_news() -> None:
 
 
 @pytest.mark.parametrize("versions", [{}, {ApiKey.FETCH: (4, 11)}])
-def test_what_is_asked_about_one_loss_has_one_time(
+def test_all_lookups_for_one_loss_share_one_timeout(
     monkeypatch: pytest.MonkeyPatch, versions: dict[ApiKey, tuple[int, int]]
 ) -> None:
     """The end of the log, and every epoch that the search asks about: `default.api.timeout.ms` is for all together."""

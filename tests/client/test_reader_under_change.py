@@ -68,7 +68,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> list[Clock]:
     return made
 
 
-def test_a_read_may_take_longer_than_a_leader_may_be_looked_for(
+def test_read_may_outlast_the_leader_lookup_timeout(
     cluster: ScriptedCluster, tp: TopicPartition, clocks: list[Clock]
 ) -> None:
     with RangeReader(cluster.bootstrap, **QUICK, **A_BATCH_AT_A_TIME) as reader:
@@ -84,7 +84,7 @@ def test_a_read_may_take_longer_than_a_leader_may_be_looked_for(
         assert found + offsets(read) == list(range(COUNT))
 
 
-def test_what_is_turned_away_while_another_partition_is_read_still_has_all_its_time(
+def test_partition_rejected_while_another_is_read_keeps_its_full_timeout(
     cluster: ScriptedCluster, clocks: list[Clock]
 ) -> None:
     first, second = cluster.add_topic("t", 2)
@@ -106,9 +106,7 @@ def test_what_is_turned_away_while_another_partition_is_read_still_has_all_its_t
         assert batch.num_rows + len(offsets(read)) == 2 * COUNT
 
 
-def test_a_leader_that_is_not_found_in_time_is_said_with_the_last_trouble(
-    cluster: ScriptedCluster, tp: TopicPartition
-) -> None:
+def test_leader_lookup_timeout_reports_the_last_error(cluster: ScriptedCluster, tp: TopicPartition) -> None:
     cluster.fault_rule = lambda key: ErrorCode.NOT_LEADER_OR_FOLLOWER if key is ApiKey.FETCH else None
     with (
         RangeReader(cluster.bootstrap, **QUICK, **{"default.api.timeout.ms": 200}) as reader,
@@ -117,7 +115,7 @@ def test_a_leader_that_is_not_found_in_time_is_said_with_the_last_trouble(
         offsets(reader.read({tp: (3, COUNT)}))
 
 
-def test_damage_that_a_broker_tells_of_ends_the_read(cluster: ScriptedCluster, tp: TopicPartition) -> None:
+def test_corruption_reported_by_a_broker_fails_the_read(cluster: ScriptedCluster, tp: TopicPartition) -> None:
     cluster.fault_rule = lambda key: ErrorCode.CORRUPT_MESSAGE if key is ApiKey.FETCH else None
     with RangeReader(cluster.bootstrap, **QUICK) as reader, pytest.raises(ClientError) as caught:
         offsets(reader.read({tp: (3, COUNT)}))
@@ -127,7 +125,7 @@ def test_damage_that_a_broker_tells_of_ends_the_read(cluster: ScriptedCluster, t
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_topic_that_is_created_anew_while_it_is_read_is_another_one(
+def test_topic_recreated_during_a_read_is_detected(
     cluster: ScriptedCluster, tp: TopicPartition, is_known: bool
 ) -> None:
     """Its records have the same offsets and epochs, so only its id tells."""

@@ -336,18 +336,20 @@ _G6 = [
 @given(st.lists(_STEPS, max_size=60), st.booleans())
 @example(_G6, False)
 @example(_G6, True)
-def test_a_consumer_is_told_exactly_what_it_was_given_and_lost(steps: list[tuple[str, int, int]], tells: bool) -> None:
+def test_consumer_reports_exactly_the_lost_records(steps: list[tuple[str, int, int]], tells: bool) -> None:
     _play(steps, tells)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_STEPS_WITH_RETENTION, max_size=60), st.booleans())
-def test_so_it_is_where_retention_deletes_the_beginning(steps: list[tuple[str, int, int]], tells: bool) -> None:
+def test_consumer_reports_exactly_the_lost_records_under_retention(
+    steps: list[tuple[str, int, int]], tells: bool
+) -> None:
     _play(steps, tells)
 
 
 @pytest.mark.parametrize("tells", [False, True])
-def test_the_model_can_lose_something(tells: bool) -> None:
+def test_model_detects_an_unreported_loss(tells: bool) -> None:
     """G6: the leader's epoch 0 ends at 8, behind the position 7; what was read of epoch 1 began at 3."""
     told: list[Any] = []
     story = Story(fetch_tells=tells)

@@ -78,7 +78,7 @@ def _told(consumer: Consumer) -> LogTruncationError:
 
 
 @pytest.mark.parametrize("leader", [1, 2], ids=["the same leader", "another leader"])
-def test_one_question_to_the_new_leader(
+def test_truncation_takes_one_request_to_the_new_leader(
     cluster: ScriptedCluster, tp: TopicPartition, consumer: Consumer, leader: int
 ) -> None:
     watched = WatchedConsumer(consumer, tp)
@@ -94,7 +94,7 @@ def test_one_question_to_the_new_leader(
     assert [each for each in asked[1:] if each.key is not ApiKey.LIST_OFFSETS] == []
 
 
-def test_the_question_does_not_wait_for_a_fetch_that_is_under_way(
+def test_validation_does_not_wait_for_a_fetch_in_flight(
     cluster: ScriptedCluster, tp: TopicPartition, consumer: Consumer
 ) -> None:
     """It is parked at the old leader, for as long as that one is gone."""
@@ -115,9 +115,7 @@ def test_the_question_does_not_wait_for_a_fetch_that_is_under_way(
     assert [each for each in asked if each.key is not ApiKey.LIST_OFFSETS] == [Asked(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2)]
 
 
-def test_the_question_does_not_wait_for_another_try_at_a_leader_that_is_gone(
-    cluster: ScriptedCluster, tp: TopicPartition
-) -> None:
+def test_validation_does_not_wait_for_a_retry_to_the_old_leader(cluster: ScriptedCluster, tp: TopicPartition) -> None:
     """A pause that would be noticed, were it made."""
     with Consumer(
         cluster.bootstrap, **{**_QUICK, "retry.backoff.ms": 600_000, "retry.backoff.max.ms": 600_000}
@@ -138,7 +136,7 @@ def test_the_question_does_not_wait_for_another_try_at_a_leader_that_is_gone(
         assert _told(made).divergent_offset == CUT_TO
 
 
-def test_the_question_is_asked_again_soon_however_long_the_old_leader_was_gone(
+def test_validation_is_retried_soon_after_a_long_outage_of_the_old_leader(
     cluster: ScriptedCluster, tp: TopicPartition
 ) -> None:
     """Pauses grow with requests that one leader leaves unanswered; the first one to the next leader is lost here."""
@@ -162,7 +160,7 @@ def test_the_question_is_asked_again_soon_however_long_the_old_leader_was_gone(
         assert not cluster.faults[ApiKey.OFFSET_FOR_LEADER_EPOCH]
 
 
-def test_the_question_does_not_wait_for_another_try_at_a_broker_that_was_away(
+def test_validation_does_not_wait_for_the_reconnect_backoff_of_a_broker(
     cluster: ScriptedCluster, tp: TopicPartition
 ) -> None:
     """It was elected, so it is back. One that waits for it already does not wait on either."""
@@ -186,7 +184,7 @@ def test_the_question_does_not_wait_for_another_try_at_a_broker_that_was_away(
         assert waiting.result(60).is_open
 
 
-def test_an_older_history_behind_which_others_went_on_takes_no_more(
+def test_truncation_to_an_older_history_takes_no_more_requests(
     cluster: ScriptedCluster, tp: TopicPartition, consumer: Consumer
 ) -> None:
     """The leader that comes back had taken more of its epoch than anybody had replicated (`gaps.md G6`)."""
@@ -218,7 +216,9 @@ def test_an_older_history_behind_which_others_went_on_takes_no_more(
     [(18, []), (11, [Asked(ApiKey.OFFSET_FOR_LEADER_EPOCH, 1)])],
     ids=["told by the fetch", "out of range"],
 )
-def test_a_cut_without_a_new_epoch_is_told_by_the_next_fetch(version: int, questions: list[Asked], reset: str) -> None:
+def test_truncation_without_a_new_epoch_is_reported_by_the_next_fetch(
+    version: int, questions: list[Asked], reset: str
+) -> None:
     """As when metadata missed two quick elections (`gaps.md G5`). Brokers before version 12 only say that the offset is
     out of range: one question tells that from retention, before any policy for that counts."""
     with ScriptedCluster(versions={ApiKey.FETCH: (4, version)}) as cluster:

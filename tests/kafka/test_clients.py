@@ -208,7 +208,7 @@ def _settled(members: list[Member], *sizes: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
-def test_members_come_and_go(bootstrap: str, topic: str, strategy: str) -> None:
+def test_members_join_and_leave(bootstrap: str, topic: str, strategy: str) -> None:
     group = f"rebalance-{topic}"
     members = [Member(bootstrap, topic, group, **{"partition.assignment.strategy": strategy}) for _ in range(2)]
     until(_settled(members, 2, 2))
@@ -225,7 +225,7 @@ def test_members_come_and_go(bootstrap: str, topic: str, strategy: str) -> None:
     members.pop().consumer.close()
 
 
-def test_a_static_member_comes_back_to_its_partitions(bootstrap: str, topic: str) -> None:
+def test_static_member_rejoins_with_its_partitions(bootstrap: str, topic: str) -> None:
     group = f"static-{topic}"
     names = ("one", "two")
     members = [Member(bootstrap, topic, group, **{"group.instance.id": name}) for name in names]

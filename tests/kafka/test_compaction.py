@@ -237,7 +237,9 @@ def by_fenceline(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_the_same_batches_are_left(topic: str, by_kafka: tuple[Path, Any], by_fenceline: Path, written: Path) -> None:
+def test_same_batches_remain_as_in_kafka(
+    topic: str, by_kafka: tuple[Path, Any], by_fenceline: Path, written: Path
+) -> None:
     theirs, ours = _batches(by_kafka[0], topic), _batches(by_fenceline, topic)
     assert ours == theirs
     assert len(ours) < len(_batches(written, topic))
@@ -247,7 +249,7 @@ def test_the_same_batches_are_left(topic: str, by_kafka: tuple[Path, Any], by_fe
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_the_tool_of_kafka_finds_nothing_wrong(topic: str, by_fenceline: Path) -> None:
+def test_kafkas_tool_finds_no_errors(topic: str, by_fenceline: Path) -> None:
     for path in sorted((by_fenceline / "data" / f"{topic}-0").glob("*.log")):
         printed = run_tool("org.apache.kafka.tools.DumpLogSegments", "--deep-iteration", "--files", str(path))
         assert "isvalid: false" not in printed
@@ -257,7 +259,7 @@ def test_the_tool_of_kafka_finds_nothing_wrong(topic: str, by_fenceline: Path) -
             assert "passed sanity check" in found or f"{index} is empty." in found
 
 
-def test_kafka_serves_what_was_compacted_and_cleans_it_further(
+def test_kafka_serves_and_cleans_a_compacted_directory(
     by_kafka: tuple[Path, dict[str, Any]], by_fenceline: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
@@ -276,7 +278,7 @@ def test_kafka_serves_what_was_compacted_and_cleans_it_further(
         kafka.stop()
 
 
-def test_a_directory_in_which_kafka_was_killed_between_two_renames_is_finished(written: Path, tmp_path: Path) -> None:
+def test_cleaning_interrupted_between_renames_is_completed(written: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(written, root)
     before = _open(root, "plain")
@@ -325,7 +327,7 @@ def send(bootstrap: str, topic: str, keys: Iterable[int], rng: Random) -> dict[b
     return newest
 
 
-def test_kafka_follows_a_leader_that_has_compacted(tmp_path: Path) -> None:
+def test_kafka_replicates_from_a_compacted_leader(tmp_path: Path) -> None:
     need_apache_kafka()
     kinds = ["broker,controller", "kafka:broker"]
     topic, rng = "followed", Random(3)
@@ -356,7 +358,7 @@ def test_kafka_follows_a_leader_that_has_compacted(tmp_path: Path) -> None:
         assert _state(ours.bootstrap, topic) == (newest, 3_000)
 
 
-def test_a_follower_of_kafkas_compacted_log_knows_where_each_epoch_began(tmp_path: Path) -> None:
+def test_follower_of_a_compacted_kafka_log_knows_all_epoch_starts(tmp_path: Path) -> None:
     """Also of epochs whose first batches are gone, which batches do not tell (`epochs.md E13`)."""
     need_apache_kafka()
     topic, rng = "followed", Random(3)

@@ -110,7 +110,7 @@ def described(node: EmbeddedNode, group: str) -> Any:
     return admin.describe_consumer_groups([group])[group].result(60)
 
 
-def test_two_members_share_and_nothing_is_read_twice(
+def test_two_members_share_partitions_without_duplicates(
     fenceline_node: EmbeddedNode, topic: str, members: ExitStack
 ) -> None:
     one = Member(members, fenceline_node, f"g-{topic}", topic)
@@ -130,7 +130,7 @@ def test_two_members_share_and_nothing_is_read_twice(
     assert [len(member.assignment.topic_partitions) for member in group.members] == [PARTITIONS]
 
 
-def test_a_member_goes_on_where_the_group_was(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
+def test_member_resumes_from_the_committed_offset(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
     first = Member(members, fenceline_node, f"g-{topic}", topic)
     poll_until([first], lambda: len(first.read) >= RECORDS)
     first.close()
@@ -140,7 +140,7 @@ def test_a_member_goes_on_where_the_group_was(fenceline_node: EmbeddedNode, topi
     assert not set(first.read) & set(second.read)
 
 
-def test_a_static_member_has_its_share_again(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
+def test_static_member_regains_its_assignment(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
     other = Member(members, fenceline_node, f"g-{topic}", topic)
     settings = {"group.instance.id": "instance-1"}
     static = Member(members, fenceline_node, f"g-{topic}", topic, **settings)
@@ -173,7 +173,7 @@ def test_a_group_is_migrated_while_it_reads(fenceline_node: EmbeddedNode, topic:
     assert len(set(read)) == 2 * RECORDS
 
 
-def test_topics_are_found_by_expression(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
+def test_topics_are_matched_by_regex(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
     reader = Member(members, fenceline_node, f"g-{topic}", f"^{topic}(-more)?$")
     poll_until([reader], lambda: len(reader.read) >= RECORDS)
     admin = AdminClient({"bootstrap.servers": fenceline_node.bootstrap})

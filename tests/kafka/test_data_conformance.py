@@ -41,7 +41,7 @@ def test_same_answers(
     assert not found, "\n".join(found[:20])
 
 
-def test_api_versions_within_kafkas(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
+def test_api_versions_are_within_kafkas(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
     """What we speak, Kafka speaks; and the features are told alike."""
     for version in range(5):
         with RawConnection(apache_kafka.port) as kafka, RawConnection(fenceline_node.port) as node:
@@ -74,7 +74,7 @@ def test_api_versions_of_unnamed_software(apache_kafka: ApacheKafka, fenceline_n
             assert bool(ours.api_keys) == bool(theirs.api_keys), (each, version)
 
 
-def test_api_versions_of_the_future(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
+def test_api_versions_request_of_an_unknown_version(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
     """Any version that a server does not know is answered in version 0: error 35 and what it would take."""
     for version in (5, 99):
         answers = []

@@ -261,7 +261,9 @@ def both(tmp_path: Path) -> Iterator[tuple[ApacheKafka, EmbeddedNode]]:
         node.close()
 
 
-def test_a_directory_goes_from_hand_to_hand(both: tuple[ApacheKafka, EmbeddedNode], tmp_path: Path) -> None:
+def test_directory_alternates_between_kafka_and_fenceline(
+    both: tuple[ApacheKafka, EmbeddedNode], tmp_path: Path
+) -> None:
     """Kafka, stopped -> Fenceline, stopped -> Kafka, killed -> Fenceline, killed -> Kafka."""
     kafka, node = both
     life = Life()
@@ -287,7 +289,7 @@ def test_a_directory_goes_from_hand_to_hand(both: tuple[ApacheKafka, EmbeddedNod
     assert life.epoch >= 4
 
 
-def test_a_directory_born_here_goes_on_in_kafka(both: tuple[ApacheKafka, EmbeddedNode]) -> None:
+def test_kafka_continues_a_directory_created_by_fenceline(both: tuple[ApacheKafka, EmbeddedNode]) -> None:
     kafka, node = both
     life = Life()
     node.start()

@@ -133,7 +133,7 @@ def test_groups_are_reset(both: Both) -> None:
     told(both, *reset, "--topic", "no-such-topic", "--to-latest", "--execute")
 
 
-def test_groups_are_reset_to_what_a_file_says(both: Both, tmp_path: Path) -> None:
+def test_groups_are_reset_from_a_file(both: Both, tmp_path: Path) -> None:
     commit(both, "planned", {0: (10, 0), 1: (10, 0)})
     commit(both, "planned-2", {0: (11, 0)})
     one, two, wrong = (tmp_path / name for name in ("one.csv", "two.csv", "wrong.csv"))
@@ -255,7 +255,7 @@ def same_on_both(both: Both, *words: str, of: Callable[[Any], Any] = lambda foun
     return ours
 
 
-def test_our_own_tool_says_the_same_of_kafkas_cluster(both: Both) -> None:
+def test_fenceline_tool_prints_the_same_for_kafkas_cluster(both: Both) -> None:
     """Marks, too: they are found by what any cluster tells."""
     commit(both, "marked", {0: (15, 0), 1: (12, 0)})
     commit(both, "marked", {0: (10, 1), 1: (11, 0)})

@@ -85,7 +85,7 @@ def read(consumer: Consumer, count: int) -> list[ConsumerRecord]:
     return found
 
 
-def test_all_codecs_come_back(kafka: OldKafka) -> None:
+def test_all_codecs_round_trip(kafka: OldKafka) -> None:
     tp = create(kafka, "codecs")
     for codec in CODECS:
         with Producer(kafka.bootstrap, **{"compression.type": codec}) as producer:
@@ -99,7 +99,7 @@ def test_all_codecs_come_back(kafka: OldKafka) -> None:
     assert {tuple(record.headers) for record in records} == {(("a", b"b"),)}
 
 
-def test_groups_positions_and_ranges_keep_epochs_over_a_new_leader(kafka: OldKafka) -> None:
+def test_groups_positions_and_ranges_keep_epochs_across_a_leader_change(kafka: OldKafka) -> None:
     tp = create(kafka, "epochs")
     before = write(kafka, tp, BEFORE, "before")
     group = {"group.id": "old", "auto.offset.reset": "earliest", "enable.auto.commit": False}
@@ -143,7 +143,7 @@ def queries(kafka: OldKafka) -> Iterator[Callable[[str], Driver]]:
         yield lambda topic: stack.enter_context(Driver(kafka.bootstrap, subscribe=topic))
 
 
-def test_an_unclean_election_is_told_to_all_who_read_what_it_cut_off(
+def test_unclean_election_is_reported_to_all_affected_readers(
     kafka: OldKafka, queries: Callable[[str], Driver], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Broker 1 has 50 records more than broker 2, which leads without them and goes on."""
@@ -209,7 +209,7 @@ def assert_cut(error: LogTruncationError) -> None:
     assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (BEFORE + LOST, BEFORE, 0)
 
 
-def test_the_command_line_sees_its_groups(kafka: OldKafka) -> None:
+def test_cli_supports_its_groups(kafka: OldKafka) -> None:
     tp = create(kafka, "listed")
     write(kafka, tp, 3, "value")
     with Admin(kafka.bootstrap) as admin:
@@ -227,7 +227,7 @@ def test_the_command_line_sees_its_groups(kafka: OldKafka) -> None:
     assert "listed" not in run("list")
 
 
-def test_what_it_does_not_know_is_refused(kafka: OldKafka) -> None:
+def test_unsupported_requests_are_rejected(kafka: OldKafka) -> None:
     with Admin(kafka.bootstrap) as admin, pytest.raises(PeerError) as refused:
         admin.describe_quorum()
     assert refused.value.code is ErrorCode.UNSUPPORTED_VERSION

@@ -183,7 +183,7 @@ def test_performance_tools(both: Both) -> None:
     both.check()
 
 
-def test_segments_are_dumped_alike(both: Both) -> None:
+def test_segment_dumps_are_equal(both: Both) -> None:
     """The same batches were written by the tools to both; DumpLogSegments shows the same, and finds no fault."""
     run = both.run
     run("topics", "--create", "--topic", "jd", "--partitions", "1")

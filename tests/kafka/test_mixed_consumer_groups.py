@@ -288,14 +288,14 @@ def lived(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Story(tmp_path_factory.mktemp("mixed"), kinds, ours=ours, theirs=theirs, first=first).live()
 
 
-def test_the_coordinator_is_of_the_other_kind_in_every_turn(lived: Story) -> None:
+def test_coordinator_alternates_between_fenceline_and_kafka(lived: Story) -> None:
     assert len(lived.coordinated) > max(KILLED_AT) + 1
     assert all(one != other for one, other in zip(lived.coordinated, lived.coordinated[1:], strict=False))
     assert set(lived.killed) == {"kafka", "fenceline"}
 
 
 @pytest.mark.parametrize("name", CONSUMER_SCRIPTS)
-def test_every_story_goes_as_if_nobody_had_moved(lived: Story, name: str) -> None:
+def test_responses_match_those_of_an_unmoved_coordinator(lived: Story, name: str) -> None:
     if name in lived.failures:
         raise lived.failures[name]
     expected = asyncio.run(_told_to_one(CONSUMER_SCRIPTS[name]))
@@ -317,7 +317,7 @@ async def _told_to_one(script: Script) -> list[Any]:
         peer.close()
 
 
-def test_readers_keep_what_they_have(lived: Story) -> None:
+def test_readers_keep_their_assignments(lived: Story) -> None:
     """No move makes the group compute anything anew, and nothing is read twice or not at all."""
     assert {state for state, *_ in lived.described} == {"Stable"}
     assert all(each == lived.described[0] for each in lived.described)

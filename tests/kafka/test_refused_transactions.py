@@ -62,7 +62,7 @@ def test_aiokafka(node: EmbeddedNode) -> None:
 
 
 @pytest.mark.kafka
-def test_kafkas_own(node: EmbeddedNode) -> None:
+def test_kafkas_java_client(node: EmbeddedNode) -> None:
     printed = run_tool(
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", "t", "--num-records", "1", "--record-size", "10", "--throughput", "-1"),

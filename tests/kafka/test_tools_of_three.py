@@ -248,7 +248,7 @@ def test_configs_through_controllers(both: Both) -> None:
     ],
     ids=" ".join,
 )
-def test_what_is_not_built_says_so(both: Both, asked: tuple[str, ...]) -> None:
+def test_unsupported_features_are_reported(both: Both, asked: tuple[str, ...]) -> None:
     told = both.ours.run(*asked)
     assert told.code == 1
     assert re.search("UnsupportedVersionException: The node does not support [A-Z_]+", told.printed), told.printed
@@ -369,7 +369,7 @@ def test_controllers_are_added_and_removed(both: Both) -> None:
         side.cluster.node(LATE).stop()
 
 
-def test_voters_that_are_not_and_that_are(both: Both) -> None:
+def test_removing_unknown_and_adding_existing_voters_fails(both: Both) -> None:
     """The same errors; their words name all voters with Kafka, and the one that was meant with us."""
     words = r"(?<=VoterNotFoundException: ).*|(?<=DuplicateVoterException: ).*"
     both.write("broker.properties", "process.roles=broker\n")
@@ -448,7 +448,7 @@ def test_partitions_are_reassigned(both: Both) -> None:
     both.run("configs", *BROKERS, "--describe", "--broker", "1")
 
 
-def test_a_reassignment_is_throttled_let_go_and_verified(both: Both) -> None:
+def test_reassignment_is_throttled_resumed_and_verified(both: Both) -> None:
     """More than one fetch has to move, at a rate that lets one pass and then nothing for a quarter of an hour; the tool
     raises it while the replicas move, and takes all settings away when they have.
     """
@@ -534,7 +534,7 @@ def directory_id(data: Path) -> str:
     return (data / "meta.properties").read_text().partition("directory.id=")[2].split()[0]
 
 
-def test_storage_tells_of_running_nodes(both: Both) -> None:
+def test_kafka_storage_info_of_running_nodes(both: Both) -> None:
     both.run("storage", "info", "--config", "@config1")
     for words in ("version-mapping", "version-mapping --release-version 4.1", "feature-dependencies --feature a=1"):
         both.run("storage", *words.split(), code=int("a=1" in words))
@@ -546,7 +546,7 @@ FEATURES = ("--release-version", "4.1", "--feature", "group.version=0", "--featu
 VOTING = "1@127.0.0.1:17093:JEXY6aqzQY-32P5TStzaFg,2@127.0.0.1:17094:MvDxzVmcRsaTz33bUuRU6A"
 
 
-def test_directories_are_formatted_alike(both: Both) -> None:
+def test_formatted_directories_are_equal(both: Both) -> None:
     """By `kafka-storage format` on Kafka's side, by `fenceline format` on ours: the same files, the same records."""
     both.write(
         "formatted.properties",
@@ -576,7 +576,7 @@ def test_directories_are_formatted_alike(both: Both) -> None:
                 both.run(*dump, "--skip-record-metadata", leave_out=same_file)
 
 
-def test_a_node_starts_where_kafkas_tool_has_formatted(both: Both, tmp_path: Path) -> None:
+def test_node_starts_on_a_directory_formatted_by_kafka(both: Both, tmp_path: Path) -> None:
     """With the features that were asked for, whichever kind it is."""
     told = []
     for side, kind in zip(both.sides, ("kafka:", ""), strict=True):

@@ -42,7 +42,7 @@ def _table(desk: Desk) -> None:
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
 @pytest.mark.parametrize(("epoch", "code"), [(-1, 0), (4, FENCED), (5, 0), (6, UNKNOWN)])
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_a_fetch_with_another_epoch_is_refused(version: int, epoch: int, code: int, role: str) -> None:
+def test_fetch_with_another_epoch_is_rejected(version: int, epoch: int, code: int, role: str) -> None:
     """E1-E2; FetchRequestTest.testCurrentEpochValidation, PartitionTest.testLeaderEpochValidationOnLeader, OnFollower.
 
     A consumer that knows of followers (v11) is served by one; another has to go to the leader.
@@ -59,7 +59,7 @@ def test_a_fetch_with_another_epoch_is_refused(version: int, epoch: int, code: i
 @pytest.mark.parametrize(("epoch", "code"), [(-1, 0), (4, FENCED), (5, 0), (6, UNKNOWN)])
 @pytest.mark.parametrize("role", ["leader", "follower"])
 @pytest.mark.parametrize("api", ["latest", "earliest", "time", "epoch end"])
-def test_offsets_and_epochs_of_another_epoch_are_refused(epoch: int, code: int, role: str, api: str) -> None:
+def test_offset_and_epoch_lookups_with_another_epoch_are_rejected(epoch: int, code: int, role: str, api: str) -> None:
     """E2-E3, L5-L6; PartitionTest.testFetchOffsetForTimestampEpochValidation*, testOffsetForLeaderEpochValidation*."""
 
     async def story(desk: Desk) -> None:
@@ -73,7 +73,7 @@ def test_offsets_and_epochs_of_another_epoch_are_refused(epoch: int, code: int, 
     told(story)
 
 
-def test_an_old_version_has_no_epoch_to_be_fenced_by() -> None:
+def test_old_versions_without_an_epoch_are_not_fenced() -> None:
     """§ Compatibility; E1: Fetch below 9, ListOffsets below 4."""
 
     async def story(desk: Desk) -> None:
@@ -84,7 +84,7 @@ def test_an_old_version_has_no_epoch_to_be_fenced_by() -> None:
     told(story)
 
 
-def test_the_first_epoch_counts_like_any_other() -> None:
+def test_first_epoch_is_checked_like_any_other() -> None:
     """E5."""
 
     async def story(desk: Desk) -> None:
@@ -98,12 +98,12 @@ def test_the_first_epoch_counts_like_any_other() -> None:
 
 
 @pytest.mark.parametrize(("code", "number"), [(FENCED, 74), (UNKNOWN, 75)])
-def test_numbers_on_the_wire(code: ErrorCode, number: int) -> None:
+def test_error_codes_on_the_wire(code: ErrorCode, number: int) -> None:
     """§ Public Interfaces; gaps.md G1-G2: 75, not 76, and one name for 74."""
     assert code == number
 
 
-def test_the_epoch_comes_before_the_leadership_and_before_the_log() -> None:
+def test_epoch_is_checked_before_leadership_and_offsets() -> None:
     """E2: an offset that is out of range, a reader that is no replica and a role that is lost come after it."""
 
     async def story(desk: Desk) -> None:
@@ -118,7 +118,7 @@ def test_the_epoch_comes_before_the_leadership_and_before_the_log() -> None:
     told(story)
 
 
-def test_resolution_comes_before_the_epoch() -> None:
+def test_partition_lookup_precedes_the_epoch_check() -> None:
     """E4: unknown, and known but not here."""
 
     async def story(desk: Desk) -> None:
@@ -135,7 +135,7 @@ def test_resolution_comes_before_the_epoch() -> None:
     told(story)
 
 
-def test_a_partition_that_is_offline_says_so() -> None:
+def test_offline_partition_reports_its_error() -> None:
     """E4."""
 
     async def story(desk: Desk) -> None:
@@ -150,7 +150,7 @@ def test_a_partition_that_is_offline_says_so() -> None:
 
 
 @pytest.mark.parametrize("version", [9, 12, 16])
-def test_a_session_is_fenced_by_the_epoch_that_it_was_opened_with(version: int) -> None:
+def test_session_is_fenced_by_the_epoch_that_opened_it(version: int) -> None:
     """E5; FetchRequestTest.testEpochValidationWithinFetchSession: until the partition is sent again."""
 
     async def story(desk: Desk) -> None:
@@ -177,7 +177,7 @@ def test_a_session_is_fenced_by_the_epoch_that_it_was_opened_with(version: int) 
 @pytest.mark.parametrize("reader", [{}, {"replica_id": 2, "replica_epoch": 102}])
 @pytest.mark.parametrize("in_session", [False, True])
 @pytest.mark.parametrize("change", ["epoch", "role", "recovering", "deleted"])
-def test_a_parked_fetch_is_fenced_at_once(reader: dict[str, int], in_session: bool, change: str) -> None:
+def test_parked_fetch_is_fenced_immediately(reader: dict[str, int], in_session: bool, change: str) -> None:
     """E7; DelayedFetchTest.testFetchWithFencedEpoch, testNotLeaderOrFollower."""
 
     async def story(desk: Desk) -> None:
@@ -206,7 +206,7 @@ def test_a_parked_fetch_is_fenced_at_once(reader: dict[str, int], in_session: bo
     told(story)
 
 
-def test_a_parked_fetch_without_an_epoch_hears_that_the_leader_moved() -> None:
+def test_parked_fetch_without_an_epoch_is_answered_when_the_leader_moves() -> None:
     """E7, E3: a replica; a consumer that takes followers' records waits on."""
 
     async def story(desk: Desk) -> None:
@@ -222,7 +222,7 @@ def test_a_parked_fetch_without_an_epoch_hears_that_the_leader_moved() -> None:
     told(story)
 
 
-def test_a_look_up_by_time_is_checked_again_when_its_answer_is_there() -> None:
+def test_timestamp_lookup_is_fenced_again_before_answering() -> None:
     """E7: the log is read by a thread, and the leader may move meanwhile."""
 
     async def story(desk: Desk) -> None:
@@ -244,7 +244,7 @@ def test_a_look_up_by_time_is_checked_again_when_its_answer_is_there() -> None:
 
 
 @pytest.mark.parametrize("listener", ["PLAINTEXT", "OUTSIDE"])
-def test_who_asked_the_wrong_leader_is_told_the_right_one(listener: str) -> None:
+def test_request_to_a_former_leader_returns_a_leader_hint(listener: str) -> None:
     """E6: on 6 and 74, from version 16 on, with the address on the reader's own listener."""
 
     async def story(desk: Desk) -> None:
@@ -284,7 +284,7 @@ def _outcome(fetched: FetchedPartition) -> Any:
         (-1, 18, OUT_OF_RANGE),
     ],
 )
-def test_where_logs_part(reader: dict[str, int], last_epoch: int, offset: int, outcome: Any) -> None:
+def test_divergence_point(reader: dict[str, int], last_epoch: int, offset: int, outcome: Any) -> None:
     """E8-E12; PartitionTest.testLastFetchedOffsetValidation, FetchRequestTest.testLastFetchedEpochValidation."""
 
     async def story(desk: Desk) -> None:
@@ -298,7 +298,7 @@ def test_where_logs_part(reader: dict[str, int], last_epoch: int, offset: int, o
     ("last_epoch", "offset", "outcome"),
     [(2, 8, (2, 5)), (0, 5, "ok"), (3, 5, "ok"), (0, 0, OUT_OF_RANGE)],
 )
-def test_where_logs_part_above_the_log_start(last_epoch: int, offset: int, outcome: Any) -> None:
+def test_divergence_point_above_the_log_start(last_epoch: int, offset: int, outcome: Any) -> None:
     """E9, E12: after the log start moved to 5."""
 
     async def story(desk: Desk) -> None:
@@ -309,7 +309,7 @@ def test_where_logs_part_above_the_log_start(last_epoch: int, offset: int, outco
     told(story)
 
 
-def test_below_the_log_start_is_out_of_range_even_where_logs_part() -> None:
+def test_below_the_log_start_is_out_of_range_even_after_divergence() -> None:
     """E9."""
 
     async def story(desk: Desk) -> None:
@@ -320,7 +320,7 @@ def test_below_the_log_start_is_out_of_range_even_where_logs_part() -> None:
     told(story)
 
 
-def test_an_answer_that_tells_of_divergence_has_no_records_and_all_the_rest() -> None:
+def test_diverging_response_has_no_records_but_all_other_fields() -> None:
     """E10."""
 
     async def story(desk: Desk) -> None:
@@ -333,7 +333,7 @@ def test_an_answer_that_tells_of_divergence_has_no_records_and_all_the_rest() ->
     told(story)
 
 
-def test_divergence_is_told_at_once_and_counts_for_nothing() -> None:
+def test_divergence_is_answered_immediately_and_updates_no_follower_state() -> None:
     """E10, E31: no wait, and the leader does not take the follower for caught up."""
 
     async def story(desk: Desk) -> None:
@@ -353,7 +353,7 @@ def test_divergence_is_told_at_once_and_counts_for_nothing() -> None:
     told(story)
 
 
-def test_a_session_hears_of_divergence_each_time() -> None:
+def test_session_reports_divergence_on_every_fetch() -> None:
     """E10 with KIP-227: it is news until the reader asks elsewhere."""
 
     async def story(desk: Desk) -> None:
@@ -367,7 +367,7 @@ def test_a_session_hears_of_divergence_each_time() -> None:
     told(story)
 
 
-def test_a_parked_fetch_that_diverges_is_answered_at_once() -> None:
+def test_diverging_parked_fetch_is_answered_immediately() -> None:
     """E7; DelayedFetchTest.testDivergingEpoch: the partition became another log's between."""
 
     async def story(desk: Desk) -> None:
@@ -389,7 +389,7 @@ def test_a_parked_fetch_that_diverges_is_answered_at_once() -> None:
     ("offset", "replica_id", "outcome"),
     [(0, -1, 2), (2, -1, 0), (3, -1, 0), (5, -1, 0), (6, -1, "out"), (2, 2, 3), (5, 2, 0), (6, 2, "out")],
 )
-def test_how_far_each_reader_reads(offset: int, replica_id: int, outcome: int | str) -> None:
+def test_read_limit_of_each_reader(offset: int, replica_id: int, outcome: int | str) -> None:
     """E11, E43: between the bound and the log end there is nothing to read yet, above it is out of range."""
 
     async def story(desk: Desk) -> None:
@@ -428,7 +428,7 @@ def test_how_far_each_reader_reads(offset: int, replica_id: int, outcome: int | 
         (11, -1, -1),
     ],
 )
-def test_the_end_of_an_epoch(version: int, asked: int, epoch: int, end: int) -> None:
+def test_epoch_end_offset(version: int, asked: int, epoch: int, end: int) -> None:
     """§ OffsetForLeaderEpoch; E13, E21, asked of the leader."""
 
     async def story(desk: Desk) -> None:
@@ -439,7 +439,7 @@ def test_the_end_of_an_epoch(version: int, asked: int, epoch: int, end: int) -> 
     told(story)
 
 
-def test_the_end_of_an_epoch_below_the_first_that_is_known() -> None:
+def test_epoch_end_offset_below_the_first_known_epoch() -> None:
     """E13d: the epoch comes back as it was asked, with where the first known one begins."""
 
     async def story(desk: Desk) -> None:
@@ -475,7 +475,7 @@ def test_an_error_has_no_epoch_and_no_offset() -> None:
 # -- § Leader epochs in answers ------------------------------------------------------------------------------------
 
 
-def test_offsets_come_with_the_epoch_that_they_belong_to() -> None:
+def test_offsets_are_returned_with_their_epoch() -> None:
     """§ ListOffsets; L17-L18, L22; ListOffsetsRequestTest.testResponseIncludesLeaderEpoch."""
 
     async def story(desk: Desk) -> None:
@@ -498,7 +498,7 @@ def test_offsets_come_with_the_epoch_that_they_belong_to() -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 12))
-def test_an_epoch_is_told_from_version_4_on(version: int) -> None:
+def test_epoch_is_returned_from_version_4(version: int) -> None:
     """L24; ListOffsetsRequestTest.testResponseDefaultOffsetAndLeaderEpochForAllVersions."""
 
     async def story(desk: Desk) -> None:
@@ -514,7 +514,7 @@ def test_an_epoch_is_told_from_version_4_on(version: int) -> None:
     told(story)
 
 
-def test_records_carry_the_epoch_of_who_took_them() -> None:
+def test_records_carry_the_epoch_of_the_appending_leader() -> None:
     """§ Motivation; E17: the log remembers in which epoch each record came."""
 
     async def story(desk: Desk) -> None:
@@ -531,7 +531,7 @@ def test_records_carry_the_epoch_of_who_took_them() -> None:
 # -- § Followers: what their fetches prove -------------------------------------------------------------------------
 
 
-def test_a_stranger_is_no_follower() -> None:
+def test_fetch_from_a_non_replica_is_rejected() -> None:
     """E30; PartitionTest.testFetchFromUnrecognizedFollower, FetchRequestTest.testFetchRequestToNonReplica."""
 
     async def story(desk: Desk) -> None:
@@ -542,7 +542,7 @@ def test_a_stranger_is_no_follower() -> None:
     told(story)
 
 
-def test_a_process_that_was_replaced_is_no_follower() -> None:
+def test_fetch_with_a_stale_broker_epoch_is_rejected() -> None:
     """E31; PartitionTest.testFenceFollowerFetchWithStaleBrokerEpoch, within a session too."""
 
     async def story(desk: Desk) -> None:
@@ -560,7 +560,7 @@ def test_a_process_that_was_replaced_is_no_follower() -> None:
     told(story)
 
 
-def test_only_a_fetch_that_arrives_proves_something() -> None:
+def test_only_an_arriving_fetch_updates_follower_state() -> None:
     """E7, E31: one that was parked is read again without a word of the follower."""
 
     async def story(desk: Desk) -> None:
@@ -581,7 +581,7 @@ def test_only_a_fetch_that_arrives_proves_something() -> None:
 
 
 @pytest.mark.parametrize(("in_epoch", "joins"), [(2, False), (3, True)])
-def test_a_follower_joins_when_it_has_reached_the_leaders_epoch(in_epoch: int, joins: bool) -> None:
+def test_follower_joins_the_isr_after_reaching_the_leader_epoch(in_epoch: int, joins: bool) -> None:
     """E35, E64-iv; PartitionTest.testFollowerDoesNotJoinISRUntilCaughtUpToOffsetWithinCurrentLeaderEpoch."""
 
     async def story(desk: Desk) -> None:
@@ -598,7 +598,7 @@ def test_a_follower_joins_when_it_has_reached_the_leaders_epoch(in_epoch: int, j
 # -- § Metadata ----------------------------------------------------------------------------------------------------
 
 
-def test_a_partition_without_a_leader_has_an_epoch_all_the_same() -> None:
+def test_leaderless_partition_still_fences_by_epoch() -> None:
     """E60 and E2: a replica of a partition that nobody leads fences by the epoch that it knows."""
 
     async def story(desk: Desk) -> None:
@@ -610,7 +610,7 @@ def test_a_partition_without_a_leader_has_an_epoch_all_the_same() -> None:
     told(story)
 
 
-def test_deleting_records_is_for_leaders() -> None:
+def test_delete_records_requires_leadership() -> None:
     """§ Other requests: DeleteRecords and Produce carry no epoch (gaps.md G14d); the leadership alone decides."""
 
     async def story(desk: Desk) -> None:

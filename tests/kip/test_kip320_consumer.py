@@ -101,7 +101,7 @@ def asked(cluster: ScriptedCluster) -> list[tuple[int, int]]:
 # -- § Consumer: validation before reading on ----------------------------------------------------------------------
 
 
-def test_e46_a_change_of_the_leader_epoch_is_validated_before_the_next_fetch(cluster: ScriptedCluster) -> None:
+def test_e46_leader_epoch_change_is_validated_before_the_next_fetch(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 0) as consumer:
@@ -129,7 +129,7 @@ def test_e46_the_first_fetch_from_a_committed_offset_is_validated(cluster: Scrip
     assert asked(cluster) == [(0, 0)]
 
 
-def test_e53_a_seek_without_an_epoch_is_not(cluster: ScriptedCluster) -> None:
+def test_e53_seek_without_an_epoch_is_not_validated(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 2) as consumer:
@@ -149,7 +149,7 @@ def test_e53_a_seek_without_an_epoch_is_not(cluster: ScriptedCluster) -> None:
     ],
 )
 @pytest.mark.parametrize("key", [ApiKey.FETCH, ApiKey.OFFSET_FOR_LEADER_EPOCH])
-def test_e51_e52_refusals_that_pass_are_asked_again(cluster: ScriptedCluster, key: ApiKey, code: ErrorCode) -> None:
+def test_e51_e52_retriable_errors_are_retried(cluster: ScriptedCluster, key: ApiKey, code: ErrorCode) -> None:
     """§ Fencing: 74 looks for another leader, 75 asks this one again; nobody is told."""
 
     def metadata_requests() -> int:
@@ -178,14 +178,14 @@ def test_e51_e52_refusals_that_pass_are_asked_again(cluster: ScriptedCluster, ke
 
 
 @pytest.mark.parametrize("key", [ApiKey.FETCH, ApiKey.OFFSET_FOR_LEADER_EPOCH])
-def test_e51_a_refusal_for_good_is_told(cluster: ScriptedCluster, key: ApiKey) -> None:
+def test_e51_permanent_error_is_raised(cluster: ScriptedCluster, key: ApiKey) -> None:
     (tp,) = cluster.add_topic("t")
     cluster.faults[key] = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
     with reading(cluster, tp, 0, 0) as consumer:
         assert told(consumer, PeerError).code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
-def test_a_leader_that_does_not_answer_holds_up_its_own_partitions_only(cluster: ScriptedCluster) -> None:
+def test_unresponsive_leader_blocks_only_its_own_partitions(cluster: ScriptedCluster) -> None:
     first, second = cluster.add_topic("t", 2)
     write(cluster, first, "a", 2)
     write(cluster, second, "b", 2)
@@ -205,7 +205,7 @@ def test_a_leader_that_does_not_answer_holds_up_its_own_partitions_only(cluster:
 
 
 @pytest.mark.parametrize("versions", VERSIONS)
-def test_e49_e50_a_truncation_names_the_position_and_where_the_histories_part(
+def test_e49_e50_truncation_reports_the_position_and_the_divergence(
     versions: dict[ApiKey, tuple[int, int]],
 ) -> None:
     """§ LogTruncationException: raised by poll, again until a seek; the partition is not fetched meanwhile."""
@@ -249,7 +249,7 @@ def _told_of_an_older_log(cluster: ScriptedCluster) -> Any:
 
 
 @pytest.mark.parametrize("versions", VERSIONS)
-def test_g5_g6_a_lower_epoch_than_the_positions_is_a_truncation_whatever_its_end(
+def test_g5_g6_lower_epoch_than_the_position_is_a_truncation(
     versions: dict[ApiKey, tuple[int, int]],
 ) -> None:
     """Kafka's consumer accepts the answer (epoch 0, end 12) for a position at 9 of epoch 1, and keeps what is gone."""
@@ -260,7 +260,7 @@ def test_g5_g6_a_lower_epoch_than_the_positions_is_a_truncation_whatever_its_end
 
 
 @pytest.mark.parametrize("versions", VERSIONS)
-def test_the_search_goes_on_below_an_epoch_that_was_never_read(versions: dict[ApiKey, tuple[int, int]]) -> None:
+def test_search_continues_below_an_epoch_that_was_never_read(versions: dict[ApiKey, tuple[int, int]]) -> None:
     """E25: read in epochs 0 and 3; the log that came back has epoch 1 instead, from 4 on."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
@@ -292,7 +292,7 @@ def test_the_search_goes_on_below_an_epoch_that_was_never_read(versions: dict[Ap
             assert error.epochs == (0, 3)
 
 
-def test_e48_where_the_leader_can_not_tell_the_divergence_is_unknown(cluster: ScriptedCluster) -> None:
+def test_e48_undefined_epoch_end_means_unknown_divergence(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 0) as consumer:
@@ -306,7 +306,7 @@ def test_e48_where_the_leader_can_not_tell_the_divergence_is_unknown(cluster: Sc
         assert error.epochs == (0,)
 
 
-def test_what_is_in_doubt_is_not_handed_out(cluster: ScriptedCluster) -> None:
+def test_unvalidated_records_are_not_returned(cluster: ScriptedCluster) -> None:
     """Ten are fetched, one is given; nine wait until the new leader has answered, and are dropped for what it has."""
     (tp,) = cluster.add_topic("t")
     old = write(cluster, tp, "a", 10)
@@ -346,7 +346,7 @@ def _cut_under(cluster: ScriptedCluster, **config: Any) -> tuple[Consumer, Topic
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
-def test_on_truncation_rewind_reads_on_from_where_the_histories_part(
+def test_on_truncation_rewind_continues_from_the_divergence(
     cluster: ScriptedCluster, reset: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """E49: to the divergence, whatever the reset policy; it is logged and kept."""
@@ -359,7 +359,7 @@ def test_on_truncation_rewind_reads_on_from_where_the_histories_part(
         assert "it diverges at offset 6" in caplog.text
 
 
-def test_on_truncation_latest_reads_on_from_the_end(cluster: ScriptedCluster) -> None:
+def test_on_truncation_latest_continues_from_the_end(cluster: ScriptedCluster) -> None:
     consumer, tp, _ = _cut_under(cluster, **{"on.truncation": "latest"})
     with consumer:
         _until(lambda: consumer.poll(20) or consumer.truncations())
@@ -387,7 +387,7 @@ def test_on_truncation_may_be_a_function(cluster: ScriptedCluster, choice: Any, 
             assert len(met) == 1
 
 
-def test_the_function_may_seek_and_use_the_consumer(cluster: ScriptedCluster) -> None:
+def test_callback_may_seek_and_use_the_consumer(cluster: ScriptedCluster) -> None:
     """It runs in the thread that polls."""
     made: list[Consumer] = []
 
@@ -402,14 +402,14 @@ def test_the_function_may_seek_and_use_the_consumer(cluster: ScriptedCluster) ->
         assert read(consumer, 3) == new[1:]
 
 
-def test_what_a_function_returns_is_checked(cluster: ScriptedCluster) -> None:
+def test_callback_result_is_validated(cluster: ScriptedCluster) -> None:
     consumer, _, _ = _cut_under(cluster, on_truncation=lambda error: "somewhere")
     with consumer:
         assert "'somewhere'" in str(told(consumer, OperatorError))
 
 
 @pytest.mark.parametrize(("reset", "offset"), [("earliest", 0), ("latest", 4)])
-def test_e48_a_rewind_to_an_unknown_place_goes_by_the_reset_policy(
+def test_e48_rewind_with_unknown_divergence_uses_the_reset_policy(
     cluster: ScriptedCluster, reset: str, offset: int
 ) -> None:
     (tp,) = cluster.add_topic("t")
@@ -436,7 +436,7 @@ def test_e48_a_rewind_to_an_unknown_place_goes_by_the_reset_policy(
 # -- § Unknown epochs, metadata ------------------------------------------------------------------------------------
 
 
-def test_e54_g7_g8_an_epoch_above_metadatas_waits_for_metadata(cluster: ScriptedCluster) -> None:
+def test_e54_g7_g8_epoch_newer_than_metadata_waits_for_metadata(cluster: ScriptedCluster) -> None:
     """Kafka's consumer asks the old leader, which can not tell, and takes that for a truncation."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
@@ -450,7 +450,7 @@ def test_e54_g7_g8_an_epoch_above_metadatas_waits_for_metadata(cluster: Scripted
         assert consumer.truncations() == []
 
 
-def test_an_epoch_that_no_leader_ever_has_is_told_in_the_end(cluster: ScriptedCluster) -> None:
+def test_epoch_that_never_existed_is_finally_reported(cluster: ScriptedCluster) -> None:
     """A checkpoint of another cluster: nothing is read, and nothing else is harmed."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
@@ -461,7 +461,7 @@ def test_an_epoch_that_no_leader_ever_has_is_told_in_the_end(cluster: ScriptedCl
         assert read(consumer, 2) == [b"a2", b"a3"]
 
 
-def test_g9_a_truncation_before_the_first_record_loses_nothing_and_skips_nothing(cluster: ScriptedCluster) -> None:
+def test_g9_truncation_before_the_first_record_loses_and_skips_nothing(cluster: ScriptedCluster) -> None:
     """To be read from the end at 10, which was cut to 6 before anything came: what came then is all new."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
@@ -475,7 +475,7 @@ def test_g9_a_truncation_before_the_first_record_loses_nothing_and_skips_nothing
         assert consumer.truncations() == []
 
 
-def test_e59_kip951_a_refusal_that_names_the_new_leader_needs_no_metadata(cluster: ScriptedCluster) -> None:
+def test_e59_kip951_leader_hint_needs_no_metadata_request(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     # A pause that would be noticed, were it made.
@@ -493,7 +493,7 @@ def test_e59_kip951_a_refusal_that_names_the_new_leader_needs_no_metadata(cluste
 
 
 @pytest.mark.parametrize("versions", VERSIONS)
-def test_a_truncation_is_found_with_one_question_to_the_new_leader(versions: dict[ApiKey, tuple[int, int]]) -> None:
+def test_truncation_is_detected_with_one_request_to_the_new_leader(versions: dict[ApiKey, tuple[int, int]]) -> None:
     """Within one round trip of knowing the new leader: no Fetch of the new epoch comes before it."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         consumer, _, _ = _cut_under(cluster)
@@ -507,7 +507,7 @@ def test_a_truncation_is_found_with_one_question_to_the_new_leader(versions: dic
 # -- § Offsets with epochs -----------------------------------------------------------------------------------------
 
 
-def test_e55_offsets_come_with_epochs(cluster: ScriptedCluster) -> None:
+def test_e55_offsets_include_epochs(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     cluster.logs[tp].elect(2)
@@ -519,7 +519,7 @@ def test_e55_offsets_come_with_epochs(cluster: ScriptedCluster) -> None:
         assert consumer.beginning_offsets([tp])[tp].leader_epoch == 1
 
 
-def test_g15_an_offset_that_is_not_available_yet_is_asked_again_without_metadata(cluster: ScriptedCluster) -> None:
+def test_g15_offset_not_available_is_retried_without_metadata(cluster: ScriptedCluster) -> None:
     """KIP-207 made the code so that clients do not look for another leader."""
     (tp,) = cluster.add_topic("t")
     with Admin(cluster.bootstrap, **QUICK) as admin:
@@ -541,7 +541,7 @@ OLD: list[Any] = [
 
 
 @pytest.mark.parametrize("older", OLD)
-def test_e46_a_broker_that_is_too_old_is_not_asked(
+def test_e46_too_old_broker_is_not_asked(
     older: dict[ApiKey, tuple[int, int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     versions = {ApiKey.FETCH: (4, 10), ApiKey.LIST_OFFSETS: (1, 5), **older}
@@ -561,7 +561,7 @@ def read_all(cluster: ScriptedCluster, consumer: Consumer, tp: TopicPartition, c
     return read(consumer, count) == new
 
 
-def test_records_of_an_older_epoch_betray_a_truncation_to_old_brokers_clients() -> None:
+def test_records_of_an_older_epoch_reveal_a_truncation_on_old_brokers() -> None:
     """A log's epochs never go down: what follows was written before what was read."""
     versions = {
         ApiKey.FETCH: (4, 8),
@@ -581,7 +581,7 @@ def _readers(cluster: ScriptedCluster) -> set[int]:
     return {node for node, _, _ in cluster.fetches}
 
 
-def test_kip392_a_consumer_with_a_rack_reads_from_the_replica_that_the_leader_names(cluster: ScriptedCluster) -> None:
+def test_kip392_consumer_with_a_rack_reads_from_the_preferred_replica(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     values = write(cluster, tp, "a", 4)
     cluster.logs[tp].read_replica = 2
@@ -596,7 +596,7 @@ def test_kip392_a_consumer_with_a_rack_reads_from_the_replica_that_the_leader_na
         assert (request.rack_id, request.partitions[0].last_fetched_epoch) == ("here", 0)
 
 
-def test_kip392_without_a_rack_it_stays_with_the_leader(cluster: ScriptedCluster) -> None:
+def test_kip392_consumer_without_a_rack_reads_from_the_leader(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     values = write(cluster, tp, "a", 4)
     cluster.logs[tp].read_replica = 2
@@ -606,7 +606,7 @@ def test_kip392_without_a_rack_it_stays_with_the_leader(cluster: ScriptedCluster
 
 
 @pytest.mark.parametrize("trouble", ["behind", "out of range", "out of range and of time", "hangs up", "refuses"])
-def test_e52_a_replica_that_does_not_serve_is_left_for_the_leader(cluster: ScriptedCluster, trouble: str) -> None:
+def test_e52_failing_replica_is_abandoned_for_the_leader(cluster: ScriptedCluster, trouble: str) -> None:
     """One that is behind, having lost its disk, calls that a divergence (E10): only the leader can tell."""
     (tp,) = cluster.add_topic("t")
     values = write(cluster, tp, "a", 4)
@@ -640,7 +640,7 @@ def test_e52_a_replica_that_does_not_serve_is_left_for_the_leader(cluster: Scrip
         assert consumer.truncations() == []
 
 
-def test_kip392_a_truncation_is_told_by_the_replica_too(cluster: ScriptedCluster) -> None:
+def test_kip392_replica_also_reports_truncation(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     log = cluster.logs[tp]
@@ -652,7 +652,7 @@ def test_kip392_a_truncation_is_told_by_the_replica_too(cluster: ScriptedCluster
         assert told(consumer).divergent_offset == 6
 
 
-def test_e52_out_of_range_without_a_truncation_goes_by_the_policy(cluster: ScriptedCluster) -> None:
+def test_e52_out_of_range_without_truncation_uses_the_reset_policy(cluster: ScriptedCluster) -> None:
     """Retention has taken what was to be read next."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)

@@ -59,7 +59,7 @@ def _batches(content: bytes) -> list[Any]:
 # -- § Snapshot, § Metadata Topic Partition ---------------------------------------------------------------------------
 
 
-def test_a_snapshot_is_named_by_the_end_offset_and_the_epoch_of_the_last_record(history: History) -> None:
+def test_snapshot_id_is_the_end_offset_and_epoch_of_the_last_record(history: History) -> None:
     """§ Snapshot 1-2; N1: the end offset is exclusive and the next offset to fetch."""
     snapshot = history.snapshot()
     assert snapshot == (history.log.end_offset, EPOCH)
@@ -73,14 +73,14 @@ def test_snapshots_are_ordered_by_epoch_then_offset(disk: SimDisk, history: Hist
     assert found == [(9, 1), (4, 2), (3, 3), (5, 3)]
 
 
-def test_the_file_lies_beside_the_segments_under_its_own_suffix(disk: SimDisk, history: History) -> None:
+def test_snapshot_file_is_next_to_the_segments_with_its_own_suffix(disk: SimDisk, history: History) -> None:
     """§ Snapshot Format, file name; N2: Kafka writes the epoch with 10 digits, the KIP has 20 (G23)."""
     history.snapshot()
     assert "00000000000000000013-0000000003.checkpoint" in disk.listdir(DIRECTORY)
     assert snapshot_files.snapshot_of("00000000000000000017-00000000000000000003.checkpoint") is None
 
 
-def test_a_file_in_the_making_has_another_suffix(disk: SimDisk, history: History) -> None:
+def test_partial_file_has_another_suffix(disk: SimDisk, history: History) -> None:
     """§ Snapshot Format, atomicity; N3, N16."""
     seen: list[list[str]] = []
     batches = snapshot_of(history.image)
@@ -97,7 +97,7 @@ def test_a_file_in_the_making_has_another_suffix(disk: SimDisk, history: History
     ]
 
 
-def test_it_is_durable_before_it_has_its_name(disk: SimDisk, history: History) -> None:
+def test_snapshot_is_durable_before_the_rename(disk: SimDisk, history: History) -> None:
     """§ Snapshot Format; N16: fsync, rename, fsync of the directory."""
     order: list[str] = []
     for name in ("fsync", "rename", "fsync_dir"):
@@ -112,7 +112,7 @@ def test_it_is_durable_before_it_has_its_name(disk: SimDisk, history: History) -
     assert order == ["fsync", "rename", "fsync_dir"]
 
 
-def test_a_file_that_could_not_be_written_leaves_nothing(disk: SimDisk, history: History) -> None:
+def test_failed_write_leaves_no_file(disk: SimDisk, history: History) -> None:
     """§ Snapshot Format; N16."""
     calls: tuple[Literal["write", "fsync", "rename"], ...] = ("write", "fsync", "rename")
     for call in calls:
@@ -126,7 +126,7 @@ def test_a_file_that_could_not_be_written_leaves_nothing(disk: SimDisk, history:
 # -- § Snapshot Format ------------------------------------------------------------------------------------------------
 
 
-def test_the_form_is_that_of_the_log(history: History) -> None:
+def test_snapshot_uses_the_log_format(history: History) -> None:
     """§ Snapshot Format 1; N6: batches of magic 2, uncompressed, offsets from 0, the snapshot's epoch in each."""
     batches = _batches(content_of(history, history.snapshot()))
     content = content_of(history, history.log.snapshots[-1])
@@ -152,7 +152,7 @@ def test_the_last_batch_is_a_control_batch_with_the_footer(history: History) -> 
     assert [decode_control(one.key, one.value) for one in records] == [SnapshotFooter()]
 
 
-def test_between_them_is_the_whole_state_and_nothing_else(history: History) -> None:
+def test_snapshot_holds_exactly_the_complete_state(history: History) -> None:
     """§ Snapshot Format 2-4; N10: complete, no deletion, metadata.version first."""
     values = [
         one.value
@@ -167,7 +167,7 @@ def test_between_them_is_the_whole_state_and_nothing_else(history: History) -> N
     assert image_of(records, history.image.offset, EPOCH) == history.image
 
 
-def test_large_states_become_many_batches(history: History) -> None:
+def test_large_state_is_split_into_batches(history: History) -> None:
     """N6: 1024 records in a batch, and few bytes where records are large."""
     from fenceline.metadata.delta import MetadataDelta
     from fenceline.metadata.records import ConfigRecord
@@ -239,7 +239,7 @@ async def _turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_after_so_many_bytes(history: History) -> None:
+def test_snapshot_is_taken_after_max_bytes(history: History) -> None:
     """§ When to Snapshot; N11: bytes of committed records since the last one."""
 
     async def story() -> None:
@@ -256,7 +256,7 @@ def test_after_so_many_bytes(history: History) -> None:
     _run(story())
 
 
-def test_after_so_much_time_when_something_is_committed(history: History) -> None:
+def test_snapshot_is_taken_after_max_interval_if_records_were_committed(history: History) -> None:
     """Not in the KIP; N12, N13: Kafka's second limit, either of the two is enough. 0 is never."""
 
     async def story(interval_ms: int) -> int:
@@ -287,7 +287,7 @@ def _settings(name: str, count: int, value: str) -> list[ConfigRecord]:
     return [ConfigRecord(2, name, f"key-{number}", value) for number in range(count)]
 
 
-def test_only_when_enough_of_the_last_snapshot_was_deleted_or_modified(disk: SimDisk) -> None:
+def test_snapshot_requires_the_minimum_changed_ratio(disk: SimDisk) -> None:
     """§ When to Snapshot, changed ratio; G23: records that are new since do not count, whatever their bytes."""
 
     async def story() -> None:
@@ -313,7 +313,7 @@ def test_only_when_enough_of_the_last_snapshot_was_deleted_or_modified(disk: Sim
     assert ALL_CONFIGS[_RATIO].default == "0", "not set: as Kafka"
 
 
-def test_what_was_added_counts_when_it_is_modified_or_deleted(disk: SimDisk) -> None:
+def test_added_records_count_once_modified_or_deleted(disk: SimDisk) -> None:
     """§ When to Snapshot, changed ratio: the KIP names this case."""
 
     async def story() -> None:
@@ -332,7 +332,7 @@ def test_what_was_added_counts_when_it_is_modified_or_deleted(disk: SimDisk) -> 
     _run(story())
 
 
-def test_a_restart_forgets_no_change(disk: SimDisk) -> None:
+def test_change_count_survives_a_restart(disk: SimDisk) -> None:
     """§ When to Snapshot, changed ratio: what differs between the snapshot on the disk and the image is looked up."""
 
     async def story() -> None:
@@ -352,7 +352,7 @@ def test_a_restart_forgets_no_change(disk: SimDisk) -> None:
     _run(story())
 
 
-def test_a_snapshot_of_the_leader_begins_the_count_anew(disk: SimDisk) -> None:
+def test_loaded_leader_snapshot_resets_the_change_count(disk: SimDisk) -> None:
     """§ When to Snapshot, changed ratio; N14."""
 
     async def story() -> None:
@@ -375,7 +375,7 @@ def test_a_snapshot_of_the_leader_begins_the_count_anew(disk: SimDisk) -> None:
     _run(story())
 
 
-def test_a_snapshot_that_could_not_be_written_takes_no_change_away(disk: SimDisk) -> None:
+def test_failed_snapshot_keeps_the_change_count(disk: SimDisk) -> None:
     """§ When to Snapshot, changed ratio; G32."""
 
     async def story() -> None:
@@ -396,7 +396,7 @@ def test_a_snapshot_that_could_not_be_written_takes_no_change_away(disk: SimDisk
     _run(story())
 
 
-def test_one_at_a_time_of_an_image_that_does_not_change(history: History) -> None:
+def test_one_snapshot_at_a_time_of_an_immutable_image(history: History) -> None:
     """§ When to Snapshot; N14, N16: the log goes on while a thread writes; what comes meanwhile is not in it."""
 
     async def story() -> None:
@@ -423,7 +423,7 @@ def test_one_at_a_time_of_an_image_that_does_not_change(history: History) -> Non
     _run(story())
 
 
-def test_only_of_committed_ends_of_batches(history: History) -> None:
+def test_snapshot_ends_at_a_committed_batch_boundary(history: History) -> None:
     """§ When to Snapshot; N15, N53: not inside of a batch, past the high watermark or of another epoch."""
     log = history.log
     end = log.end_offset
@@ -434,7 +434,7 @@ def test_only_of_committed_ends_of_batches(history: History) -> None:
     assert log.timestamp_at_end_of(end, EPOCH)() is None
 
 
-def test_it_stores_the_voters_of_its_own_end(history: History) -> None:
+def test_snapshot_stores_the_voters_at_its_end_offset(history: History) -> None:
     """N7: not those of a change that may be undone."""
     asked: list[int] = []
 
@@ -490,7 +490,7 @@ def test_the_log_starts_at_0_or_at_a_snapshot(disk: SimDisk) -> None:
     assert log.replay().image == history.image
 
 
-def test_the_newest_snapshot_always_stays(disk: SimDisk) -> None:
+def test_newest_snapshot_is_never_deleted(disk: SimDisk) -> None:
     """§ When to Delete Snapshots; N19, N20: so both limits are soft."""
     log = with_snapshots(disk, 3).log
     newest = log.newest_snapshot
@@ -498,7 +498,7 @@ def test_the_newest_snapshot_always_stays(disk: SimDisk) -> None:
     assert log.snapshots == [newest]
 
 
-def test_the_oldest_go_while_they_are_too_old(disk: SimDisk) -> None:
+def test_expired_snapshots_are_deleted_oldest_first(disk: SimDisk) -> None:
     """§ When to Delete Snapshots; N18: by the time in the header, the oldest first, until one is young enough."""
     log = with_snapshots(disk, 4).log
     snapshots = list(log.snapshots)
@@ -532,7 +532,7 @@ async def _cleaned(node: Node) -> list[SnapshotId]:
     return list(node.history.log.snapshots)
 
 
-def test_a_leader_keeps_what_a_live_replica_still_fetches(disk: SimDisk) -> None:
+def test_leader_keeps_records_that_a_live_replica_still_fetches(disk: SimDisk) -> None:
     """§ When to Increase the Log Begin Offset 2a; G30: all live replicas have what lies before the new start."""
 
     async def story() -> None:
@@ -551,7 +551,7 @@ def test_a_leader_keeps_what_a_live_replica_still_fetches(disk: SimDisk) -> None
     assert ALL_CONFIGS[_LAG].default == "604800000"
 
 
-def test_a_leader_waits_until_the_new_start_is_so_old(disk: SimDisk) -> None:
+def test_leader_waits_for_the_start_offset_lag_time(disk: SimDisk) -> None:
     """§ When to Increase the Log Begin Offset 2b: metadata.start.offset.lag.time.max.ms, by the time in the header of
     the snapshot where the log is to start; so a restart or another leader begins no new wait."""
 
@@ -572,7 +572,7 @@ def test_a_leader_waits_until_the_new_start_is_so_old(disk: SimDisk) -> None:
     _run(story())
 
 
-def test_no_wait_where_none_is_wanted(disk: SimDisk) -> None:
+def test_zero_start_offset_lag_time_disables_the_wait(disk: SimDisk) -> None:
     """§ When to Increase the Log Begin Offset 2b: 0 ms is Kafka's behaviour (N22)."""
 
     async def story() -> None:
@@ -585,7 +585,7 @@ def test_no_wait_where_none_is_wanted(disk: SimDisk) -> None:
     _run(story())
 
 
-def test_a_follower_goes_no_further_than_its_leader_and_its_own_newest_snapshot(disk: SimDisk) -> None:
+def test_follower_start_is_bounded_by_its_leader_and_its_newest_snapshot(disk: SimDisk) -> None:
     """§ When to Increase the Log Begin Offset, followers: at most the leader's, and only at a snapshot of one's own
     (N19); G30: also at most so long, and up to twice the bytes."""
 
@@ -606,7 +606,7 @@ def test_a_follower_goes_no_further_than_its_leader_and_its_own_newest_snapshot(
     _run(story())
 
 
-def test_twice_the_bytes_are_not_kept_for_anybody(disk: SimDisk) -> None:
+def test_twice_the_byte_limit_is_never_kept(disk: SimDisk) -> None:
     """G30."""
     history = with_snapshots(disk, 3)
     log = history.log
@@ -623,7 +623,7 @@ def test_twice_the_bytes_are_not_kept_for_anybody(disk: SimDisk) -> None:
     assert len(log.snapshots) < 3
 
 
-def test_a_start_forgets_where_the_log_began_and_serves_as_before(disk: SimDisk) -> None:
+def test_restart_begins_with_the_first_segment_and_serves_as_before(disk: SimDisk) -> None:
     """G31, N43: it begins again with its first segment; the oldest snapshot lies at or behind that."""
     history = with_snapshots(disk, 3)
     sizes = history.log.snapshot_sizes(history.log.snapshots)
@@ -638,7 +638,7 @@ def test_a_start_forgets_where_the_log_began_and_serves_as_before(disk: SimDisk)
     assert log.replay().image == history.image
 
 
-def test_nobody_writes_into_a_frozen_snapshot(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_snapshot_is_immutable(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """N5."""
     opened: list[str] = []
     open_append = disk.open_append
@@ -656,7 +656,7 @@ def test_nobody_writes_into_a_frozen_snapshot(disk: SimDisk, monkeypatch: pytest
     assert not [path for path in opened if path.endswith(".checkpoint")]
 
 
-def test_segments_go_only_whole_and_below_the_start(disk: SimDisk) -> None:
+def test_only_whole_segments_below_the_start_are_deleted(disk: SimDisk) -> None:
     """§ When to Increase the Log Begin Offset; N18, N20: no retention of its own takes a segment."""
     log = with_snapshots(disk, 4).log
     before = len(log.partition_log.segments)
@@ -672,7 +672,7 @@ def test_segments_go_only_whole_and_below_the_start(disk: SimDisk) -> None:
     assert MetadataLog.open(disk, DATA, now_ms=0).start_offset <= log.start_offset, "G31: never checkpointed"
 
 
-def test_who_reads_a_snapshot_that_goes_reads_it_to_its_end(disk: SimDisk) -> None:
+def test_reader_of_a_deleted_snapshot_reads_it_to_the_end(disk: SimDisk) -> None:
     """§ When to Delete Snapshots; N21: another name at once, deleted later."""
     log = with_snapshots(disk, 2).log
     oldest = log.snapshots[0]
@@ -686,7 +686,7 @@ def test_who_reads_a_snapshot_that_goes_reads_it_to_its_end(disk: SimDisk) -> No
     assert disk.pread(fd, 100, 0)
 
 
-def test_cleaning_comes_with_time(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleaning_runs_periodically(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """N18: now and then, by both limits, without a new snapshot."""
     monkeypatch.setattr("fenceline.node.metadata_snapshots._CLEANING_S", 0.001)
 

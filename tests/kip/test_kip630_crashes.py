@@ -53,7 +53,7 @@ def _boot(life: LifeDisk) -> None:
     MetadataLog.open(life, DATA, now_ms=0, segment_bytes=400).replay()
 
 
-def test_writing_and_cleaning() -> None:
+def test_crash_while_writing_and_cleaning() -> None:
     """N46: during generation the log holds everything; during cleaning either both remain or one goes."""
     committed: dict[str, int] = {}
     images: dict[int, object] = {}
@@ -96,7 +96,7 @@ def test_writing_and_cleaning() -> None:
     assert crash_at_every_call(story, check) > 50
 
 
-def test_download_and_load() -> None:
+def test_crash_during_download_and_load() -> None:
     """N46: during the download the old log is whole; after the rename the load is finished; G29: a download goes on."""
     theirs = SnapshotId(200, EPOCH + 1)
     image = image_after(9, theirs.end_offset, theirs.epoch)
@@ -148,7 +148,7 @@ def test_download_and_load() -> None:
     assert seen == {"loaded", "resumed", "begun"}
 
 
-def test_a_second_loss_of_power_while_the_node_starts() -> None:
+def test_second_power_loss_during_start() -> None:
     """N43-N47: whatever the first one left, and wherever the second one strikes."""
     theirs = SnapshotId(200, EPOCH + 1)
     content = b"".join(snapshot_of(image_after(5, theirs.end_offset, theirs.epoch), 77))
@@ -183,7 +183,7 @@ def test_a_second_loss_of_power_while_the_node_starts() -> None:
     assert crash_at_every_call(story, check, boot=_boot, seeds=1) > 30
 
 
-def test_a_log_that_begins_anew() -> None:
+def test_crash_while_the_log_is_reset() -> None:
     """G24: at any moment the directory holds the log, or what was acknowledged of it is written down."""
     done: dict[str, LogEnd] = {}
     seen: set[str] = set()
@@ -234,7 +234,7 @@ def test_a_log_that_begins_anew() -> None:
     assert seen == {"whole", "anew"}
 
 
-def test_a_log_that_ends_before_a_hole() -> None:
+def test_crash_while_the_log_is_ended_before_a_hole() -> None:
     """G24: at any moment what was acknowledged is in the log, or its end is written down and its bytes are kept."""
     done: dict[str, Any] = {}
     seen: set[str] = set()

@@ -37,7 +37,7 @@ from .snapshot_directory import (
 )
 
 
-def test_the_state_is_the_newest_snapshot_and_the_log_behind_it(disk: SimDisk, history: History) -> None:
+def test_state_is_the_newest_snapshot_and_the_log_after_it(disk: SimDisk, history: History) -> None:
     """§ When to Load Snapshots 1, at boot; N40."""
     snapshot = history.snapshot()
     history.grow(2)
@@ -62,7 +62,7 @@ def test_the_state_is_the_newest_snapshot_and_the_log_behind_it(disk: SimDisk, h
     ],
     ids=["cut", "half", "empty", "bit", "longer", "headless", "footless", "another epoch", "no snapshot"],
 )
-def test_what_is_not_whole_is_never_loaded(disk: SimDisk, history: History, break_it: Callable[[bytes], bytes]) -> None:
+def test_damaged_snapshot_is_never_loaded(disk: SimDisk, history: History, break_it: Callable[[bytes], bytes]) -> None:
     """§ Loading; N9, G24: it is set aside, and the older one with the log behind it leads to the same state."""
     older = history.snapshot()
     history.grow(2)
@@ -83,14 +83,14 @@ def test_what_is_not_whole_is_never_loaded(disk: SimDisk, history: History, brea
     assert MetadataLog.open(disk, DATA, now_ms=0).replay().image == history.image
 
 
-def test_without_any_whole_snapshot_the_log_from_0_is_enough(disk: SimDisk, history: History) -> None:
+def test_log_from_0_is_sufficient_without_an_intact_snapshot(disk: SimDisk, history: History) -> None:
     """G24."""
     path = history.log.path_of(history.snapshot())
     disk.truncate(disk.open_append(path), 10)
     assert MetadataLog.open(disk, DATA, now_ms=0).replay().image == history.image
 
 
-def test_where_nothing_else_holds_it_the_operator_is_asked(disk: SimDisk) -> None:
+def test_start_fails_when_only_a_damaged_snapshot_has_the_state(disk: SimDisk) -> None:
     """G24: the file stays where it is."""
     log = with_snapshots(disk, 2).log
     for delete in log.forget_oldest({}, 0, 0):
@@ -102,7 +102,7 @@ def test_where_nothing_else_holds_it_the_operator_is_asked(disk: SimDisk) -> Non
     assert disk.stat(path) is not None
 
 
-def test_a_damaged_snapshot_never_costs_the_log(disk: SimDisk, history: History) -> None:
+def test_damaged_snapshot_never_truncates_the_log(disk: SimDisk, history: History) -> None:
     """G24, N45: one that is beyond the log's end is looked through before the log is cut for it."""
     ahead = SnapshotId(500, EPOCH + 1)
     content = b"".join(snapshot_of(image_after(9, 500, EPOCH + 1)))
@@ -112,7 +112,7 @@ def test_a_damaged_snapshot_never_costs_the_log(disk: SimDisk, history: History)
     assert log.replay().image == history.image
 
 
-def test_a_log_of_an_older_epoch_is_cut_for_a_snapshot(disk: SimDisk, history: History) -> None:
+def test_log_of_an_older_epoch_is_truncated_for_a_snapshot(disk: SimDisk, history: History) -> None:
     """N35, N45: a snapshot is beyond the log by its epoch, even where the log is longer."""
     ahead = SnapshotId(5, EPOCH + 1)
     image = image_after(1, 5, EPOCH + 1)
@@ -122,7 +122,7 @@ def test_a_log_of_an_older_epoch_is_cut_for_a_snapshot(disk: SimDisk, history: H
     assert log.replay().image == image
 
 
-def test_without_the_snapshot_that_the_log_begins_with_there_is_no_start(disk: SimDisk) -> None:
+def test_start_fails_without_the_snapshot_at_the_log_start(disk: SimDisk) -> None:
     """N44: nothing is deleted before that is said."""
     log = with_snapshots(disk, 3).log
     for delete in log.forget_oldest({}, 0, 0):
@@ -192,7 +192,7 @@ def _everything(seed: int) -> MetadataImage:
     return apply(image, records, 60, EPOCH)[0]
 
 
-def test_loading_replaces_everything_as_one_change() -> None:
+def test_load_replaces_the_whole_image_in_one_delta() -> None:
     """§ When to Load Snapshots, at run time; N41: what is not in the snapshot disappears, of every kind."""
     before, after = _everything(10), image_after(2, 100, EPOCH + 1)
     loaded = image_of(image_records(after), 99, EPOCH + 1)
@@ -219,7 +219,7 @@ def test_each_kind_of_security_is_noticed(kind: str) -> None:
     assert difference(before, before).is_empty
 
 
-def test_two_snapshots_of_one_state_hold_the_same(history: History) -> None:
+def test_snapshots_of_equal_state_have_equal_content(history: History) -> None:
     """N50, G33: whoever writes them, in whatever order things came."""
     from fenceline.metadata.delta import MetadataDelta
 
@@ -231,7 +231,7 @@ def test_two_snapshots_of_one_state_hold_the_same(history: History) -> None:
     assert b"".join(snapshot_of(first)) == b"".join(snapshot_of(second))
 
 
-def test_an_empty_log_behind_a_snapshot_ends_in_its_epoch(disk: SimDisk, history: History) -> None:
+def test_empty_log_after_a_snapshot_ends_in_the_snapshots_epoch(disk: SimDisk, history: History) -> None:
     """§ Fetch, LastFetchedEpoch; N36, N47."""
     snapshot = history.snapshot()
     history.log.partition_log.truncate_fully_and_start_at(snapshot.end_offset)

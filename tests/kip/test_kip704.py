@@ -95,7 +95,7 @@ async def _recovers_without_a_disk(desk: Desk, refusal: int) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_nobody_is_served_while_the_partition_recovers(api: str, role: str) -> None:
+def test_all_requests_are_rejected_while_the_partition_recovers(api: str, role: str) -> None:
     """§ Leader, § Follower: NOT_LEADER_OR_FOLLOWER for every request of data; V37."""
 
     async def story(desk: Desk) -> None:
@@ -118,7 +118,7 @@ def test_the_epoch_is_checked_first(api: str, role: str, epoch: int, code: int) 
     told(story)
 
 
-def test_a_debug_reader_is_no_exception() -> None:
+def test_debug_reader_is_rejected_too() -> None:
     """V37 with L6."""
 
     async def story(desk: Desk) -> None:
@@ -129,7 +129,7 @@ def test_a_debug_reader_is_no_exception() -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_all_is_served_once_the_controller_knows(api: str) -> None:
+def test_requests_are_served_after_the_controller_records_recovered(api: str) -> None:
     """§ Leader; V39: a metadata record with RECOVERED is enough, in the same leader epoch."""
 
     async def story(desk: Desk) -> None:
@@ -152,7 +152,7 @@ def test_followers_serve_consumers_once_the_leader_has_recovered() -> None:
     told(story)
 
 
-def test_a_reader_that_waits_on_a_follower_hears_of_it() -> None:
+def test_parked_fetch_on_a_follower_is_answered() -> None:
     """V37 with E7."""
 
     async def story(desk: Desk) -> None:
@@ -167,7 +167,7 @@ def test_a_reader_that_waits_on_a_follower_hears_of_it() -> None:
 # -- § Leader: the work of recovery --------------------------------------------------------------------------------
 
 
-def test_open_transactions_are_aborted_and_the_log_is_durable_before_the_controller_hears() -> None:
+def test_transactions_are_aborted_and_flushed_before_alter_partition() -> None:
     """§ Leader: abort of pending transactions, flush, then AlterPartition; V38."""
 
     async def story(desk: Desk) -> None:
@@ -193,7 +193,7 @@ def test_open_transactions_are_aborted_and_the_log_is_durable_before_the_control
     told(story)
 
 
-def test_a_disk_that_is_full_puts_the_recovery_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_delays_the_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
     """The partition is not given up: as soon as there is room it recovers, and the transactions are aborted once."""
     monkeypatch.setattr(replication, "_RECOVERY_PAUSE_S", 0.0)
 
@@ -208,7 +208,7 @@ def test_a_disk_that_is_full_puts_the_recovery_off(monkeypatch: pytest.MonkeyPat
     told(story)
 
 
-def test_a_disk_that_is_broken_ends_the_recovery() -> None:
+def test_failed_disk_ends_the_recovery() -> None:
     async def story(desk: Desk) -> None:
         await _recovers_without_a_disk(desk, errno.EIO)
         assert await _code(desk, "consumer fetch") == ErrorCode.KAFKA_STORAGE_ERROR
@@ -216,7 +216,7 @@ def test_a_disk_that_is_broken_ends_the_recovery() -> None:
     told(story)
 
 
-def test_a_transaction_that_ended_is_left_alone() -> None:
+def test_completed_transaction_is_not_aborted() -> None:
     """V38: idempotent; what is aborted once is not aborted again."""
 
     async def story(desk: Desk) -> None:
@@ -233,7 +233,7 @@ def test_a_transaction_that_ended_is_left_alone() -> None:
     told(story)
 
 
-def test_recovered_is_told_though_the_in_sync_set_stays_as_it_is() -> None:
+def test_recovered_is_reported_with_an_unchanged_isr() -> None:
     """§ Leader, AlterPartition with an unchanged set; V33, V38, also with one replica (gaps.md G19)."""
 
     async def story(desk: Desk) -> None:
@@ -244,7 +244,7 @@ def test_recovered_is_told_though_the_in_sync_set_stays_as_it_is() -> None:
     told(story)
 
 
-def test_the_controllers_answer_is_enough() -> None:
+def test_controllers_response_is_sufficient() -> None:
     """V39: a success response counts as the record does."""
 
     async def story(desk: Desk) -> None:
@@ -270,7 +270,7 @@ def test_the_controllers_answer_is_enough() -> None:
     told(story)
 
 
-def test_nothing_is_served_while_the_controller_is_silent_or_refuses() -> None:
+def test_requests_are_rejected_until_the_controller_accepts() -> None:
     """V39."""
 
     async def story(desk: Desk) -> None:
@@ -284,7 +284,7 @@ def test_nothing_is_served_while_the_controller_is_silent_or_refuses() -> None:
     told(story)
 
 
-def test_nobody_joins_the_in_sync_set_before() -> None:
+def test_no_replica_joins_the_isr_before_recovery() -> None:
     """§ Leader: no expansion while it recovers; V39, V42."""
 
     async def story(desk: Desk) -> None:
@@ -302,7 +302,7 @@ def test_nobody_joins_the_in_sync_set_before() -> None:
     told(story)
 
 
-def test_who_loses_the_leadership_stops_and_the_next_begins_again() -> None:
+def test_leadership_loss_stops_recovery_and_the_next_leader_restarts_it() -> None:
     """§ Leader; V40-V41: also the same broker, elected again while it recovers."""
 
     async def story(desk: Desk) -> None:
@@ -330,7 +330,7 @@ def test_a_clean_election_needs_no_recovery() -> None:
     told(story)
 
 
-def test_the_end_that_is_told_is_that_of_the_log() -> None:
+def test_reported_end_offset_is_the_log_end() -> None:
     """V45: of a leader that is alone; nothing of it is told before."""
 
     async def story(desk: Desk) -> None:
@@ -347,7 +347,7 @@ def test_the_end_that_is_told_is_that_of_the_log() -> None:
 # -- § Compatibility -----------------------------------------------------------------------------------------------
 
 
-def test_a_replica_that_is_refused_backs_off_and_cuts_nothing() -> None:
+def test_rejected_replica_backs_off_and_truncates_nothing() -> None:
     """§ Clients, Fetch: replicas back off; V43: for `replica.fetch.backoff.ms` at most, since a recovery takes
     milliseconds, and with the log unchanged whatever its epochs are."""
     log = MemoryLog()
@@ -370,7 +370,7 @@ def test_a_replica_that_is_refused_backs_off_and_cuts_nothing() -> None:
     assert log.log_end_offset == 5
 
 
-def test_versions_without_the_state_or_without_topic_ids_are_not_served() -> None:
+def test_versions_without_recovery_state_or_topic_ids_are_unsupported() -> None:
     """§ Public Interfaces, AlterPartition versions 0 and 1: every broker of a metadata.version that can be finalized
     has version 2 (3.3-IV3 is level 7), and Kafka 4 took 0 and 1 out."""
     (api,) = (each for each in partition_changes.CONTROLLER_APIS if each.key is ApiKey.ALTER_PARTITION)
