@@ -1,4 +1,4 @@
-"""Assignments are complete, exclusive, even and sticky, whatever the members."""
+"""Assignments are complete, exclusive, balanced and sticky for any members."""
 
 from __future__ import annotations
 

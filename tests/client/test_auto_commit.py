@@ -1,4 +1,4 @@
-"""When a consumer commits by itself, and what."""
+"""When a consumer commits automatically, and which offsets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEN_S = {"group.id": "g", "auto.commit.interval.ms": 10_000}
 
 
 class Caller:
-    """A consumer that was handed out everything before `position`, on a clock of its own."""
+    """A consumer whose polls returned everything before `position`, with its own clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fault: Exception | None = None, **settings: Any) -> None:
         self.now_s = 1000.0
@@ -92,7 +92,7 @@ def test_commit_uses_the_generation_at_scheduling_time(monkeypatch: pytest.Monke
 def test_pending_commit_blocks_the_next_and_is_dropped_for_the_final_commit(
     monkeypatch: pytest.MonkeyPatch, is_last: bool
 ) -> None:
-    """Its retry would take the committed offset back."""
+    """Its retry would move the committed offset backward."""
     caller = Caller(monkeypatch)
 
     async def steps() -> None:

@@ -1,4 +1,4 @@
-"""Property names, values and refusals."""
+"""Property names, values and validation."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _take(consumer: Consumer, count: int, **options: int) -> list[ConsumerRecord
     found: list[ConsumerRecord] = []
     end_s = time.monotonic() + 60
     while len(found) < count:
-        assert time.monotonic() < end_s, f"only {len(found)} of {count} came"
+        assert time.monotonic() < end_s, f"only {len(found)} of {count} records arrived"
         found += consumer.poll(200, **options)
     return found
 
@@ -52,7 +52,7 @@ def _numbers(records: list[ConsumerRecord]) -> list[int]:
 def test_reads_all_records_from_the_beginning_in_order(
     bootstrap: str, make_topic: MakeTopic, codec: str, arrow: bool
 ) -> None:
-    """In batches that are worth compressing, of which a request brings a few."""
+    """The batches are worth compressing, and a response holds only a few of them."""
     topic = make_topic(3)
     batches = {"linger.ms": 20, "batch.size": 16_000}
     _fill(bootstrap, topic, 9_000, 3, **batches, **{"compression.type": codec})
@@ -61,7 +61,7 @@ def test_reads_all_records_from_the_beginning_in_order(
     with Consumer(bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=2_000) as consumer:
         consumer.assign([TopicPartition(topic, i) for i in range(3)])
         while len(rows) < 9_000:
-            assert time.monotonic() < end_s, f"only {len(rows)} came"
+            assert time.monotonic() < end_s, f"only {len(rows)} rows arrived"
             if arrow:
                 table = consumer.poll_arrow(200).select(["partition", "offset", "leader_epoch", "value"]).to_pydict()
                 rows += [(*row, int(value)) for *row, value in zip(*table.values(), strict=True)]
@@ -231,7 +231,7 @@ def test_aborted_records_are_read_only_with_read_uncommitted(
         consumer.assign([tp])
         assert _numbers(_take(consumer, len(expected))) == expected
         assert consumer.end_offsets([tp]) == {tp: 24}
-        # The marker behind the last record is passed over, too.
+        # The marker after the last record is skipped, too.
         end_s = time.monotonic() + 60
         while consumer.position(tp) != 24:
             assert time.monotonic() < end_s

@@ -1,4 +1,4 @@
-"""Errors keep their facts and their words on the way between processes."""
+"""Errors keep their attributes and messages when pickled between processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_pickling_keeps_type_text_and_attributes(error: Exception) -> None:
 
 
 def _facts(error: Exception) -> dict[str, object]:
-    """Errors within errors by their words."""
+    """Nested errors are compared by their messages."""
     return {name: str(value) for name, value in error.__dict__.items()}
 
 

@@ -1,4 +1,4 @@
-"""What is fetched ahead stays below `queued.max.bytes`, counted as what it keeps in memory."""
+"""Prefetched data stays below `queued.max.bytes`, measured by the memory that it holds."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _batch(base_offset: int, size_bytes: int, *, control: bool = False) -> bytes
 
 @pytest.fixture
 def hiding(cluster: ScriptedCluster) -> TopicPartition:
-    """Before each record lies much that a reader does not see; every answer brings one of each."""
+    """A large batch that readers skip precedes each record; every response holds one of each."""
     (tp,) = cluster.add_topic("t")
     for number in range(_ROUNDS):
         cluster.logs[tp].batches += [_batch(2 * number, _HIDDEN_BYTES, control=True), _batch(2 * number + 1, 1)]
@@ -90,13 +90,13 @@ def hiding(cluster: ScriptedCluster) -> TopicPartition:
 
 @pytest.fixture
 def answers_bytes() -> Iterator[Callable[[], int]]:
-    """The memory of all answers that something is kept of, as the allocator knows it."""
+    """The allocator's size of all responses that are still referenced."""
 
     def measure() -> int:
         only = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, connection.__file__)])
         return sum(trace.size for trace in only.traces if trace.size >= _HIDDEN_BYTES)
 
-    batches_to_arrow([])  # Its imports take long where memory is traced.
+    batches_to_arrow([])  # Its imports are slow while memory is traced.
     tracemalloc.start()
     try:
         yield measure

@@ -1,4 +1,4 @@
-"""Fetching ahead: bounded over all brokers together, and nothing that was fetched is skipped without a word."""
+"""Prefetching: bounded across all brokers, and no fetched batch is skipped silently."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_requests_to_all_brokers_together_fit_the_buffer(cluster: ScriptedCluste
     cluster.node_rule = lambda node, key: SILENT if key is ApiKey.FETCH else None
     with Consumer(cluster.bootstrap, **_QUICK, **{"queued.max.bytes": 100_000}) as consumer:
         consumer.assign(tps)
-        # At once: the first one alone would be given all of the room.
+        # Concurrently: the first request alone would get the whole budget.
         consumer._on_loop(lambda: [consumer._async.seek(tp, 0) for tp in tps])
         _until(lambda: consumer.poll(10) or {node for node, _, _ in list(cluster.fetches)} == {1, 2, 3})
         asked = [request.max_bytes for _, _, request in cluster.fetches]
@@ -78,7 +78,7 @@ def _batch(base_offset: int, value: bytes, *, codec: Codec = Codec.NONE, count: 
 
 
 def _poisoned(batch: bytes) -> bytes:
-    """Its records can not be read, though its checksum is right: it was written so."""
+    """A batch whose records cannot be decoded although its checksum is valid."""
     raw = bytearray(batch)
     raw[BATCH_OVERHEAD : BATCH_OVERHEAD + 2] = b"\x7f\x7f"
     raw[_CRC_AT:_CRC_FROM] = crc32c(bytes(raw[_CRC_FROM:])).to_bytes(4, "big")
@@ -95,7 +95,7 @@ def test_undecodable_batch_is_not_skipped(cluster: ScriptedCluster, arrow: bool,
     third = _batch(2, b"third", codec=codec)
     cluster.logs[tp].batches = [first, second, third]
     assert read_header(third).base_offset == 2
-    # One batch an answer, so that the first one does not share its fate.
+    # One batch per response, so that the first one is returned.
     with Consumer(cluster.bootstrap, **_QUICK, **{"max.partition.fetch.bytes": 1}) as consumer:
         consumer.assign([tp])
         consumer.seek(tp, 0)
@@ -131,7 +131,7 @@ def _damaged(batch: bytes, at: int) -> bytes:
 @pytest.mark.parametrize("arrow", [False, True])
 @pytest.mark.parametrize("at", [_CRC_FROM, 16], ids=["checksum", "magic"])
 def test_records_before_and_after_a_corrupt_batch_are_read(cluster: ScriptedCluster, arrow: bool, at: int) -> None:
-    """In one answer with it, and the answer's other partitions too. It is told by every poll until a seek."""
+    """In the same response, and so are other partitions. Every poll raises the error until a seek."""
     bad, good = cluster.add_topic("t", 2)
     cluster.logs[bad].batches = [_batch(offset, b"%d" % offset) for offset in range(6)]
     cluster.logs[bad].sent = lambda raw: _damaged(raw, at) if read_header(raw).base_offset == 3 else raw
@@ -173,7 +173,7 @@ def test_records_before_and_after_a_corrupt_batch_are_read(cluster: ScriptedClus
 
 
 def _emptied(batch: bytes) -> bytes:
-    """As compaction leaves the last one of a producer: its header without records."""
+    """The last batch of a producer as compaction leaves it: a header without records."""
     raw = bytearray(batch[:BATCH_OVERHEAD])
     raw[_LENGTH_AT : _LENGTH_AT + 4] = (BATCH_OVERHEAD - _LENGTH_AT - 4).to_bytes(4, "big")
     raw[BATCH_OVERHEAD - 4 :] = bytes(4)
@@ -211,7 +211,7 @@ def test_repeated_fetch_error_is_raised_by_one_poll(cluster: ScriptedCluster) ->
         _until(lambda: len(cluster.fetches) >= asked + count)
 
     def refuse(times: int) -> None:
-        """All of it has been heard when this ends: the next request is there."""
+        """Returns once the error has been processed, that is, the next request has arrived."""
         cluster.fault_rule = lambda key: ErrorCode.CORRUPT_MESSAGE if key is ApiKey.FETCH else None
         await_fetches(times)
         with cluster.lock:
@@ -227,14 +227,14 @@ def test_repeated_fetch_error_is_raised_by_one_poll(cluster: ScriptedCluster) ->
             consumer.poll(10_000)
         assert consumer.poll(100) == []
         refuse(5)
-        # What was refused at the position before is no news after a seek.
+        # An error at the previous position is not raised after a seek.
         consumer.seek(tp, 0)
         assert [record.value for record in consumer.poll(10_000)] == [b"value"]
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_poll_waits_while_all_brokers_are_down(cluster: ScriptedCluster, begun: bool) -> None:
-    """Polls give nothing and raise nothing meanwhile; then it goes on where it was."""
+    """Polls return and raise nothing meanwhile; then the consumer continues from its position."""
     (tp,) = cluster.add_topic("t")
     cluster.logs[tp].batches = [_batch(offset, b"%d" % offset) for offset in range(3)]
     found: list[int] = []
@@ -261,7 +261,7 @@ def test_poll_waits_while_all_brokers_are_down(cluster: ScriptedCluster, begun: 
 
 
 def test_large_compressed_batch_is_read_in_parts(cluster: ScriptedCluster) -> None:
-    """Decoded by a thread, handed out a few at a time."""
+    """Decoded by a thread, returned a few records at a time."""
     (tp,) = cluster.add_topic("t")
     words = b"".join(b"%x" % (number * 2654435761 % 2**32) for number in range(200))
     cluster.logs[tp].batches = [_batch(0, words, codec=Codec.SNAPPY, count=2_000)]
@@ -284,7 +284,7 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def observe(decode: Callable[..., object]) -> Callable[..., object]:
         def noted(*given: object, **options: object) -> object:
-            if given[0]:  # Nothing came: there is nothing to decode.
+            if given[0]:  # Nothing arrived, so there is nothing to decode.
                 found.append(threading.current_thread().name)
             return decode(*given, **options)
 
@@ -297,7 +297,7 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _noise(codec: Codec, count: int) -> bytes:
-    """One batch that stays as large as it is."""
+    """One batch that does not compress."""
     rng = random.Random(1)
     raw = build_batch([(1_000, None, rng.randbytes(500), ()) for _ in range(count)], codec=codec)
     assign_in_place(raw, 0, 0, 0)
@@ -310,7 +310,7 @@ def _noise(codec: Codec, count: int) -> bytes:
 def test_slow_decompression_runs_outside_the_event_loop(
     cluster: ScriptedCluster, decoders: list[str], codec: Codec, count: int, elsewhere: bool
 ) -> None:
-    """Another thread costs more than what is small, and making objects keeps all threads from running."""
+    """Small batches are not worth another thread, and creating objects holds the GIL."""
     (tp,) = cluster.add_topic("t")
     cluster.logs[tp].batches = [_noise(codec, count)]
     with Consumer(cluster.bootstrap, **_QUICK, **{"max.poll.records": count}) as consumer:

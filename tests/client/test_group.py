@@ -1,4 +1,4 @@
-"""Groups on real brokers: sharing, rebalances, static members, and life beside librdkafka's consumers."""
+"""Groups on real brokers: assignment, rebalances, static members, and groups shared with librdkafka consumers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STRATEGIES = ["range", "roundrobin", "sticky", "cooperative-sticky"]
 
 
 class Member:
-    """A consumer that polls in a thread of its own and remembers what happened to it."""
+    """A consumer that polls in its own thread and records its events."""
 
     def __init__(self, bootstrap: str, topics: list[str], **config: object) -> None:
         defaults = {
@@ -60,7 +60,7 @@ class Member:
     def stop(self) -> None:
         self._stopping.set()
         self._thread.join(90)
-        assert not self._thread.is_alive(), "the member did not end"
+        assert not self._thread.is_alive(), "the member did not stop"
         if self.error is not None:
             raise self.error
 
@@ -74,7 +74,7 @@ class Member:
 def _until(condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < end_s, f"did not come about: {what}"
+        assert time.monotonic() < end_s, f"condition not reached: {what}"
         time.sleep(0.02)
 
 
@@ -109,10 +109,12 @@ def test_every_record_is_read_while_members_join_and_leave(
             producer.send(topic, value, partition=i % 6)
         producer.flush()
         _until(lambda: {*first.values, *second.values} == set(values), "all is read")
-    # Nothing failed, so nothing was read twice either: commits came before partitions went.
+    # No failures, so no duplicates: commits precede revocations.
     assert sorted([*first.values, *second.values]) == sorted(values)
     if strategy == "cooperative-sticky":
-        assert all(len(given_up) <= 3 for given_up in first.revoked[:1]), "only what the other needs is given up"
+        assert all(len(given_up) <= 3 for given_up in first.revoked[:1]), (
+            "only the partitions for the other member are revoked"
+        )
 
 
 def test_group_shared_with_librdkafka_members(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
@@ -135,7 +137,7 @@ def test_group_shared_with_librdkafka_members(bootstrap: str, make_topic: MakeTo
 
 
 def test_classic_members_continue_during_group_migration(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
-    """KIP-848: a member of the consumer protocol takes the group along; the classic ones fetch and commit in it."""
+    """KIP-848: a consumer protocol member migrates the group; classic members keep fetching and committing."""
     topic, group = make_topic(4), unique("group")
     config = {"group.id": group, "partition.assignment.strategy": "range"}
     theirs: list[bytes | None] = []
@@ -173,7 +175,7 @@ def test_classic_members_continue_during_group_migration(bootstrap: str, make_to
         _until(lambda: shared(first, second), "three share")
         values |= send(b"migrated-")
         _until(lambda: shared(first, second) and {*first.values, *second.values, *theirs} == values, "all is read")
-    # The first one had committed what it read before anybody else came.
+    # The first member committed what it had read before any other joined.
     assert not {value for value in [*second.values, *theirs] if value and value.startswith(b"classic-")}
 
 
@@ -251,7 +253,7 @@ def test_member_that_stops_polling_is_removed_and_its_commit_rejected(
         with pytest.raises(CommitFailedError, match=r"max\.poll\.interval\.ms"):
             slow.commit({TopicPartition(topic, 0): 0})
         _until(lambda: slow.poll(50) == [] and len(slow.assignment()) == 1, "the slow one is back")
-    # Once at least: where this process gets no time for a while, it loses them more often.
+    # At least once: on a busy machine the member may lose its partitions more often.
     assert set(lost) == {TopicPartition(topic, 0), TopicPartition(topic, 1)}
     slow.close()
 
@@ -259,7 +261,7 @@ def test_member_that_stops_polling_is_removed_and_its_commit_rejected(
 def test_commit_to_a_loading_coordinator_does_not_overwrite_the_new_owners(
     bootstrap: str, make_topic: MakeTopic, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the coordinator's answer to one background commit is played: it loads until the rebalance is over."""
+    """Only the response to one background commit is scripted: the coordinator loads until the rebalance is complete."""
     topic, group = make_topic(2), unique("group")
     config = {"group.id": group, "auto.offset.reset": "earliest", "heartbeat.interval.ms": 50}
     with Producer(bootstrap) as producer:
@@ -288,7 +290,7 @@ def test_commit_to_a_loading_coordinator_does_not_overwrite_the_new_owners(
             while not held:
                 await first.poll(0, max_records=1)
                 await asyncio.sleep(0.02)
-            # The commit before giving up would take the place of the one that waits.
+            # The commit before the revocation would replace the pending one.
             first._auto_commit._is_on = False
             other.subscribe([topic])
             rows = 0

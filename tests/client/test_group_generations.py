@@ -1,5 +1,5 @@
-"""Which refusals end a membership: those of the present generation, not those of one that was left behind; and to which
-generation a commit belongs: to that in which it was made, however late it is tried again.
+"""Which rejections end a membership: those of the current generation, not those of an older one. A commit belongs to the
+generation in which it was created, however late it is retried.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Sent = list[tuple[int, int, str]]
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, call: str, code: ErrorCode, meanwhile: int) -> tuple[int, bool]:
-    """(generation, whether it was lost) after `call` of generation 3 was refused, and `meanwhile` had come by then."""
+    """(generation, whether it was lost) after `call` of generation 3 was rejected while `meanwhile` happened."""
 
     async def run() -> tuple[int, bool]:
         config = ClientConfig.parse("consumer", "127.0.0.1:1", SETTINGS)
@@ -76,7 +76,7 @@ def test_unknown_member_id_ends_the_membership_in_any_generation(monkeypatch: py
 
 
 class Coordinator:
-    """Answers commits as `script` says, None for success; the last answer stays. Any other partition is refused."""
+    """Answers commits as scripted, None for success; the last answer repeats. Rejects any other partition."""
 
     def __init__(self, *script: ErrorCode | None) -> None:
         self.script = list(script)
@@ -137,7 +137,7 @@ LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 @pytest.mark.parametrize("now", [(4, "m"), (4, "another"), (3, "another"), (-1, "m"), (-1, "")])
 def test_commit_is_not_retried_under_another_membership(monkeypatch: pytest.MonkeyPatch, now: tuple[int, str]) -> None:
-    """A coordinator that loads answers after the rebalance: by then another member may have committed."""
+    """A loading coordinator answers after the rebalance, when another member may have committed."""
     coordinator = Coordinator(LOADING, None)
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
@@ -216,7 +216,7 @@ def test_completed_rebalance_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_fenced_static_member_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were it to join again, the two would take the id from each other for ever."""
+    """If it rejoined, the two members would fence each other forever."""
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
         with pytest.raises(CommitFailedError, match="rejected the commit of generation 3"):
@@ -234,7 +234,7 @@ def test_fenced_static_member_stops(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_former_member_does_not_commit_without_a_generation(
     monkeypatch: pytest.MonkeyPatch, as_member: tuple[int, str]
 ) -> None:
-    """A coordinator takes commits without a generation while its group is empty, whatever was committed since."""
+    """A coordinator accepts commits without a generation while the group is empty, even over newer offsets."""
     coordinator = Coordinator(None)
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
@@ -278,7 +278,7 @@ def test_pending_commit_fails_on_unsubscribe(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_commits_of_one_consumer_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The retry of an earlier one would take the committed offset back."""
+    """The retry of an earlier commit would move the committed offset backward."""
     coordinator = Coordinator(LOADING, LOADING, None)
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:

@@ -1,4 +1,4 @@
-"""Subscriptions and assignments are byte for byte those of Kafka's own schema."""
+"""Subscriptions and assignments match Kafka's schema byte for byte."""
 
 from __future__ import annotations
 

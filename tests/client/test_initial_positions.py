@@ -1,4 +1,4 @@
-"""Initial positions of partitions, and that a poll does not wait for them longer than its timeout."""
+"""Initial positions of partitions; a poll waits for them no longer than its timeout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUICK = {
     "retry.backoff.max.ms": 5,
     "reconnect.backoff.ms": 1,
     "fetch.max.wait.ms": 10,
-    # A request that is not answered stays under way.
+    # An unanswered request stays in flight.
     "request.timeout.ms": 600_000,
     "default.api.timeout.ms": 600_000,
 }
@@ -52,11 +52,11 @@ def consumer_of(cluster: ScriptedCluster, **config: Any) -> Consumer:
 def until(done: Callable[[], object]) -> None:
     end_s = time.monotonic() + 60
     while not done():
-        assert time.monotonic() < end_s, "it did not come to that"
+        assert time.monotonic() < end_s, "the expected state was not reached"
 
 
 def first_offsets(consumer: Consumer, count: int) -> dict[int, int]:
-    """Of each partition that gave something, once so many have."""
+    """The first offset of each partition that returned records, once that many have."""
     found: dict[int, int] = {}
 
     def poll() -> bool:
@@ -118,7 +118,7 @@ def test_unresponsive_coordinator_does_not_block_poll(cluster: ScriptedCluster, 
         with pytest.raises(TimedOut, match="no position"):
             consumer.position(tps[0], timeout_ms=10)
         until(lambda: consumer.poll(10) == [] and cluster.seen[ApiKey.OFFSET_FETCH] == 1)
-        # One that comes meanwhile is looked up after it, one that has a position by now stays there.
+        # A partition added meanwhile is looked up afterwards; one that already has a position keeps it.
         consumer.assign(tps)
         consumer.seek(tps[1], 1)
         assert first_offsets(consumer, 1) == {1: 1}

@@ -1,4 +1,4 @@
-"""What leaders are asked by where neither they nor metadata tell their epoch; the rest is in `test_older_kafka.py`."""
+"""The leader epoch in requests when neither leaders nor metadata report it; see also `test_older_kafka.py`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_rejected_guess_is_followed_by_the_next_or_the_metadata_epoch() -> None:
 
 
 def test_leader_unaware_of_a_guess_is_asked_with_the_metadata_epoch() -> None:
-    """A topic that was made anew begins with epoch 0."""
+    """A recreated topic starts with epoch 0."""
     guesses = EpochGuesses()
     guesses.epoch_omitted(TP, 3)
     assert not guesses.rejected(TP, 3, 3, UNKNOWN)

@@ -1,4 +1,4 @@
-"""Ways to brokers that do not answer: nobody takes them who has another one, and nobody waits longer than his time."""
+"""Connections to unresponsive brokers: calls prefer other connections and wait no longer than their timeout."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_call_ends_at_its_own_timeout_rather_than_the_connection_timeout(cluster
 
 
 def test_failed_call_reports_why_each_broker_failed(cluster: ScriptedCluster) -> None:
-    """As at a listener that speaks TLS, for a client that does not (`test_secure_listeners.py`)."""
+    """As for a plaintext client of a TLS listener (`test_secure_listeners.py`)."""
     cluster.node_rule = lambda *_: REFUSE
     with Admin(cluster.bootstrap) as admin, pytest.raises(BrokersUnreachable, match="closed it"):
         admin.metadata(timeout_ms=2_000)
 
 
 def test_timed_out_call_leaves_the_connection_to_the_next() -> None:
-    """A call of no time at all would never have one."""
+    """Otherwise a call with a zero timeout would never get a connection."""
 
     async def play() -> None:
         accepted = 0
@@ -89,7 +89,7 @@ def test_timed_out_call_leaves_the_connection_to_the_next() -> None:
 
 
 class _Hello(asyncio.Protocol):
-    """Answers the first bytes in plain text, or ends the connection as Kafka does where a size is impossible."""
+    """Answers the first bytes in plain text, or closes the connection as Kafka does on an invalid size."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer

@@ -1,4 +1,4 @@
-"""Look-ups of offsets and of epochs' ends: who is asked, with which epochs, and which refusals pass.
+"""Lookups of offsets and epoch ends: which broker is asked, with which epochs, and which errors are retried.
 
 The cases of Kafka's OffsetFetcherTest and OffsetForLeaderEpochClientTest. Rules: `epochs.md E46-E51`, `E58`;
 list_offsets.md L29-L33.
@@ -24,7 +24,7 @@ _KEYS = [ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH]
 
 
 def _look_up(admin: Admin, key: ApiKey, *tps: TopicPartition) -> dict[TopicPartition, tuple[int, int]]:
-    """(offset or end, epoch) of each partition: the log's end, or that of epoch 0."""
+    """(offset or end, epoch) of each partition: the log end, or the end of epoch 0."""
     if key is ApiKey.LIST_OFFSETS:
         return {tp: (each.offset, each.leader_epoch) for tp, each in admin.list_offsets(dict.fromkeys(tps, -1)).items()}
     ends = admin.offsets_for_leader_epoch(dict.fromkeys(tps, 0))
@@ -108,12 +108,12 @@ def test_moved_leader_is_found(cluster: ScriptedCluster, key: ApiKey) -> None:
 
 @pytest.mark.parametrize("version", [3, 5])
 def test_epoch_in_a_response_updates_the_last_seen_epoch(version: int) -> None:
-    """testListOffsetUpdateEpoch, testListOffsetNoUpdateMissingEpoch; E58, L30: what is older is not believed then."""
+    """testListOffsetUpdateEpoch, testListOffsetNoUpdateMissingEpoch; E58, L30: older metadata is ignored afterwards."""
     with ScriptedCluster(nodes=2, versions={ApiKey.LIST_OFFSETS: (1, version)}) as cluster:
         (tp,) = cluster.add_topic("t")
         with Admin(cluster.bootstrap, **_QUICK) as admin:
             admin.metadata(["t"])
-            # A leader that is ahead of what metadata says: it answers, and names a newer epoch.
+            # A leader ahead of the metadata answers with a newer epoch.
             newer: Any = cluster.logs[tp]
             cluster._check = lambda log, node_id, epoch: ErrorCode.NONE  # type: ignore[method-assign]
             newer.leader_epoch = 5
@@ -123,7 +123,7 @@ def test_epoch_in_a_response_updates_the_last_seen_epoch(version: int) -> None:
 
 
 def test_guess_that_the_leader_cannot_reject_is_not_recorded_as_epoch() -> None:
-    """It is of before Kafka 2.1, and another broker that is not has named an epoch."""
+    """The leader is older than Kafka 2.1; a newer broker has reported an epoch."""
     versions = {ApiKey.LIST_OFFSETS: (1, 3), ApiKey.METADATA: (0, 7)}
     with ScriptedCluster(nodes=2, versions=versions) as cluster, Admin(cluster.bootstrap, **_QUICK) as admin:
         (tp,) = cluster.add_topic("t")
@@ -144,7 +144,7 @@ def test_undefined_epoch_end_is_a_valid_response(cluster: ScriptedCluster) -> No
 
 
 def _stale_metadata(cluster: ScriptedCluster, tp: TopicPartition) -> None:
-    """From now on metadata tells of the leader of now, whatever happens."""
+    """From now on metadata keeps reporting the current leader."""
     tells, log = cluster._metadata, cluster.logs[tp]
     leader, epoch = log.leader, log.leader_epoch
 
@@ -184,8 +184,8 @@ def test_reader_follows_the_leader_hint(cluster: ScriptedCluster) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("version", "is_told"), [(1, False), (2, True), (3, True)])
 def test_too_old_broker_is_not_asked_for_epoch_ends(version: int, is_told: bool) -> None:
-    """OffsetFetcherTest.testOffsetValidationSkippedForOldBroker; but one that takes a leader's epoch with the question
-    is asked. Without that it may answer what it does not know."""
+    """OffsetFetcherTest.testOffsetValidationSkippedForOldBroker; but a broker that accepts a
+    current leader epoch in the request is asked. Without it, a stale leader could answer."""
     versions = {ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, version), ApiKey.FETCH: (4, 11)}
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")

@@ -1,4 +1,4 @@
-"""Receipts of the ledger topic are joined to the truncation that they tell of, and to no other."""
+"""Receipts of the ledger topic are attached to the truncation that they describe, and to no other."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_receipts_are_attached_to_the_truncation(cluster: ScriptedCluster) -> No
         again = pickle.loads(pickle.dumps(error))
         assert again.evidence == error.evidence
         assert all(isinstance(each, LossReceipt) for each in again.evidence)
-        # More of them come later, when other replicas hear of the new leader.
+        # More follow later, when other replicas learn of the new leader.
         _publish(cluster, encode(_receipt(replica=11, time_ms=9)))
         assert [r.replica for r in consumer.loss_receipts(error)] == [9, 1, 11]
         assert [len(each.evidence) for each in consumer.truncations()] == [2]
@@ -141,7 +141,7 @@ def test_truncations_of_many_partitions_share_one_ledger_lookup(cluster: Scripte
             consumer.seek(tp, 0)
         read(consumer, 50)
         seen = cluster.seen[ApiKey.LIST_OFFSETS]
-        # Nothing of it is heard before all of it has happened.
+        # The consumer learns of it only after all truncations.
         with cluster.lock:
             for tp in tps:
                 cluster.logs[tp].elect(2, cut_to=6)
@@ -150,7 +150,7 @@ def test_truncations_of_many_partitions_share_one_ledger_lookup(cluster: Scripte
         met = {error.partition: [receipt.replica for receipt in error.evidence] for error in consumer.truncations()}
         assert met == {0: [], 1: [11], 2: [12], 3: [13], 4: [14]}
         assert consumer.assignment() == tps
-    # Earliest and latest; once more at most, where answers about the partitions come apart.
+    # Earliest and latest; at most once more if the partitions' responses arrive separately.
     assert cluster.seen[ApiKey.LIST_OFFSETS] - seen <= 2 * len(tps) - 2
 
 
@@ -169,11 +169,11 @@ def test_lookup_without_a_ledger_finds_nothing_and_creates_no_topic(cluster: Scr
 
 @pytest.mark.parametrize("silent", [ApiKey.LIST_OFFSETS, ApiKey.FETCH], ids=lambda key: key.name)
 def test_error_does_not_wait_for_an_unresponsive_ledger(cluster: ScriptedCluster, silent: ApiKey) -> None:
-    # Long enough for the questions before a Fetch, and much shorter than the request's own time.
+    # Long enough for the lookups before a Fetch, and much shorter than the request timeout.
     times = {"truncation.evidence.timeout.ms": 1_000, "request.timeout.ms": 600_000}
     consumer, tp, new = _cut_under(cluster, **times)
     _publish(cluster, encode(_receipt()))
-    # The ledger's leader; the partition is read there too, but not before the seek.
+    # The ledger's leader also leads the partition, which is not read before the seek.
     cluster.node_rule = lambda node, key: SILENT if (node, key) == (2, silent) else None
     with consumer:
         error = told(consumer)
@@ -185,7 +185,7 @@ def test_error_does_not_wait_for_an_unresponsive_ledger(cluster: ScriptedCluster
 
 
 def test_leaderless_ledger_is_polled_frequently(cluster: ScriptedCluster) -> None:
-    """A cluster makes it at its first loss; the pauses of retries would take all the time."""
+    """A cluster creates it at its first loss; retry backoff would use up the timeout."""
     times = {"truncation.evidence.timeout.ms": 5_000, "retry.backoff.ms": 400, "retry.backoff.max.ms": 1_000}
     consumer, _, _ = _cut_under(cluster, **times)
     _publish(cluster, encode(_receipt()))

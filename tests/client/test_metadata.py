@@ -69,7 +69,7 @@ def test_a_newer_epoch_seen_elsewhere_hides_the_leader_until_metadata_has_it() -
 
 
 def test_epoch_seen_before_metadata_is_remembered() -> None:
-    """G8: a leader of before it is not trusted."""
+    """G8: a leader with an older epoch is not trusted."""
     cache = _cache()
     assert cache.note_epoch(_TP, 6)
     cache.apply(_answer(1, 5), asked=["t"])

@@ -44,7 +44,7 @@ def test_plain_is_one_message() -> None:
     assert list(sasl_exchange("PLAIN", "u", "p")) == [b"\0u\0p"]
 
 
-def test_unusable_tls_files_are_an_operators_error() -> None:
+def test_unusable_tls_files_raise_an_operator_error() -> None:
     settings = {"security.protocol": "SSL", "ssl.ca.location": "/does/not/exist"}
     with pytest.raises(OperatorError, match=r"ssl\.ca\.location"):
         tls_context(ClientConfig.parse("admin", "h:1", settings))

@@ -349,7 +349,7 @@ def test_consumer_reports_exactly_the_lost_records_under_retention(
 
 
 @pytest.mark.parametrize("tells", [False, True])
-def test_model_detects_an_unreported_loss(tells: bool) -> None:
+def test_model_can_truncate_read_records(tells: bool) -> None:
     """G6: the leader's epoch 0 ends at 8, behind the position 7; what was read of epoch 1 began at 3."""
     told: list[Any] = []
     story = Story(fetch_tells=tells)

@@ -210,7 +210,7 @@ def test_load_replaces_the_whole_image_in_one_delta() -> None:
 
 
 @pytest.mark.parametrize("kind", ["client_quotas", "acls", "scram", "delegation_tokens"])
-def test_each_kind_of_security_is_noticed(kind: str) -> None:
+def test_security_change_of_each_kind_is_detected(kind: str) -> None:
     """N41."""
     from dataclasses import replace
 

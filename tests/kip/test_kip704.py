@@ -152,7 +152,7 @@ def test_followers_serve_consumers_once_the_leader_has_recovered() -> None:
     told(story)
 
 
-def test_parked_fetch_on_a_follower_is_answered() -> None:
+def test_parked_fetch_on_a_follower_is_rejected_when_recovery_starts() -> None:
     """V37 with E7."""
 
     async def story(desk: Desk) -> None:
