@@ -1,5 +1,5 @@
-"""Which rejections end a membership: those of the current generation, not those of an older one. A commit belongs to the
-generation in which it was created, however late it is retried.
+"""Which rejections end a membership: those of the current generation, not those of an older one. A commit belongs to
+the generation in which it was created, however late it is retried.
 """
 
 from __future__ import annotations

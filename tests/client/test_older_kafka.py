@@ -1,7 +1,7 @@
-"""The client at brokers that speak only what Apache Kafka spoke at 2.1, 2.3 and 2.4.
+"""The client with brokers limited to the versions of Apache Kafka 2.1, 2.3 and 2.4.
 
-The brokers are those of today, which still know these versions; what they offer is cut down to what such a release
-offered, so that every request goes out as it would there. Elections and cuts are those of a scripted cluster.
+The brokers are current ones, which still support these versions. Their ApiVersions are restricted to those of the
+release, so every request is sent as it would be there. A scripted cluster provides elections and truncations.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ RELEASES: Final = {"2.1": KAFKA_2_1, "2.3": KAFKA_2_3, "2.4": KAFKA_2_4}
 
 @pytest.fixture(params=RELEASES, autouse=True)
 def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Every connection learns what that release would offer, and nothing else is asked of it."""
+    """Every connection sees the API versions of that release, and no other version is requested."""
     newest = RELEASES[request.param]
     learn, choose, spoken = connection._fetch_api_versions, Connection.version_for, dict[ApiKey, int]()
 
@@ -103,7 +103,7 @@ def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         made.versions = {
             key: (low, min(high, newest[ApiKey(key)])) for key, (low, high) in made.versions.items() if key in newest
         }
-        assert all(low <= high for low, high in made.versions.values()), "the broker does not know these any more"
+        assert all(low <= high for low, high in made.versions.values()), "the broker no longer supports these versions"
 
     def note(made: Connection, key: ApiKey) -> int:
         spoken[key] = max(spoken.get(key, 0), version := choose(made, key))
@@ -112,7 +112,7 @@ def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(connection, "_fetch_api_versions", learn_less)
     monkeypatch.setattr(Connection, "version_for", note)
     yield request.param
-    assert spoken, "nothing went through here"
+    assert spoken, "no request was observed"
     assert all(version <= newest[key] for key, version in spoken.items()), spoken
 
 
@@ -140,7 +140,7 @@ def fill(bootstrap: str, tp: TopicPartition, count: int, **config: Any) -> list[
 
 
 def read(consumer: Consumer, count: int) -> list[bytes | None]:
-    """So many, or more."""
+    """Reads at least that many."""
     found: list[bytes | None] = []
     eventually(lambda: found.extend(r.value for r in consumer.poll(100)) or len(found) >= count, f"{count} records")
     return found
@@ -199,7 +199,7 @@ def test_offsets_and_topics(bootstrap: str, tp: TopicPartition, admin: Admin, re
     assert admin.describe_cluster().brokers
     resource = ("topic", tp.topic)
     if release == "2.1":
-        # It has no call that changes single entries.
+        # It has no IncrementalAlterConfigs.
         with pytest.raises(PeerError) as refused:
             admin.alter_configs({resource: {"retention.ms": "-1"}})
         assert refused.value.code is ErrorCode.UNSUPPORTED_VERSION
@@ -247,8 +247,8 @@ def test_a_group_with_members_is_not_reset(bootstrap: str, tp: TopicPartition, u
         assert "Stable" in refused.output
 
 
-# -- Truncation (KIP-320): metadata before 2.4 tell no epochs that may be trusted, leaders are asked for theirs. Those
-# of 2.1 tell none either, but refuse another one than theirs. -----------------------------------------------------
+# -- Truncation (KIP-320): metadata before 2.4 has no reliable epochs, so leaders are asked for theirs. Leaders
+# of 2.1 do not return it either, but reject any other. ------------------------------------------------------------
 
 QUICK: Final = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
 
@@ -298,7 +298,7 @@ def told(consumer: Consumer, kind: type[E]) -> E:
 
 
 def questions(cluster: ScriptedCluster) -> list[tuple[int, int]]:
-    """Epoch asked about, and the epoch of the leader who is to answer."""
+    """The requested epoch and the current leader epoch of each OffsetForLeaderEpoch request."""
     return [
         (asked.leader_epoch, asked.current_leader_epoch)
         for key, _, request in list(cluster.requests)
@@ -319,7 +319,7 @@ def test_truncation_is_reported_with_the_divergence_offset(
         write(log, 20)
     error = told(scripted_consumer, LogTruncationError)
     assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (10, 6, 0)
-    # Of an epoch that the leader has now; and no record of it was fetched without that question.
+    # With the leader's current epoch; and no record of it was fetched without that request.
     assert questions(scripted) == [(0, 1)]
     scripted_consumer.seek(T, error.divergent_offset, error.divergent_epoch)
     assert read(scripted_consumer, 20) == [b"of epoch 1"] * 20
@@ -328,7 +328,7 @@ def test_truncation_is_reported_with_the_divergence_offset(
 def test_position_is_validated_before_the_first_fetch(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer
 ) -> None:
-    """As from a committed offset: while nobody read, the log was cut and grew longer than it was."""
+    """As from a committed offset: while the consumer was down, the log was truncated and grew longer than before."""
     log.elect(1, cut_to=6)
     write(log, 20)
     scripted_consumer.seek(T, 10, 0)
@@ -339,7 +339,7 @@ def test_position_is_validated_before_the_first_fetch(
 def test_unknown_epoch_on_a_stale_leader_is_no_truncation(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer
 ) -> None:
-    """`gaps.md G7`: it was deposed and has not heard of it, so it knows nothing of the epoch that was read."""
+    """`gaps.md G7`: it was deposed without noticing, so it does not know the epoch that was read."""
     scripted_consumer.seek(T, 10, 1)
     before = scripted.seen[ApiKey.METADATA]
     eventually(lambda: scripted_consumer.poll(10) or scripted.seen[ApiKey.METADATA] >= before + 3, "it waits")
@@ -356,7 +356,7 @@ def test_unknown_epoch_on_a_stale_leader_is_no_truncation(
 def test_elections_without_truncation_report_nothing(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer, seed: int
 ) -> None:
-    """Whoever leads, whatever is refused on the way, and however far metadata is behind."""
+    """For any leader, any rejections on the way, and any metadata lag."""
     rng = random.Random(seed)
     scripted_consumer.seek(T, 0)
     found: list[bytes | None] = []
@@ -377,7 +377,7 @@ def test_elections_without_truncation_report_nothing(
 def test_stale_metadata_epoch_does_not_hide_a_truncation(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer, release: str, behind: int
 ) -> None:
-    """E57: as long as replicas are moved, metadata before 2.4 stay as they were."""
+    """E57: during a reassignment, metadata before 2.4 keeps its old epoch."""
     scripted_consumer.seek(T, 0)
     assert len(read(scripted_consumer, 10)) == 10
     with scripted.lock:
@@ -392,7 +392,7 @@ def test_stale_metadata_epoch_does_not_hide_a_truncation(
 
 @pytest.fixture
 def log_behind_metadata(log: Log) -> Log:
-    """Asked for before a consumer, which looks at metadata as soon as it is there."""
+    """Created before the consumer, which fetches metadata when it starts."""
     log.named_epoch = 1
     return log
 
@@ -401,7 +401,7 @@ def log_behind_metadata(log: Log) -> Log:
 def test_leader_unaware_of_its_epoch_is_not_trusted(
     scripted: ScriptedCluster, log_behind_metadata: Log, scripted_consumer: Consumer
 ) -> None:
-    """Nothing is read in the epoch before, and nothing told, until it has heard."""
+    """No record is read in the previous epoch and no truncation reported until the leader knows its epoch."""
     scripted_consumer.seek(T, 2, 0)
     before = scripted.seen[ApiKey.LIST_OFFSETS]
     eventually(lambda: scripted_consumer.poll(10) or scripted.seen[ApiKey.LIST_OFFSETS] >= before + 6, "it is asked")
@@ -414,7 +414,7 @@ def test_leader_unaware_of_its_epoch_is_not_trusted(
 
 
 def test_end_offset_includes_its_epoch(scripted: ScriptedCluster, log: Log) -> None:
-    """What Spark's source plans by; once it is known how, in one question."""
+    """Spark's source plans with it; once the way is known, it takes one request."""
     with Admin(scripted.bootstrap, **QUICK) as admin:
         for leader in (1, 2, 2):
             log.elect(leader)
@@ -431,8 +431,8 @@ def test_steady_reading_requests_no_metadata(scripted: ScriptedCluster, log: Log
     before = scripted.seen[ApiKey.METADATA]
     write(log, 40)
     read(scripted_consumer, 50 - len(first))
-    assert len(scripted.fetches) >= 50, "a record each"
-    # One may have been on its way.
+    assert len(scripted.fetches) >= 50, "one record per poll"
+    # One request may have been in flight.
     assert scripted.seen[ApiKey.METADATA] <= before + 1
 
 
@@ -445,7 +445,7 @@ def test_unauthorized_client_logs_a_warning_and_continues(
     code: ErrorCode,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Kafka 2.1 wants ClusterAction; only records of an older epoch betray a cut then."""
+    """Kafka 2.1 requires ClusterAction; without it only records of an older epoch reveal a truncation."""
     scripted.fault_rule = lambda key: code if key is ApiKey.OFFSET_FOR_LEADER_EPOCH else None
     scripted_consumer.seek(T, 2, 0)
     if release != "2.1":
@@ -458,7 +458,7 @@ def test_unauthorized_client_logs_a_warning_and_continues(
     assert len(read(scripted_consumer, 5)) == 5
     assert "requires the ClusterAction permission" in caplog.text
     with scripted.lock:
-        # Back comes who never heard of epoch 1, and has more of epoch 0.
+        # The returning leader never knew epoch 1 and has more records of epoch 0.
         log.batches, log.leader, log.leader_epoch = log.batches[:10], 1, 0
         write(log, 10)
         log.epochs = [(0, 0)]

@@ -28,7 +28,7 @@ def _at(offset: int, epoch: int, leader: LeaderAndEpoch = _L5) -> tuple[Position
 
 
 def _answer(positions: Positions, end: EpochEnd) -> Verdict:
-    """The leader's answer to what is asked now."""
+    """The leader's response to the pending request."""
     position, query = positions.of(_TP).fetch_position, positions.validation_query(_TP)
     assert position is not None
     assert query is not None
@@ -92,10 +92,10 @@ def test_epoch_end_at_or_after_the_position_validates_it() -> None:
     ("end", "divergent"),
     [
         pytest.param(EpochEnd(5, 8), (8, 5), id="E49: the epoch ends below the position"),
-        pytest.param(EpochEnd(4, 8), (8, 4), id="E49: and the leader has a lower one"),
-        pytest.param(EpochEnd(4, 40), (9, -1), id="G6: a lower epoch, whatever its end: record 9 is none of the log's"),
-        pytest.param(EpochEnd(-1, -1), (-1, -1), id="E48: the leader can not tell"),
-        pytest.param(EpochEnd(5, -1), (-1, -1), id="E48: nor so"),
+        pytest.param(EpochEnd(4, 8), (8, 4), id="E49: and the leader has a lower epoch"),
+        pytest.param(EpochEnd(4, 40), (9, -1), id="G6: a lower epoch with any end: record 9 is not in the log"),
+        pytest.param(EpochEnd(-1, -1), (-1, -1), id="E48: the leader does not know"),
+        pytest.param(EpochEnd(5, -1), (-1, -1), id="E48: undefined offset only"),
     ],
 )
 def test_divergence_below_returned_records_is_kept_until_a_seek(end: EpochEnd, divergent: tuple[int, int]) -> None:
@@ -120,18 +120,18 @@ def test_divergence_below_returned_records_is_kept_until_a_seek(end: EpochEnd, d
     ("answers", "parting", "epochs"),
     [
         pytest.param([EpochEnd(5, 14)], (14, 5), (5,), id="within the last epoch"),
-        pytest.param([EpochEnd(3, 12)], (10, 3), (5,), id="the leader's epoch ends behind where ours ended"),
-        pytest.param([EpochEnd(3, 40)], (10, 3), (5,), id="and behind the position"),
+        pytest.param([EpochEnd(3, 12)], (10, 3), (5,), id="the leader's epoch ends after ours"),
+        pytest.param([EpochEnd(3, 40)], (10, 3), (5,), id="and after the position"),
         pytest.param([EpochEnd(3, 9)], (9, 3), (3, 5), id="the leader's epoch ends before ours"),
         pytest.param(
-            [EpochEnd(4, 12), EpochEnd(3, 9)], (9, 3), (3, 5), id="an epoch never read: ask for the one below"
+            [EpochEnd(4, 12), EpochEnd(3, 9)], (9, 3), (3, 5), id="an epoch never read: request the one below"
         ),
-        pytest.param([EpochEnd(4, 12), EpochEnd(3, 11)], (10, 3), (5,), id="which ends no later than ours"),
-        pytest.param([EpochEnd(4, 12), EpochEnd(2, 6)], (6, 2), (3, 5), id="and not even that is there"),
+        pytest.param([EpochEnd(4, 12), EpochEnd(3, 11)], (10, 3), (5,), id="it ends no later than ours"),
+        pytest.param([EpochEnd(4, 12), EpochEnd(2, 6)], (6, 2), (3, 5), id="and that one is missing too"),
         pytest.param([EpochEnd(4, 12), EpochEnd(2, 9)], (7, -1), (3, 5), id="nor the record before the first one read"),
-        pytest.param([EpochEnd(2, 5)], (5, 2), (3, 5), id="at once"),
-        pytest.param([EpochEnd(-1, -1), EpochEnd(-1, -1)], (-1, -1), (3, 5), id="the leader can not tell"),
-        pytest.param([EpochEnd(-1, -1), EpochEnd(3, 9)], (9, 3), (3, 5), id="but of the epoch below it can"),
+        pytest.param([EpochEnd(2, 5)], (5, 2), (3, 5), id="in the first response"),
+        pytest.param([EpochEnd(-1, -1), EpochEnd(-1, -1)], (-1, -1), (3, 5), id="the leader does not know"),
+        pytest.param([EpochEnd(-1, -1), EpochEnd(3, 9)], (9, 3), (3, 5), id="but it knows the epoch below"),
     ],
 )
 def test_divergence_is_bounded_by_records_read_from_later_epochs(
@@ -156,11 +156,11 @@ def test_divergence_is_bounded_by_records_read_from_later_epochs(
     state.fetch_position = state.position
     positions.diverged(_TP, EpochEnd(3, 15))
     assert state.truncation is not None
-    assert state.truncation.divergent_offset == 12, "what was read before a seek says nothing"
+    assert state.truncation.divergent_offset == 12, "records read before a seek do not count"
 
 
 def test_search_restarts_with_a_new_leader() -> None:
-    """E64: its look-ups are fenced by one epoch."""
+    """E64: its lookups carry one leader epoch."""
     positions, state = _at(8, 3, _L6)
     positions.consumed(_TP, 20, 5, [EpochStart(5, 10)])
     assert state.position is not None
@@ -185,7 +185,7 @@ def test_responses_to_obsolete_requests_are_ignored() -> None:
 
 
 def test_leader_older_than_the_position_epoch_is_not_asked() -> None:
-    """E54, G7: it would not know the epoch, which proves nothing; metadata has to catch up."""
+    """E54, G7: it would not know the epoch, which proves nothing; the client waits for newer metadata."""
     positions, state = _at(8, 3)
     positions.seek(_TP, 10, 6)
     positions.check_leader(_TP, _L5)
@@ -197,7 +197,7 @@ def test_leader_older_than_the_position_epoch_is_not_asked() -> None:
 
 
 def test_seek_with_an_epoch_is_not_fetched_before_a_leader_is_known() -> None:
-    """E53, G8: an epoch that comes before the first metadata is remembered."""
+    """E53, G8: an epoch seen before the first metadata is remembered."""
     positions = Positions()
     positions.assign([_TP])
     positions.seek(_TP, 10, 6)
@@ -205,7 +205,7 @@ def test_seek_with_an_epoch_is_not_fetched_before_a_leader_is_known() -> None:
     positions.check_leader(_TP, LeaderAndEpoch(-1, -1))
     assert not positions.of(_TP).is_readable
     positions.check_leader(_TP, LeaderAndEpoch(1, -1))
-    assert positions.of(_TP).is_readable, "a broker that knows no epochs"
+    assert positions.of(_TP).is_readable, "a broker without epochs"
 
 
 def test_a_negative_epoch_is_none() -> None:
@@ -222,14 +222,14 @@ _BOUND = OffsetAndEpoch(10, 5)
 @pytest.mark.parametrize(
     ("end", "offset", "epoch"),
     [
-        pytest.param(EpochEnd(5, 12), 10, 5, id="it stands"),
-        pytest.param(EpochEnd(4, 12), 10, 5, id="so it does where the record before may be of that epoch"),
-        pytest.param(EpochEnd(-1, -1), 10, 5, id="and where the leader can not tell"),
-        pytest.param(EpochEnd(4, 7), 7, 4, id="it was cut off before anything was read: begin where the log ended"),
+        pytest.param(EpochEnd(5, 12), 10, 5, id="still valid"),
+        pytest.param(EpochEnd(4, 12), 10, 5, id="valid where the record before may be of that epoch"),
+        pytest.param(EpochEnd(-1, -1), 10, 5, id="and where the leader does not know"),
+        pytest.param(EpochEnd(4, 7), 7, 4, id="truncated before anything was read: start where the log ended"),
     ],
 )
 def test_reset_position_has_at_most_an_epoch(end: EpochEnd, offset: int, epoch: int) -> None:
-    """E55, G9: what is cut off before the first record was given concerns nobody, but new records lie there."""
+    """E55, G9: a truncation before the first returned record loses nothing, but new records are at those offsets."""
     positions, state = _at(3, 4)
     positions.await_reset(_TP, "latest")
     positions.complete_reset(_TP, state.serial, _BOUND)
@@ -251,11 +251,11 @@ def test_divergence_in_prefetched_records_only_is_refetched() -> None:
     assert state.truncation is None
     assert state.fetch_position == Position(10, 5, _L5)
     assert state.phase is Phase.AWAIT_VALIDATION
-    assert state.serial > serial, "what was fetched ahead must not be handed out"
+    assert state.serial > serial, "prefetched records must not be returned"
 
 
 def test_records_fetched_for_a_former_assignment_are_discarded() -> None:
-    """A rebalance takes a partition away and gives it back: it is read from what is committed, once."""
+    """A rebalance revokes a partition and assigns it again: it is read once, from the committed offset."""
     positions, state = _at(10, 5)
     serials = {state.serial}
     for _ in range(3):

@@ -42,7 +42,7 @@ def test_records_arrive_with_every_codec_and_acks(
     topic = make_topic()
     values = [b"%d" % i * 20 for i in range(300)]
     if acks == 0:
-        # With acks=0 nobody tells that a leader is not ready yet: make sure that it is.
+        # With acks=0 no response reports that a leader is not ready yet: make sure that it is.
         with Producer(bootstrap) as producer:
             producer.send(topic, b"start").result(60)
     with Producer(bootstrap, acks=acks, compression_type=codec, batch_size=1_000) as producer:
@@ -54,7 +54,7 @@ def test_records_arrive_with_every_codec_and_acks(
         with Producer(bootstrap) as producer:
             producer.send(topic, b"end").result(60)
         values += [b"start", b"end"]
-        # The broker may take what came over the first connection after what came over the second.
+        # The broker may process the first connection's request after the second connection's.
         while len(found := _read(bootstrap, topic)[0]) < len(values):
             time.sleep(0.05)
         assert sorted(v for _, v in found if v) == sorted(values)
@@ -90,7 +90,7 @@ def test_keys_are_partitioned_like_librdkafkas_murmur2(bootstrap: str, make_topi
     for key in keys:
         other.produce(topic, b"", key, on_delivery=lambda _, m: theirs.__setitem__(m.key(), m.partition()))
     other.flush(60)
-    # librdkafka takes an empty key for none at all.
+    # librdkafka treats an empty key as null.
     keys.remove(b"")
     with Producer(bootstrap) as producer:
         ours = {key: producer.send(topic, b"", key) for key in keys}

@@ -1,4 +1,4 @@
-"""RangeReader against real brokers: exact ranges or a loud error."""
+"""RangeReader against real brokers: the exact ranges or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RangeReader while brokers, leaders and topics change under a read: all of the range, or an error that says why."""
+"""RangeReader while brokers, leaders and topics change: the whole range, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNT = 100
 
 @pytest.fixture
 def tp(cluster: ScriptedCluster) -> TopicPartition:
-    """Of a topic with records in batches of their own."""
+    """A partition whose batches hold one record each."""
     (made,) = cluster.add_topic("t")
     fill(cluster, made)
     return made
@@ -46,7 +46,7 @@ def offsets(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 class Clock(Deadline):
-    """A deadline that is over when the test says so."""
+    """A deadline that expires on demand."""
 
     made: list[Clock]
 
@@ -79,7 +79,7 @@ def test_read_may_outlast_the_leader_lookup_timeout(
                 clock.has_passed = True
             with cluster.lock:
                 cluster.logs[tp].elect(leader)
-            # More than were fetched before.
+            # More than were prefetched.
             found += offsets(islice(read, 5))
         assert found + offsets(read) == list(range(COUNT))
 
@@ -92,7 +92,7 @@ def test_partition_rejected_while_another_is_read_keeps_its_full_timeout(
     fill(cluster, second)
 
     def move(node_id: int, key: ApiKey) -> None:
-        """The second one's leader is another when the first Fetch comes."""
+        """The second partition's leader changes when the first Fetch arrives."""
         if key is ApiKey.FETCH and cluster.seen[key] == 1:
             cluster.logs[second].elect(2)
 
@@ -128,7 +128,7 @@ def test_corruption_reported_by_a_broker_fails_the_read(cluster: ScriptedCluster
 def test_topic_recreated_during_a_read_is_detected(
     cluster: ScriptedCluster, tp: TopicPartition, is_known: bool
 ) -> None:
-    """Its records have the same offsets and epochs, so only its id tells."""
+    """Its records have the same offsets and epochs, so only the topic id differs."""
     old = cluster.ids["t"]
     with RangeReader(cluster.bootstrap, **QUICK, **A_BATCH_AT_A_TIME) as reader:
         read = reader.read({tp: OffsetRange(0, COUNT, topic_id=old if is_known else None)})

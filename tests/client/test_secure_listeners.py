@@ -38,7 +38,7 @@ class Secured(NamedTuple):
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A broker whose only listener is SASL_SSL; user "anna" has a password for PLAIN and for SCRAM."""
+    """A broker whose only listener is SASL_SSL; user "anna" has passwords for PLAIN and SCRAM."""
     if shutil.which("openssl") is None:
         unavailable("the openssl command is missing")
     folder = tmp_path_factory.mktemp("tls")
@@ -124,7 +124,7 @@ def test_untrusted_certificate_is_reported(secured: Secured) -> None:
 
 
 def test_plaintext_to_a_tls_listener_is_reported(secured: Secured) -> None:
-    """At the first attempt, however slow the broker is: no call's time can be over before."""
+    """At the first attempt, however slow the broker is, before any call can time out."""
     host, port = secured.bootstrap.split(":")
     config = ClientConfig.parse("admin", secured.bootstrap, {"request.timeout.ms": 600_000})
     with pytest.raises(ConnectionLost, match=r"security\.protocol|closed it"):

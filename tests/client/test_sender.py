@@ -1,4 +1,4 @@
-"""Exactly once and in order, whatever happens on the way: the producer against a cluster that misbehaves."""
+"""Exactly once and in order under any fault: the producer against a misbehaving cluster."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_records_lost_by_the_leader_are_reported(cluster: ScriptedCluster) -> No
 
 
 def test_batches_forgotten_by_the_leader_fail_and_are_not_duplicated(cluster: ScriptedCluster) -> None:
-    """A broker of Kafka that was restarted knows the last batch of each producer, and five were on their way."""
+    """A restarted Kafka broker knows only the last batch of each producer, but five were in flight."""
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **{**_SMALL, "batch.size": 1}) as producer:
         producer.send("t", b"before").result(60)
@@ -130,7 +130,7 @@ def test_batches_forgotten_by_the_leader_fail_and_are_not_duplicated(cluster: Sc
                 return None
             if len(log.batches) < 6:
                 return SILENT if len(log.batches) < 5 else HANG_UP
-            # All five are written, and the first of them comes again.
+            # All five are written, and the first of them is retried.
             cluster.fault_rule = None
             (known,) = log.producers.values()
             del known[:-1]
@@ -192,7 +192,7 @@ def test_acks_0_does_not_wait_for_a_response(cluster: ScriptedCluster) -> None:
     assert _send_all(cluster, tp, [b"a"], acks=0) == [-1]
     with Producer(cluster.bootstrap, **_SMALL) as producer:
         producer.send("t", b"b").result(60)
-    # The answer to the second came over another connection; the first one has no answer to wait for.
+    # The second response came over another connection; the first request has no response.
     assert b"b" in cluster.logs[tp].values()
 
 

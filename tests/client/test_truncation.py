@@ -1,4 +1,4 @@
-"""A log that is cut under a reader is noticed, with the point of divergence (KIP-320, `epochs.md` I)."""
+"""Readers detect a truncated log and its divergence point (KIP-320, `epochs.md` I)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _poll_until(consumer: Consumer, done: Callable[[list[bytes | None]], bool]) 
     found: list[bytes | None] = []
     end_s = time.monotonic() + 60
     while not done(found):
-        assert time.monotonic() < end_s, f"stuck with {found}"
+        assert time.monotonic() < end_s, f"stopped at {found}"
         found += [record.value for record in consumer.poll(50)]
     return found
 
@@ -50,8 +50,8 @@ def _poll_for_error(consumer: Consumer, kind: type[Exception]) -> Exception:
 
 
 _VERSIONS = [
-    pytest.param({}, id="fetch-tells"),
-    pytest.param({ApiKey.FETCH: (4, 11)}, id="validation-tells"),
+    pytest.param({}, id="fetch-reports"),
+    pytest.param({ApiKey.FETCH: (4, 11)}, id="validation-reports"),
 ]
 
 
@@ -80,8 +80,8 @@ def test_truncation_below_read_records_is_raised(versions: dict[ApiKey, tuple[in
 @pytest.mark.parametrize("versions", _VERSIONS)
 @pytest.mark.parametrize("at_once", [500, 1])
 def test_leader_returning_with_more_of_an_older_epoch(versions: dict[ApiKey, tuple[int, int]], at_once: int) -> None:
-    """It had written offsets 6 and 7 when another one was elected without them. Where its epoch ends in its log, at 8,
-    says nothing of what was read at 6 and 7 instead: that began there, the reader knows."""
+    """It had written offsets 6 and 7 when another broker was elected without them. Its epoch's end, 8, does not cover
+    the records read at 6 and 7 instead: the reader knows that their epoch started there."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
         _write(cluster, tp, _values("old", 8))
@@ -114,7 +114,7 @@ def test_truncation_of_only_prefetched_records_raises_nothing(
         consumer.assign([tp])
         consumer.seek(tp, 0)
         found = _poll_until(consumer, lambda found: len(found) >= 1)
-        # All ten are buffered by now; only what a poll handed out counts as read.
+        # All ten are buffered by now; only records returned by a poll count as read.
         while len(found) < 3:
             found += [r.value for r in consumer.poll(50, max_records=1)]
     assert found[:3] == _values("old", 3)

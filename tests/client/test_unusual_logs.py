@@ -1,4 +1,4 @@
-"""Logs out of the ordinary, read as records and as tables: huge records, nothing in records, many partitions, none."""
+"""Unusual logs, read as records and as tables: huge records, null fields, many partitions, no records."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _HUGE_BYTES = 10 * 1024 * 1024
 
 
 def _rows(consumer: Consumer, count: int, *, arrow: bool) -> list[dict[str, Any]]:
-    """At least so many."""
+    """Reads at least `count` rows."""
     found: list[dict[str, Any]] = []
     end_s = time.monotonic() + 60
     while len(found) < count:
-        assert time.monotonic() < end_s, f"only {len(found)} of {count} came"
+        assert time.monotonic() < end_s, f"only {len(found)} of {count} rows arrived"
         found += consumer.poll_arrow(200).to_pylist() if arrow else [r._asdict() for r in consumer.poll(200)]
     return found
 

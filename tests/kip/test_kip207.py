@@ -1,7 +1,7 @@
-"""KIP-207, sentence by sentence: end offsets that a client is told never go back, also when the leader moves.
+"""KIP-207, sentence by sentence: end offsets returned to clients never decrease, even across leader changes.
 
 `§` names the section of the KIP, a number such as L11 the rule of `docs/rules/list_offsets.md`. Where Kafka as released
-differs from the KIP's text, the test says which of the two holds. The KIP's client side (retry, no refresh of metadata)
+differs from the KIP's text, the test names the behaviour that applies. The KIP's client side (retry, no refresh of metadata)
 is the client's: `tests/client`.
 """
 
@@ -52,7 +52,7 @@ def test_new_leader_rejects_until_its_high_watermark_has_caught_up(version: int,
 
 
 def test_answers_once_all_in_sync_replicas_reach_the_epoch_start() -> None:
-    """§ Proposed Changes 2; L15, L39: nobody is told, the client asks again."""
+    """§ Proposed Changes 2; L15, L39: no notification, the client retries."""
 
     async def story(desk: Desk) -> None:
         _moved_away_and_back(desk)
@@ -104,7 +104,7 @@ def test_fetches_are_served_meanwhile() -> None:
 
 
 def test_replica_is_never_rejected() -> None:
-    """§ Proposed Changes: brokers ask with their id; L9."""
+    """§ Proposed Changes: brokers send their replica id; L9."""
 
     async def story(desk: Desk) -> None:
         _moved_away_and_back(desk)
@@ -116,7 +116,7 @@ def test_replica_is_never_rejected() -> None:
 
 @pytest.mark.parametrize("timestamp", [EARLIEST, EARLIEST_LOCAL])
 def test_start_offset_is_answered_immediately(timestamp: int) -> None:
-    """The KIP refuses every kind; Kafka as released, and Fenceline, the end alone (L13c, G12)."""
+    """The KIP rejects every lookup; Kafka as released, and Fenceline, only the end offset (L13c, G12)."""
 
     async def story(desk: Desk) -> None:
         _moved_away_and_back(desk)
@@ -131,7 +131,7 @@ def test_start_offset_is_answered_immediately(timestamp: int) -> None:
     [(11, 0, 1), (13, ErrorCode.OFFSET_NOT_AVAILABLE, -1), (100, ErrorCode.OFFSET_NOT_AVAILABLE, -1)],
 )
 def test_timestamps_are_looked_up_below_the_high_watermark(timestamp: int, code: int, offset: int) -> None:
-    """L13b: what is found below is told, since it stays; what is not, or lies above, is refused."""
+    """L13b: a result below is returned, since it is committed; a missing result or one above is rejected."""
 
     async def story(desk: Desk) -> None:
         _moved_away_and_back(desk)
@@ -178,7 +178,7 @@ def test_offsets_after_a_leader_change_are_monotonic() -> None:
             desk.follower_fetched(follower, 2)
         assert (await desk.list_offset(LATEST)).offset == 2
         beyond = await desk.list_offset(100)
-        assert (beyond.error_code, beyond.offset) == (0, -1), "no leader change yet: a plain empty answer"
+        assert (beyond.error_code, beyond.offset) == (0, -1), "no leader change yet: an empty result without error"
         desk.follow(9, leader=2, isr=(1, 2, 3))
         desk.lead(10, isr=(1, 2, 3))
         assert (await desk.list_offset(LATEST)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
@@ -192,7 +192,7 @@ def test_offsets_after_a_leader_change_are_monotonic() -> None:
 
 
 def test_promoted_follower_reports_no_end_below_its_former_leaders() -> None:
-    """§ Motivation: the follower's high watermark is behind its leader's, so its word would go back."""
+    """§ Motivation: the follower's high watermark is behind its leader's, so its answer would decrease."""
 
     async def story(desk: Desk) -> None:
         desk.follow(3, leader=2, isr=(1, 2))
@@ -248,7 +248,7 @@ def test_leader_without_followers_never_rejects() -> None:
 
 
 def test_end_offset_stays_unavailable_while_the_isr_is_too_small() -> None:
-    """L16: the high watermark does not move, so the refusal lasts."""
+    """L16: the high watermark does not move, so the rejection lasts."""
 
     async def story(desk: Desk) -> None:
         desk.topic_settings = {"min.insync.replicas": "2"}
@@ -275,7 +275,7 @@ def test_read_committed_also_waits_for_the_high_watermark() -> None:
 
 
 def test_unclean_elections_are_no_exception() -> None:
-    """The KIP answers at once where unclean elections are allowed; Kafka as released never looks (L14, G13)."""
+    """The KIP answers at once where unclean elections are allowed; Kafka as released never checks that (L14, G13)."""
 
     async def story(desk: Desk) -> None:
         desk.topic_settings = {"unclean.leader.election.enable": "true"}

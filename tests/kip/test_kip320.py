@@ -1,10 +1,10 @@
-"""KIP-320, sentence by sentence, the broker's side: epochs fence every request, fetchers hear where logs part.
+"""KIP-320, sentence by sentence, the broker side: epochs fence every request, and fetchers learn the divergence point.
 
-`§` names the section of the KIP, a number such as E2 the rule of `docs/rules/epochs.md`. Each test asks a broker's real
-handlers over real logs. What a follower does with the answers is `tests/replica/test_follower.py`'s and
-`test_fetcher.py`'s.
+`§` names the section of the KIP, a number such as E2 the rule of `docs/rules/epochs.md`. Each test calls a broker's real
+handlers over real logs. Followers are tested in `tests/replica/test_follower.py` and
+`test_fetcher.py`.
 
-The consumer's side is in `test_kip320_consumer.py`.
+The consumer side is in `test_kip320_consumer.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _table(desk: Desk) -> None:
     assert replica.high_watermark == replica.log.log_end_offset == 17
 
 
-# -- § Leader epoch validation: who is fenced ----------------------------------------------------------------------
+# -- § Leader epoch validation: fencing ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
@@ -45,7 +45,7 @@ def _table(desk: Desk) -> None:
 def test_fetch_with_another_epoch_is_rejected(version: int, epoch: int, code: int, role: str) -> None:
     """E1-E2; FetchRequestTest.testCurrentEpochValidation, PartitionTest.testLeaderEpochValidationOnLeader, OnFollower.
 
-    A consumer that knows of followers (v11) is served by one; another has to go to the leader.
+    A consumer that knows of followers (v11) is served by a follower; older ones must use the leader.
     """
 
     async def story(desk: Desk) -> None:
@@ -104,7 +104,7 @@ def test_error_codes_on_the_wire(code: ErrorCode, number: int) -> None:
 
 
 def test_epoch_is_checked_before_leadership_and_offsets() -> None:
-    """E2: an offset that is out of range, a reader that is no replica and a role that is lost come after it."""
+    """E2: out of range offsets, readers that are no replicas and a lost role are checked after it."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5)
@@ -119,7 +119,7 @@ def test_epoch_is_checked_before_leadership_and_offsets() -> None:
 
 
 def test_partition_lookup_precedes_the_epoch_check() -> None:
-    """E4: unknown, and known but not here."""
+    """E4: unknown, and known but not hosted here."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5)
@@ -151,7 +151,7 @@ def test_offline_partition_reports_its_error() -> None:
 
 @pytest.mark.parametrize("version", [9, 12, 16])
 def test_session_is_fenced_by_the_epoch_that_opened_it(version: int) -> None:
-    """E5; FetchRequestTest.testEpochValidationWithinFetchSession: until the partition is sent again."""
+    """E5; FetchRequestTest.testEpochValidationWithinFetchSession: until the partition is included again."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5)
@@ -166,7 +166,7 @@ def test_session_is_fenced_by_the_epoch_that_opened_it(version: int) -> None:
         assert go_on(1) == []
         desk.lead(6)
         assert go_on(2) == [FENCED]
-        assert go_on(3) == [FENCED], "an error is told again each time"
+        assert go_on(3) == [FENCED], "an error is returned on every fetch"
         assert go_on(4, desk.wanted(version=version, current_leader_epoch=7)) == [UNKNOWN]
         assert go_on(5, desk.wanted(version=version, current_leader_epoch=6)) == [0]
         assert go_on(6) == []
@@ -207,7 +207,7 @@ def test_parked_fetch_is_fenced_immediately(reader: dict[str, int], in_session: 
 
 
 def test_parked_fetch_without_an_epoch_is_answered_when_the_leader_moves() -> None:
-    """E7, E3: a replica; a consumer that takes followers' records waits on."""
+    """E7, E3: for a replica; a consumer that may read from followers keeps waiting."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5, isr=(1, 2))
@@ -223,7 +223,7 @@ def test_parked_fetch_without_an_epoch_is_answered_when_the_leader_moves() -> No
 
 
 def test_timestamp_lookup_is_fenced_again_before_answering() -> None:
-    """E7: the log is read by a thread, and the leader may move meanwhile."""
+    """E7: a thread reads the log, and the leader may change meanwhile."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5)
@@ -240,7 +240,7 @@ def test_timestamp_lookup_is_fenced_again_before_answering() -> None:
     told(story)
 
 
-# -- § Leader hints (KIP-951 goes on where KIP-320 began) ----------------------------------------------------------
+# -- § Leader hints (KIP-951 extends KIP-320) ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("listener", ["PLAINTEXT", "OUTSIDE"])
@@ -259,7 +259,7 @@ def test_request_to_a_former_leader_returns_a_leader_hint(listener: str) -> None
     told(story)
 
 
-# -- § Truncation detection: fetches tell the last epoch -----------------------------------------------------------
+# -- § Truncation detection: fetches carry the last epoch ----------------------------------------------------------
 
 
 def _outcome(fetched: FetchedPartition) -> Any:
@@ -334,7 +334,7 @@ def test_diverging_response_has_no_records_but_all_other_fields() -> None:
 
 
 def test_divergence_is_answered_immediately_and_updates_no_follower_state() -> None:
-    """E10, E31: no wait, and the leader does not take the follower for caught up."""
+    """E10, E31: no wait, and the follower does not count as caught up."""
 
     async def story(desk: Desk) -> None:
         desk.lead(3, isr=(1, 2))
@@ -354,7 +354,7 @@ def test_divergence_is_answered_immediately_and_updates_no_follower_state() -> N
 
 
 def test_session_reports_divergence_on_every_fetch() -> None:
-    """E10 with KIP-227: it is news until the reader asks elsewhere."""
+    """E10 with KIP-227: returned until the reader fetches from another offset."""
 
     async def story(desk: Desk) -> None:
         _table(desk)
@@ -368,7 +368,7 @@ def test_session_reports_divergence_on_every_fetch() -> None:
 
 
 def test_diverging_parked_fetch_is_answered_immediately() -> None:
-    """E7; DelayedFetchTest.testDivergingEpoch: the partition became another log's between."""
+    """E7; DelayedFetchTest.testDivergingEpoch: the leader's log changed while the fetch was parked."""
 
     async def story(desk: Desk) -> None:
         desk.follow(3, leader=2)
@@ -390,7 +390,7 @@ def test_diverging_parked_fetch_is_answered_immediately() -> None:
     [(0, -1, 2), (2, -1, 0), (3, -1, 0), (5, -1, 0), (6, -1, "out"), (2, 2, 3), (5, 2, 0), (6, 2, "out")],
 )
 def test_read_limit_of_each_reader(offset: int, replica_id: int, outcome: int | str) -> None:
-    """E11, E43: between the bound and the log end there is nothing to read yet, above it is out of range."""
+    """E11, E43: between the limit and the log end the result is empty, above the log end out of range."""
 
     async def story(desk: Desk) -> None:
         desk.lead(3, isr=(1, 2, 3))
@@ -440,7 +440,7 @@ def test_epoch_end_offset(version: int, asked: int, epoch: int, end: int) -> Non
 
 
 def test_epoch_end_offset_below_the_first_known_epoch() -> None:
-    """E13d: the epoch comes back as it was asked, with where the first known one begins."""
+    """E13d: the requested epoch is returned with the start of the first known one."""
 
     async def story(desk: Desk) -> None:
         desk.lead(0)
@@ -472,7 +472,7 @@ def test_an_error_has_no_epoch_and_no_offset() -> None:
     told(story)
 
 
-# -- § Leader epochs in answers ------------------------------------------------------------------------------------
+# -- § Leader epochs in responses ----------------------------------------------------------------------------------
 
 
 def test_offsets_are_returned_with_their_epoch() -> None:
@@ -515,7 +515,7 @@ def test_epoch_is_returned_from_version_4(version: int) -> None:
 
 
 def test_records_carry_the_epoch_of_the_appending_leader() -> None:
-    """§ Motivation; E17: the log remembers in which epoch each record came."""
+    """§ Motivation; E17: the log stores the epoch of each record."""
 
     async def story(desk: Desk) -> None:
         desk.lead(2)
@@ -528,7 +528,7 @@ def test_records_carry_the_epoch_of_the_appending_leader() -> None:
     told(story)
 
 
-# -- § Followers: what their fetches prove -------------------------------------------------------------------------
+# -- § Followers: state updates by their fetches -------------------------------------------------------------------
 
 
 def test_fetch_from_a_non_replica_is_rejected() -> None:
@@ -543,7 +543,7 @@ def test_fetch_from_a_non_replica_is_rejected() -> None:
 
 
 def test_fetch_with_a_stale_broker_epoch_is_rejected() -> None:
-    """E31; PartitionTest.testFenceFollowerFetchWithStaleBrokerEpoch, within a session too."""
+    """E31; PartitionTest.testFenceFollowerFetchWithStaleBrokerEpoch, also within a session."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5, isr=(1, 2))
@@ -561,7 +561,7 @@ def test_fetch_with_a_stale_broker_epoch_is_rejected() -> None:
 
 
 def test_only_an_arriving_fetch_updates_follower_state() -> None:
-    """E7, E31: one that was parked is read again without a word of the follower."""
+    """E7, E31: a parked fetch is read again without a new request of the follower."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5, isr=(1, 2))
@@ -599,7 +599,7 @@ def test_follower_joins_the_isr_after_reaching_the_leader_epoch(in_epoch: int, j
 
 
 def test_leaderless_partition_still_fences_by_epoch() -> None:
-    """E60 and E2: a replica of a partition that nobody leads fences by the epoch that it knows."""
+    """E60 and E2: a replica of a leaderless partition fences by the epoch that it knows."""
 
     async def story(desk: Desk) -> None:
         desk.tell(leader=-1, leader_epoch=6, isr=(2,))

@@ -1,6 +1,6 @@
-"""KIP-320, § Public Interfaces and § Consumer Handling: what a program sees of leader epochs and truncations.
+"""KIP-320, § Public Interfaces and § Consumer Handling: leader epochs and truncations in the client API.
 
-One test for each sentence that binds a client's API; how the consumer finds a truncation is in
+One test for each sentence about a client's API; truncation detection by the consumer is in
 `test_kip320_consumer.py`. Names differ from Java's where `docs/client.md` says so.
 """
 
@@ -51,7 +51,7 @@ def _cut(cluster: ScriptedCluster, *tps: TopicPartition, to: int = 6) -> None:
 
 
 def test_truncation_error_extends_the_out_of_range_error(cluster: ScriptedCluster) -> None:
-    """Who catches that one with auto.offset.reset=none goes on catching it, with the facts that it has."""
+    """Code that catches that error with auto.offset.reset=none also catches this one, with the same attributes."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     with reading(cluster, tp, 0) as consumer:
@@ -87,7 +87,7 @@ def test_e50_error_includes_all_truncated_partitions_and_divergence_offsets(
         assert (str(copy), copy.truncation_offsets) == (str(error), error.truncation_offsets)
         assert told(consumer).truncation_offsets == error.truncation_offsets, "until a seek"
         assert [(met.partition, met.others) for met in consumer.truncations()] == [(0, ()), (1, ())]
-        # Users who handle it seek to these.
+        # Handlers seek to these offsets.
         for tp, offset in error.truncation_offsets.items():
             consumer.seek(tp, offset)
         new = write(cluster, first, "b", 2) + write(cluster, second, "c", 2)
@@ -95,7 +95,7 @@ def test_e50_error_includes_all_truncated_partitions_and_divergence_offsets(
 
 
 def _until_lost(consumer: Consumer, count: int) -> None:
-    """The answer of the leader is one for all of them, but a test's brokers are elected one after the other."""
+    """A leader answers for all partitions at once, but a test elects its leaders one after the other."""
     eventually(lambda: len(consumer._on_loop(consumer._async.positions.lost)) == count)
 
 
@@ -170,7 +170,7 @@ def test_e48_unknown_divergence_uses_the_reset_policy(cluster: ScriptedCluster, 
     def decide(error: LogTruncationError) -> str:
         assert error.truncation_offsets == {}
         with cluster.lock:
-            cluster.logs[tp].epochs = [(0, 0), (1, 6)]  # from here on it knows again
+            cluster.logs[tp].epochs = [(0, 0), (1, 6)]  # the leader knows its epochs again
         return "reset"
 
     with reading(cluster, tp, 0, **{"on.truncation": decide, "auto.offset.reset": reset}) as consumer:
@@ -193,7 +193,7 @@ def _poll_until(consumer: Consumer, found: list[int], done: Callable[[], bool]) 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_default_raises_regardless_of_the_reset_policy(cluster: ScriptedCluster, reset: str) -> None:
-    """Different on purpose: that policy is set for offsets that retention removed, and says nothing about a loss."""
+    """Different on purpose: that policy is meant for offsets that retention removed, not for losses."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     with reading(cluster, tp, 0, **{"auto.offset.reset": reset}) as consumer:
@@ -263,7 +263,7 @@ def test_e55_poll_result_has_next_offsets_with_epochs(cluster: ScriptedCluster) 
             given = consumer.poll(60_000)
             rest += given
         assert given.next_offsets() == {first: CommittedOffset(6, 1)}
-        assert records.next_offsets() == {first: CommittedOffset(3, 0)}, "those of its own poll"
+        assert records.next_offsets() == {first: CommittedOffset(3, 0)}, "the offsets of its own poll"
         nothing = consumer.poll(20)
         assert (nothing, nothing.next_offsets(), consumer.next_offsets()) == ([], {}, {})
         copy = pickle.loads(pickle.dumps(given))
@@ -293,7 +293,7 @@ def test_e55_tables_have_next_offsets_with_epochs(cluster: ScriptedCluster) -> N
 
 
 def test_e53_seek_accepts_an_externally_stored_offset_and_epoch(cluster: ScriptedCluster) -> None:
-    """Where the log was truncated since the offset was stored, the next poll raises."""
+    """If the log was truncated after the offset was stored, the next poll raises."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     with reading(cluster, tp, 0) as consumer:

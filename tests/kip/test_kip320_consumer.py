@@ -1,8 +1,8 @@
-"""KIP-320, sentence by sentence, the consumer's side: it proves where it stands before it reads on.
+"""KIP-320, sentence by sentence, the consumer side: it validates its position before it continues reading.
 
-`§` names the section of the KIP, a number such as E46 the rule of `docs/rules/epochs.md`. The brokers are a script that
-speaks the protocol, so that every version and every refusal can be had; what the state machine does in each cell is
-`tests/client/test_positions.py`'s, whole histories are `tests/client/test_truncation_model.py`'s.
+`§` names the section of the KIP, a number such as E46 the rule of `docs/rules/epochs.md`. The brokers are a scripted
+cluster, so every version and every error can be produced. The state machine is tested cell by cell in
+`tests/client/test_positions.py`, whole histories in `tests/client/test_truncation_model.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def write(cluster: ScriptedCluster, tp: TopicPartition, stem: str, count: int) -
 
 @contextmanager
 def reading(cluster: ScriptedCluster, tp: TopicPartition, *at: int, **config: Any) -> Iterator[Consumer]:
-    """A consumer that begins `at` an offset, or at an offset and the epoch of the record before it."""
+    """A consumer that starts at offset `at`, or at an offset and the epoch of the record before it."""
     with Consumer(cluster.bootstrap, **{**QUICK, **config}) as consumer:
         consumer.assign([tp])
         consumer.seek(tp, *at)
@@ -84,11 +84,11 @@ def told(consumer: Consumer, kind: type[Exception] = LogTruncationError) -> Any:
 def _until(done: Callable[[], object]) -> None:
     end_s = time.monotonic() + 60
     while not done():
-        assert time.monotonic() < end_s, "it did not come to that"
+        assert time.monotonic() < end_s, "the expected state was not reached"
 
 
 def asked(cluster: ScriptedCluster) -> list[tuple[int, int]]:
-    """(epoch asked for, current leader epoch) of every question where an epoch ends."""
+    """(requested epoch, current leader epoch) of every OffsetForLeaderEpoch request."""
     return [
         (int(p.leader_epoch), int(p.current_leader_epoch))
         for key, _, request in cluster.requests
@@ -98,7 +98,7 @@ def asked(cluster: ScriptedCluster) -> list[tuple[int, int]]:
     ]
 
 
-# -- § Consumer: validation before reading on ----------------------------------------------------------------------
+# -- § Consumer: validation before the next fetch ------------------------------------------------------------------
 
 
 def test_e46_leader_epoch_change_is_validated_before_the_next_fetch(cluster: ScriptedCluster) -> None:
@@ -121,7 +121,7 @@ def test_e46_leader_epoch_change_is_validated_before_the_next_fetch(cluster: Scr
 
 
 def test_e46_the_first_fetch_from_a_committed_offset_is_validated(cluster: ScriptedCluster) -> None:
-    """§ Committed offsets; ConsumerCoordinatorTest.testRefreshOffsetWithValidation. A seek takes the same way."""
+    """§ Committed offsets; ConsumerCoordinatorTest.testRefreshOffsetWithValidation. A seek is handled alike."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 2, 0) as consumer:
@@ -150,7 +150,7 @@ def test_e53_seek_without_an_epoch_is_not_validated(cluster: ScriptedCluster) ->
 )
 @pytest.mark.parametrize("key", [ApiKey.FETCH, ApiKey.OFFSET_FOR_LEADER_EPOCH])
 def test_e51_e52_retriable_errors_are_retried(cluster: ScriptedCluster, key: ApiKey, code: ErrorCode) -> None:
-    """§ Fencing: 74 looks for another leader, 75 asks this one again; nobody is told."""
+    """§ Fencing: 74 looks up the leader, 75 retries the same one; no error is raised."""
 
     def metadata_requests() -> int:
         with cluster.lock:
@@ -225,7 +225,7 @@ def test_e49_e50_truncation_reports_the_position_and_the_divergence(
             assert "records 3 to 7, read in epochs 0 and 1, were removed" in str(error)
             assert told(consumer).truncated_from == 8
             assert [e.truncated_from for e in consumer.truncations()] == [8]
-            # A position that is lost is not committed (E44).
+            # A lost position is not committed (E44).
             assert consumer._on_loop(consumer._async.committable) == {}
             consumer.seek(tp, error.divergent_offset, error.divergent_epoch)
             assert consumer._on_loop(consumer._async.committable) == {tp: (3, 0, "")}
@@ -233,7 +233,7 @@ def test_e49_e50_truncation_reports_the_position_and_the_divergence(
 
 
 def _told_of_an_older_log(cluster: ScriptedCluster) -> Any:
-    """Nine are read, from 5 on in epoch 1. Then the log that was cut there is back: twelve records of epoch 0."""
+    """Nine are read, from 5 on in epoch 1. Then the log truncated there returns: twelve records of epoch 0."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 12)
     log = cluster.logs[tp]
@@ -252,7 +252,7 @@ def _told_of_an_older_log(cluster: ScriptedCluster) -> Any:
 def test_g5_g6_lower_epoch_than_the_position_is_a_truncation(
     versions: dict[ApiKey, tuple[int, int]],
 ) -> None:
-    """Kafka's consumer accepts the answer (epoch 0, end 12) for a position at 9 of epoch 1, and keeps what is gone."""
+    """Kafka's consumer accepts the answer (epoch 0, end 12) for a position at 9 of epoch 1, and keeps the lost records."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         error = _told_of_an_older_log(cluster)
         assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (9, 5, 0)
@@ -261,7 +261,7 @@ def test_g5_g6_lower_epoch_than_the_position_is_a_truncation(
 
 @pytest.mark.parametrize("versions", VERSIONS)
 def test_search_continues_below_an_epoch_that_was_never_read(versions: dict[ApiKey, tuple[int, int]]) -> None:
-    """E25: read in epochs 0 and 3; the log that came back has epoch 1 instead, from 4 on."""
+    """E25: read in epochs 0 and 3; the returning log has epoch 1 instead, from 4 on."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
         write(cluster, tp, "a", 6)
@@ -274,7 +274,7 @@ def test_search_continues_below_an_epoch_that_was_never_read(versions: dict[ApiK
             log.epochs, log.leader_epoch = [(0, 0)], 2
         write_first = [b"a4'", b"a5'"]
         with cluster.lock:
-            # Another one went on from the same four with two of epoch 0, then epoch 3 began.
+            # Another leader continued from the same four with two of epoch 0, then started epoch 3.
             log.leader_epoch = 0
         for value in write_first:
             write(cluster, tp, value.decode(), 1)
@@ -307,7 +307,7 @@ def test_e48_undefined_epoch_end_means_unknown_divergence(cluster: ScriptedClust
 
 
 def test_unvalidated_records_are_not_returned(cluster: ScriptedCluster) -> None:
-    """Ten are fetched, one is given; nine wait until the new leader has answered, and are dropped for what it has."""
+    """Ten are fetched and one is returned; nine are held until the new leader answers, and are replaced by its records."""
     (tp,) = cluster.add_topic("t")
     old = write(cluster, tp, "a", 10)
     with reading(cluster, tp, 0, **{"max.poll.records": 1}) as consumer:
@@ -325,7 +325,7 @@ def test_unvalidated_records_are_not_returned(cluster: ScriptedCluster) -> None:
 
 
 def _nothing(consumer: Consumer) -> bool:
-    """Makes the client look at its leader, without taking a record."""
+    """Makes the client check its leader without returning a record."""
     consumer.lag(TopicPartition("t", 0))
     return False
 
@@ -334,7 +334,7 @@ def _nothing(consumer: Consumer) -> bool:
 
 
 def _cut_under(cluster: ScriptedCluster, **config: Any) -> tuple[Consumer, TopicPartition, list[bytes]]:
-    """A consumer that has read 10 records, of which the log kept 6; four new ones lie behind these."""
+    """A consumer that has read 10 records, of which the log kept 6; four new ones follow."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     consumer = Consumer(cluster.bootstrap, **{**QUICK, **config})
@@ -349,7 +349,7 @@ def _cut_under(cluster: ScriptedCluster, **config: Any) -> tuple[Consumer, Topic
 def test_on_truncation_rewind_continues_from_the_divergence(
     cluster: ScriptedCluster, reset: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """E49: to the divergence, whatever the reset policy; it is logged and kept."""
+    """E49: to the divergence under any reset policy; the truncation is logged and kept."""
     consumer, tp, new = _cut_under(cluster, **{"on.truncation": "rewind", "auto.offset.reset": reset})
     with consumer, caplog.at_level(logging.WARNING, "fenceline.client"):
         assert read(consumer, 4) == new
@@ -388,7 +388,7 @@ def test_on_truncation_may_be_a_function(cluster: ScriptedCluster, choice: Any, 
 
 
 def test_callback_may_seek_and_use_the_consumer(cluster: ScriptedCluster) -> None:
-    """It runs in the thread that polls."""
+    """The callback runs in the polling thread."""
     made: list[Consumer] = []
 
     def decide(error: LogTruncationError) -> None:
@@ -418,7 +418,7 @@ def test_e48_rewind_with_unknown_divergence_uses_the_reset_policy(
     def decide(error: LogTruncationError) -> str:
         assert error.divergent_offset == -1
         with cluster.lock:
-            cluster.logs[tp].epochs = [(0, 0), (1, 4)]  # from here on it knows again
+            cluster.logs[tp].epochs = [(0, 0), (1, 4)]  # the leader knows its epochs again
         return "rewind"
 
     with reading(cluster, tp, 0, **{"on.truncation": decide, "auto.offset.reset": reset}) as consumer:
@@ -437,7 +437,7 @@ def test_e48_rewind_with_unknown_divergence_uses_the_reset_policy(
 
 
 def test_e54_g7_g8_epoch_newer_than_metadata_waits_for_metadata(cluster: ScriptedCluster) -> None:
-    """Kafka's consumer asks the old leader, which can not tell, and takes that for a truncation."""
+    """Kafka's consumer asks the old leader, which does not know the epoch, and treats that as a truncation."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 4, 1) as consumer:
@@ -451,7 +451,7 @@ def test_e54_g7_g8_epoch_newer_than_metadata_waits_for_metadata(cluster: Scripte
 
 
 def test_epoch_that_never_existed_is_finally_reported(cluster: ScriptedCluster) -> None:
-    """A checkpoint of another cluster: nothing is read, and nothing else is harmed."""
+    """A checkpoint of another cluster: nothing is read, and other partitions are unaffected."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 2, 77, **{"default.api.timeout.ms": 200}) as consumer:
@@ -462,7 +462,7 @@ def test_epoch_that_never_existed_is_finally_reported(cluster: ScriptedCluster) 
 
 
 def test_g9_truncation_before_the_first_record_loses_and_skips_nothing(cluster: ScriptedCluster) -> None:
-    """To be read from the end at 10, which was cut to 6 before anything came: what came then is all new."""
+    """Reading starts at the end, 10, which was truncated to 6 before the first record: all later records are new."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     with Consumer(cluster.bootstrap, **{**QUICK, "auto.offset.reset": "latest"}) as consumer:
@@ -478,7 +478,7 @@ def test_g9_truncation_before_the_first_record_loses_and_skips_nothing(cluster: 
 def test_e59_kip951_leader_hint_needs_no_metadata_request(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
-    # A pause that would be noticed, were it made.
+    # A backoff that would fail the test.
     with Consumer(
         cluster.bootstrap, **{**QUICK, "retry.backoff.ms": 30_000, "retry.backoff.max.ms": 30_000}
     ) as consumer:
@@ -494,7 +494,7 @@ def test_e59_kip951_leader_hint_needs_no_metadata_request(cluster: ScriptedClust
 
 @pytest.mark.parametrize("versions", VERSIONS)
 def test_truncation_is_detected_with_one_request_to_the_new_leader(versions: dict[ApiKey, tuple[int, int]]) -> None:
-    """Within one round trip of knowing the new leader: no Fetch of the new epoch comes before it."""
+    """Within one round trip after learning of the new leader, and before any Fetch of the new epoch."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         consumer, _, _ = _cut_under(cluster)
         with consumer:
@@ -520,7 +520,7 @@ def test_e55_offsets_include_epochs(cluster: ScriptedCluster) -> None:
 
 
 def test_g15_offset_not_available_is_retried_without_metadata(cluster: ScriptedCluster) -> None:
-    """KIP-207 made the code so that clients do not look for another leader."""
+    """KIP-207 chose the code so that clients do not look for another leader."""
     (tp,) = cluster.add_topic("t")
     with Admin(cluster.bootstrap, **QUICK) as admin:
         admin.list_offsets({tp: "latest"})
@@ -534,9 +534,9 @@ def test_g15_offset_not_available_is_retried_without_metadata(cluster: ScriptedC
 # -- § Compatibility -----------------------------------------------------------------------------------------------
 
 OLD: list[Any] = [
-    pytest.param({ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 1), ApiKey.METADATA: (0, 9)}, id="no fenced questions"),
+    pytest.param({ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 1), ApiKey.METADATA: (0, 9)}, id="no fenced lookups"),
     pytest.param({ApiKey.METADATA: (0, 6), ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 1)}, id="2.0"),
-    pytest.param({ApiKey.METADATA: (0, 7), ApiKey.LIST_OFFSETS: (1, 3)}, id="nor epochs of offsets"),
+    pytest.param({ApiKey.METADATA: (0, 7), ApiKey.LIST_OFFSETS: (1, 3)}, id="no epochs of offsets"),
 ]
 
 
@@ -562,7 +562,7 @@ def read_all(cluster: ScriptedCluster, consumer: Consumer, tp: TopicPartition, c
 
 
 def test_records_of_an_older_epoch_reveal_a_truncation_on_old_brokers() -> None:
-    """A log's epochs never go down: what follows was written before what was read."""
+    """A log's epochs never decrease: the next record was written before the ones already read."""
     versions = {
         ApiKey.FETCH: (4, 8),
         ApiKey.LIST_OFFSETS: (1, 3),
@@ -607,7 +607,7 @@ def test_kip392_consumer_without_a_rack_reads_from_the_leader(cluster: ScriptedC
 
 @pytest.mark.parametrize("trouble", ["behind", "out of range", "out of range and of time", "hangs up", "refuses"])
 def test_e52_failing_replica_is_abandoned_for_the_leader(cluster: ScriptedCluster, trouble: str) -> None:
-    """One that is behind, having lost its disk, calls that a divergence (E10): only the leader can tell."""
+    """A lagging replica that lost its disk reports a divergence (E10): only the leader can decide."""
     (tp,) = cluster.add_topic("t")
     values = write(cluster, tp, "a", 4)
     log = cluster.logs[tp]
@@ -620,7 +620,7 @@ def test_e52_failing_replica_is_abandoned_for_the_leader(cluster: ScriptedCluste
             if (node, key) != (2, ApiKey.FETCH):
                 return None
             if trouble == "out of range and of time":
-                # While it is asked, its turn to be asked ends.
+                # Its preferred lease ends while the request is in flight.
                 consumer._async.positions.of(tp).read_replica = -1
             return HANG_UP if trouble == "hangs up" else ErrorCode.OFFSET_OUT_OF_RANGE
 
@@ -653,7 +653,7 @@ def test_kip392_replica_also_reports_truncation(cluster: ScriptedCluster) -> Non
 
 
 def test_e52_out_of_range_without_truncation_uses_the_reset_policy(cluster: ScriptedCluster) -> None:
-    """Retention has taken what was to be read next."""
+    """Retention has deleted the next records."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     log = cluster.logs[tp]
