@@ -139,7 +139,7 @@ def test_validation_does_not_wait_for_a_retry_to_the_old_leader(cluster: Scripte
 def test_validation_is_retried_soon_after_a_long_outage_of_the_old_leader(
     cluster: ScriptedCluster, tp: TopicPartition
 ) -> None:
-    """Backoff grows with requests that one leader leaves unanswered; here the first request to the next leader is lost."""
+    """Backoff grows with a leader's unanswered requests; here the first request to the next leader is lost."""
     with Consumer(cluster.bootstrap, **{**_QUICK, "retry.backoff.max.ms": 600_000}) as made:
         made.assign([tp])
         made.seek(tp, 0)

@@ -1,4 +1,4 @@
-"""Other people's clients in groups of the consumer protocol (KIP-848) on a running node: librdkafka and Kafka's own."""
+"""Third-party clients in consumer protocol groups (KIP-848) on a running node: librdkafka and Kafka's Java client."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fill(node: EmbeddedNode, topic: str, count: int) -> None:
 def until(condition: Callable[[], bool], wait_s: float = 200) -> None:
     deadline = time.monotonic() + wait_s
     while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
+        assert time.monotonic() < deadline, "the condition was not reached"
 
 
 class Member:
@@ -82,7 +82,7 @@ class Member:
             if error is None:
                 self.read.append((message.topic(), message.partition(), message.offset()))
         if len(self.read) > before:
-            # What it has read and does not have any more by now is the next one's to read again.
+            # Records of partitions that it no longer owns are read again by the next owner.
             with suppress(confluent_kafka.KafkaException):
                 self.consumer.commit(asynchronous=False)
 

@@ -1,4 +1,4 @@
-"""Replicas move between directories by Kafka's own tool; what one kind of broker began the other ends."""
+"""Kafka's tool moves replicas between directories; a move started by one broker is completed by the other."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_move_started_by_one_broker_is_completed_by_the_other(tmp_path: Path, be
 
 
 def test_a_follower_moves_while_its_leader_is_written_to(tmp_path: Path) -> None:
-    """Under Kafka's controller, which is told where the replica lies before it does."""
+    """Under Kafka's controller, which is notified of the directory before the move."""
     settings = {"broker.heartbeat.interval.ms": "300"}
     kinds = ["kafka:controller", BROKER, f"kafka:{BROKER}"]
     with MixedCluster(tmp_path, kinds, settings=settings, directories=2) as cluster:

@@ -1,6 +1,6 @@
-"""The client at a real Apache Kafka 2.1.1, the oldest that it promises to work with: two brokers and a ZooKeeper.
+"""The client with Apache Kafka 2.1.1, the oldest supported version: two brokers and a ZooKeeper.
 
-What such brokers can not tell stands in `tests/client/test_older_kafka.py`, where each answer can be made.
+The limitations of such brokers are tested in `tests/client/test_older_kafka.py`, where each answer can be scripted.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def read(consumer: Consumer, count: int) -> list[ConsumerRecord]:
     found: list[ConsumerRecord] = []
     end_s = time.monotonic() + WAIT_S
     while len(found) < count:
-        assert time.monotonic() < end_s, f"{len(found)} of {count} records came"
+        assert time.monotonic() < end_s, f"{len(found)} of {count} records arrived"
         found += consumer.poll(1000)
     return found
 
@@ -146,7 +146,7 @@ def queries(kafka: OldKafka) -> Iterator[Callable[[str], Driver]]:
 def test_unclean_election_is_reported_to_all_affected_readers(
     kafka: OldKafka, queries: Callable[[str], Driver], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Broker 1 has 50 records more than broker 2, which leads without them and goes on."""
+    """Broker 1 has 50 records more than broker 2, which leads without them and appends others."""
     tp = create(kafka, "cut", {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"})
     write(kafka, tp, BEFORE, "kept")
     query = queries(tp.topic)
@@ -168,7 +168,7 @@ def test_unclean_election_is_reported_to_all_affected_readers(
         write(kafka, tp, 2 * LOST, "new")
         assert_cut(truncation(running))
 
-    # Until it is back nobody coordinates groups.
+    # Until it is back there is no group coordinator.
     kafka.spawn(1)
     kafka.await_ready(1)
     eventually(lambda: in_sync(kafka, tp.topic) == {1, 2}, "both are in sync again", wait_s=WAIT_S)
@@ -184,7 +184,7 @@ def test_unclean_election_is_reported_to_all_affected_readers(
         with pytest.raises(LogTruncationError) as cut:
             list(reader.read(wanted))
     assert_cut(cut.value)
-    # A driver that goes on, and one that is started anew from the checkpoint.
+    # A running driver, and one restarted from the checkpoint.
     for driver in (query, queries(tp.topic)):
         with pytest.raises(DataLossError) as lost:
             driver.batch(checkpoint)
@@ -195,7 +195,7 @@ def test_unclean_election_is_reported_to_all_affected_readers(
 
 
 def truncation(consumer: Consumer) -> LogTruncationError:
-    """What it is told before it gets another record."""
+    """The truncation that it raises before it returns another record."""
     end_s = time.monotonic() + WAIT_S
     while time.monotonic() < end_s:
         try:

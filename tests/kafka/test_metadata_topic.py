@@ -1,4 +1,4 @@
-"""What Kafka's tools and clients see of the metadata topic, which KIP-630 makes readable: its policy is snapshot."""
+"""The metadata topic in Kafka's tools and clients, which KIP-630 makes readable: its cleanup policy is snapshot."""
 
 from __future__ import annotations
 

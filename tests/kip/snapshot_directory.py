@@ -138,9 +138,9 @@ def crash_at_every_call(
     boot: Callable[[LifeDisk], object] | None = None,
     seeds: int = 6,
 ) -> int:
-    """Run the story with a power loss at its first, second, ... disk change until it completes. Check the disk after each,
-    and after a second power loss at each disk change of the following `boot`. Returns the number of disk changes in
-    the story."""
+    """Run the story with a power loss at its first, second, ... disk change until it completes. Check the disk after
+    each, and after a second power loss at each disk change of the following `boot`. Returns the number of disk
+    changes in the story."""
     for changes in range(10_000):
         crashed = False
         for seed in range(seeds):

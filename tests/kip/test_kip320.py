@@ -1,7 +1,7 @@
-"""KIP-320, sentence by sentence, the broker side: epochs fence every request, and fetchers learn the divergence point.
+"""KIP-320, sentence by sentence, the broker side: epochs fence requests, and fetchers learn the divergence point.
 
-`§` names the section of the KIP, a number such as E2 the rule of `docs/rules/epochs.md`. Each test calls a broker's real
-handlers over real logs. Followers are tested in `tests/replica/test_follower.py` and
+`§` names the section of the KIP, a number such as E2 the rule of `docs/rules/epochs.md`. Each test calls a
+broker's real handlers over real logs. Followers are tested in `tests/replica/test_follower.py` and
 `test_fetcher.py`.
 
 The consumer side is in `test_kip320_consumer.py`.

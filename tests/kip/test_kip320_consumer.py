@@ -252,7 +252,7 @@ def _told_of_an_older_log(cluster: ScriptedCluster) -> Any:
 def test_g5_g6_lower_epoch_than_the_position_is_a_truncation(
     versions: dict[ApiKey, tuple[int, int]],
 ) -> None:
-    """Kafka's consumer accepts the answer (epoch 0, end 12) for a position at 9 of epoch 1, and keeps the lost records."""
+    """Kafka's consumer accepts (epoch 0, end 12) for a position at 9 of epoch 1, and keeps the lost records."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         error = _told_of_an_older_log(cluster)
         assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (9, 5, 0)
@@ -307,7 +307,7 @@ def test_e48_undefined_epoch_end_means_unknown_divergence(cluster: ScriptedClust
 
 
 def test_unvalidated_records_are_not_returned(cluster: ScriptedCluster) -> None:
-    """Ten are fetched and one is returned; nine are held until the new leader answers, and are replaced by its records."""
+    """Ten are fetched, one is returned; nine are held until the new leader answers, then replaced by its records."""
     (tp,) = cluster.add_topic("t")
     old = write(cluster, tp, "a", 10)
     with reading(cluster, tp, 0, **{"max.poll.records": 1}) as consumer:

@@ -1,4 +1,4 @@
-"""KIP-630, sentence by sentence, on what is loaded: § Loading Snapshots, § Interaction with the Finalized Feature.
+"""KIP-630, sentence by sentence, loading: § Loading Snapshots, § Interaction with the Finalized Feature.
 
 Sections and rules are named as in `test_kip630.py`.
 """
@@ -63,7 +63,7 @@ def test_state_is_the_newest_snapshot_and_the_log_after_it(disk: SimDisk, histor
     ids=["cut", "half", "empty", "bit", "longer", "headless", "footless", "another epoch", "no snapshot"],
 )
 def test_damaged_snapshot_is_never_loaded(disk: SimDisk, history: History, break_it: Callable[[bytes], bytes]) -> None:
-    """§ Loading; N9, G24: it is set aside, and the older one with the log behind it leads to the same state."""
+    """§ Loading; N9, G24: it is quarantined, and the older one plus the log after it gives the same state."""
     older = history.snapshot()
     history.grow(2)
     broken = history.snapshot()
@@ -91,7 +91,7 @@ def test_log_from_0_is_sufficient_without_an_intact_snapshot(disk: SimDisk, hist
 
 
 def test_start_fails_when_only_a_damaged_snapshot_has_the_state(disk: SimDisk) -> None:
-    """G24: the file stays where it is."""
+    """G24: the file is left in place."""
     log = with_snapshots(disk, 2).log
     for delete in log.forget_oldest({}, 0, 0):
         delete()
@@ -103,7 +103,7 @@ def test_start_fails_when_only_a_damaged_snapshot_has_the_state(disk: SimDisk) -
 
 
 def test_damaged_snapshot_never_truncates_the_log(disk: SimDisk, history: History) -> None:
-    """G24, N45: one that is beyond the log's end is looked through before the log is cut for it."""
+    """G24, N45: a snapshot past the log end is verified before the log is truncated for it."""
     ahead = SnapshotId(500, EPOCH + 1)
     content = b"".join(snapshot_of(image_after(9, 500, EPOCH + 1)))
     disk.write(disk.open_append(f"{DIRECTORY}/{ahead.file_name}"), content[:-75])
@@ -113,7 +113,7 @@ def test_damaged_snapshot_never_truncates_the_log(disk: SimDisk, history: Histor
 
 
 def test_log_of_an_older_epoch_is_truncated_for_a_snapshot(disk: SimDisk, history: History) -> None:
-    """N35, N45: a snapshot is beyond the log by its epoch, even where the log is longer."""
+    """N35, N45: a snapshot of a newer epoch is past the log, even if the log is longer."""
     ahead = SnapshotId(5, EPOCH + 1)
     image = image_after(1, 5, EPOCH + 1)
     disk.write(disk.open_append(f"{DIRECTORY}/{ahead.file_name}"), b"".join(snapshot_of(image)))
@@ -123,7 +123,7 @@ def test_log_of_an_older_epoch_is_truncated_for_a_snapshot(disk: SimDisk, histor
 
 
 def test_start_fails_without_the_snapshot_at_the_log_start(disk: SimDisk) -> None:
-    """N44: nothing is deleted before that is said."""
+    """N44: nothing is deleted before the error is reported."""
     log = with_snapshots(disk, 3).log
     for delete in log.forget_oldest({}, 0, 0):
         delete()
@@ -135,7 +135,7 @@ def test_start_fails_without_the_snapshot_at_the_log_start(disk: SimDisk) -> Non
 
 
 def test_leftovers_are_removed_at_boot(disk: SimDisk, history: History) -> None:
-    """N43; G29: but for a download that can go on."""
+    """N43; G29: except a resumable download."""
     kept = snapshot_files.download_name(SnapshotId(900, 9), 2)
     names = [
         "00000000000000000005-0000000003.checkpoint.part",
@@ -193,7 +193,7 @@ def _everything(seed: int) -> MetadataImage:
 
 
 def test_load_replaces_the_whole_image_in_one_delta() -> None:
-    """§ When to Load Snapshots, at run time; N41: what is not in the snapshot disappears, of every kind."""
+    """§ When to Load Snapshots, at run time; N41: anything of any kind that is not in the snapshot is removed."""
     before, after = _everything(10), image_after(2, 100, EPOCH + 1)
     loaded = image_of(image_records(after), 99, EPOCH + 1)
     delta = difference(before, loaded)
@@ -220,7 +220,7 @@ def test_security_change_of_each_kind_is_detected(kind: str) -> None:
 
 
 def test_snapshots_of_equal_state_have_equal_content(history: History) -> None:
-    """N50, G33: whoever writes them, in whatever order things came."""
+    """N50, G33: independent of the writer and of the order of changes."""
     from fenceline.metadata.delta import MetadataDelta
 
     other = MetadataDelta(EMPTY_IMAGE)

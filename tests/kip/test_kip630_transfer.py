@@ -1,7 +1,7 @@
-"""KIP-630, sentence by sentence, on how a snapshot gets from the leader to another node.
+"""KIP-630, sentence by sentence: the transfer of a snapshot from the leader to another node.
 
-Who asks and who answers is played by one quorum among scripted peers (`tests/quorum/machine.py`); what happens to the
-file is played on simulated disks. Rules: snapshots.md N24-N39; gaps.md G24-G29.
+Requests and responses are tested with one quorum among scripted peers (`tests/quorum/machine.py`), the file on
+simulated disks. Rules: snapshots.md N24-N39; gaps.md G24-G29.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_fetch_below_the_log_start_returns_the_newest_snapshot_id() -> None:
 
 
 def test_first_fetch_of_an_empty_node_returns_the_newest_snapshot_id() -> None:
-    """§ Fetch; N24: as released, even where the log still starts at 0."""
+    """§ Fetch; N24: as released, even if the log still starts at 0."""
     machine, snapshot = _leader()
     assert machine.ask(machine.fetch(2, 0)).snapshot_id == snapshot
 
@@ -116,14 +116,14 @@ def test_fetch_inside_the_log_returns_records() -> None:
 
 
 def test_fetch_answered_with_a_snapshot_does_not_update_follower_state() -> None:
-    """N25: neither its offset nor its being alive counts."""
+    """N25: neither its offset nor its last fetch time is updated."""
     machine, _ = _leader()
     machine.ask(machine.fetch(2, 0))
     assert machine.found(AdvanceHighWatermark) == []
 
 
 def test_voters_stored_in_a_snapshot() -> None:
-    """N7: those in force before its end; a set that came later is not in it."""
+    """N7: those in force before its end; a later set is not included."""
     machine = Machine(history=(1, 1, 1))
     members = machine.quorum.voters
     machine.log.append(1, [VotersAt(machine.log.end_offset, 1, members[:2])])
@@ -155,7 +155,7 @@ def _ask(snapshot: SnapshotId, **changed: Any) -> FetchSnapshotRequest:
     ],
 )
 def test_leader_rejects_invalid_fetch_snapshot_requests(changed: dict[str, Any], code: ErrorCode) -> None:
-    """§ FetchSnapshot, request handling 1-6; N28, N29, G28: each error says who leads."""
+    """§ FetchSnapshot, request handling 1-6; N28, N29, G28: each error names the leader."""
     machine, snapshot = _leader()
     answer = machine.ask(_ask(snapshot, **changed))
     if code is ErrorCode.NONE:
@@ -176,7 +176,7 @@ def test_non_leader_rejects_fetch_snapshot() -> None:
 
 
 def test_response_has_size_position_and_id_and_limits_the_chunk() -> None:
-    """§ FetchSnapshot, response; N30, N31, G28: at most what was asked for and what the server allows."""
+    """§ FetchSnapshot, response; N30, N31, G28: at most the requested size and the server's limit."""
     machine, snapshot = _leader()
     size = machine.log.snapshot_size(snapshot)
     assert size is not None
@@ -200,15 +200,15 @@ def test_response_bytes_are_limited_by_the_request_and_the_config(asked: int, gi
 
 @pytest.mark.parametrize(("configured", "bound"), [("5000", 5000), ("10485760", 10485760), ("0", 1024)])
 def test_byte_limit_is_the_one_of_replica_fetches(configured: str, bound: int) -> None:
-    """§ FetchSnapshot, request handling 3: a bound of nothing would never end."""
+    """§ FetchSnapshot, request handling 3: a limit of 0 would never make progress."""
     config = NodeConfig.load(None, {"replica.fetch.response.max.bytes": configured}, {})
     assert quorum_settings(config, "c", ()).snapshot_response_max_bytes == bound
 
 
 @pytest.mark.parametrize("names", [[], [METADATA_TOPIC, METADATA_TOPIC], [METADATA_TOPIC, "other"]])
 def test_request_must_name_one_partition(names: list[str]) -> None:
-    """§ FetchSnapshot, request handling 3, several partitions share the bytes: the quorum has one partition, so there
-    are no others to share with; any other shape is refused (G27)."""
+    """§ FetchSnapshot, request handling 3, several partitions share the bytes: the quorum has one partition, so
+    nothing is shared; any other request is rejected (G27)."""
     topics = [{"name": name, "partitions": [{"partition": 0}]} for name in names]
     entity = read_request(ApiKey.FETCH_SNAPSHOT, 1, write_request(ApiKey.FETCH_SNAPSHOT, 1, {"topics": topics}))
     with pytest.raises(quorum_wire.UnexpectedPartition) as refused:
@@ -250,7 +250,7 @@ def test_complete_file_is_verified_frozen_and_loaded() -> None:
     assert machine.found(LoadSnapshot) == []
     machine.do(machine.quorum.snapshot_frozen(0, THEIRS))
     assert machine.found(LoadSnapshot) == [LoadSnapshot(THEIRS)]
-    assert machine.log.end_offset == 2, "the log is as it was until then"
+    assert machine.log.end_offset == 2, "the log is unchanged until then"
     machine.log.snapshots[THEIRS] = b'{"chain": "x", "voters": [0, 1, [1, 2, 3], [1001, 1002, 1003]]}'
     machine.log.load_snapshot(THEIRS)
     machine.do(machine.quorum.snapshot_loaded(0))
@@ -274,7 +274,7 @@ def test_complete_file_is_verified_frozen_and_loaded() -> None:
     ],
 )
 def test_mismatched_response_returns_to_fetching(changed: dict[str, Any]) -> None:
-    """§ FetchSnapshot, errors; N34, G25: dropped and told, a little later a Fetch, never fatal."""
+    """§ FetchSnapshot, errors; N34, G25: dropped and logged, then a Fetch shortly after, never fatal."""
     machine = _downloading()
     _answer(machine, **changed)
     assert machine.found(DropDownload) == [DropDownload(THEIRS)]
@@ -307,7 +307,7 @@ def test_voter_without_responses_looks_for_another_leader() -> None:
     _answer(machine)
     machine.do(machine.quorum.piece_written(machine.now_ms, THEIRS, 100))
     machine.pass_time(1500)
-    assert machine.sent(VoteRequest) == {}, "each answer begins the timeout anew"
+    assert machine.sent(VoteRequest) == {}, "each response restarts the timeout"
     machine.pass_time(2500)
     assert machine.sent(VoteRequest)
 
@@ -364,10 +364,10 @@ def test_corrupted_download_is_never_frozen(disk: SimDisk, damage: str, position
 
 
 def test_download_resumes_after_restart_from_the_last_complete_batch(disk: SimDisk) -> None:
-    """G29; what a loss of power has torn is cut off."""
+    """G29; bytes torn by a power loss are truncated."""
     content = _content()
     snapshot_files.begin_download(disk, DIRECTORY, THEIRS, 2)
-    whole = len(content) - 80  # the footer's batch is not there as a whole
+    whole = len(content) - 80  # the footer's batch is incomplete
     snapshot_files.write_piece(disk, DIRECTORY, THEIRS, 2, content[:whole] + bytes(40))
     MetadataLog.open(disk, DATA, now_ms=0)
     position = snapshot_files.begin_download(disk, DIRECTORY, THEIRS, 2)
@@ -379,7 +379,7 @@ def test_download_resumes_after_restart_from_the_last_complete_batch(disk: SimDi
 
 
 def test_download_resumes_only_from_the_same_node(disk: SimDisk) -> None:
-    """G29: another node's file of the same id need not have the same bytes."""
+    """G29: another node's file with the same id may have other bytes."""
     snapshot_files.begin_download(disk, DIRECTORY, THEIRS, 2)
     snapshot_files.write_piece(disk, DIRECTORY, THEIRS, 2, _content())
     assert snapshot_files.begin_download(disk, DIRECTORY, THEIRS, 3) == 0
@@ -404,7 +404,7 @@ def test_metadata_topic_cleanup_policy_is_snapshot() -> None:
 
 @pytest.mark.parametrize("key", [ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.ALTER_CONFIGS])
 def test_metadata_topic_configs_are_read_only(key: ApiKey) -> None:
-    """§ Public Interfaces, Topic configuration 1: updates are not allowed, neither of this key nor of others."""
+    """§ Public Interfaces, Topic configuration 1: updates of this and of any other key are rejected."""
     with EmbeddedNode() as node, RawConnection(node.port) as server:
         for name in ("cleanup.policy", "retention.ms"):
             rows = [{"name": name, "value": "compact", "config_operation": 0}]
@@ -419,7 +419,7 @@ def test_metadata_topic_configs_are_read_only(key: ApiKey) -> None:
 
 
 def test_delete_records_on_the_metadata_topic_is_rejected() -> None:
-    """§ Compatibility of DeleteRecords; N23: 44 as in the KIP, where Kafka as released knows no such topic."""
+    """§ Compatibility of DeleteRecords; N23: 44 as in the KIP; released Kafka does not know the topic."""
     with EmbeddedNode() as node, RawConnection(node.port) as server:
         for partition, offset in ((0, -1), (0, 5), (1, 0)):
             rows = [{"partition_index": partition, "offset": offset}]

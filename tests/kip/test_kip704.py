@@ -1,8 +1,8 @@
-"""KIP-704, sentence by sentence, the broker's side: a leader that was elected uncleanly recovers before it serves.
+"""KIP-704, sentence by sentence, the broker side: an uncleanly elected leader recovers before it serves requests.
 
-`§` names the section of the KIP; a number such as V37 is the rule of `docs/rules/recovery.md`. Kafka as released sends
-the hint and does nothing with it (V31-V33); here the KIP holds. What the controller does with RECOVERING and RECOVERED
-is `tests/controller`'s.
+`§` names the section of the KIP; a number such as V37 is the rule of `docs/rules/recovery.md`. Released Kafka sends
+the state but ignores it (V31-V33); Fenceline implements the KIP. The controller's handling of RECOVERING and RECOVERED
+is tested in `tests/controller`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ APIS = ["produce", "consumer fetch", "follower fetch", "latest", "earliest", "ti
 
 
 async def _code(desk: Desk, api: str, epoch: int = -1) -> int:
-    """What one API answers for the partition, asked with an epoch where it takes one."""
+    """One API's error code for the partition, with a leader epoch if the API has one."""
     match api:
         case "produce":
             return int(desk.produced().responses[0].partition_responses[0].error_code)
@@ -48,7 +48,9 @@ async def _code(desk: Desk, api: str, epoch: int = -1) -> int:
             return int((await desk.list_offset(timestamp, epoch=epoch)).error_code)
         case "delete":
             code = int((await desk.delete_records(0, timeout_ms=0)).error_code)
-            return 0 if code == ErrorCode.REQUEST_TIMED_OUT else code  # done here; no follower has told that it did
+            return (
+                0 if code == ErrorCode.REQUEST_TIMED_OUT else code
+            )  # recovered locally; no follower has reported it yet
         case "epoch end":
             return int((await desk.epoch_end(0, current=epoch)).error_code)
     rows = [{"name": TOPIC, "partition_indexes": [0]}]
@@ -61,7 +63,7 @@ def _told_recovered(desk: Desk) -> None:
 
 
 async def _asked(desk: Desk, count: int = 1) -> Any:
-    """Wait for AlterPartition; the last one's change of the partition."""
+    """Waits for AlterPartition requests; returns the last one's partition change."""
     while len(desk.controller.asked) < count:
         await turns(1)
     (_, changes), *_ = desk.controller.asked[-1].topics
@@ -69,7 +71,7 @@ async def _asked(desk: Desk, count: int = 1) -> Any:
 
 
 def _transaction(desk: Desk, producer_id: int) -> None:
-    """One record of a transaction that nobody ends."""
+    """Appends one record of a transaction that is never completed."""
     replica = desk.replica()
     batch = build_batch(
         [(0, b"k", b"v", ())], producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
@@ -90,7 +92,7 @@ async def _recovers_without_a_disk(desk: Desk, refusal: int) -> None:
     assert not desk.controller.asked
 
 
-# -- § Proposed Changes: who is refused ----------------------------------------------------------------------------
+# -- § Proposed Changes: rejected requests -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -194,7 +196,7 @@ def test_transactions_are_aborted_and_flushed_before_alter_partition() -> None:
 
 
 def test_full_disk_delays_the_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The partition is not given up: as soon as there is room it recovers, and the transactions are aborted once."""
+    """The partition stays online: it recovers once there is space, and the transactions are aborted once."""
     monkeypatch.setattr(replication, "_RECOVERY_PAUSE_S", 0.0)
 
     async def story(desk: Desk) -> None:
@@ -217,7 +219,7 @@ def test_failed_disk_ends_the_recovery() -> None:
 
 
 def test_completed_transaction_is_not_aborted() -> None:
-    """V38: idempotent; what is aborted once is not aborted again."""
+    """V38: idempotent; an aborted transaction is not aborted again."""
 
     async def story(desk: Desk) -> None:
         desk.lead(3)
@@ -331,7 +333,7 @@ def test_a_clean_election_needs_no_recovery() -> None:
 
 
 def test_reported_end_offset_is_the_log_end() -> None:
-    """V45: of a leader that is alone; nothing of it is told before."""
+    """V45: for a sole replica; the end offset is not returned before."""
 
     async def story(desk: Desk) -> None:
         desk.follow(3, leader=2, isr=(2, 1))
