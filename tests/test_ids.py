@@ -30,7 +30,7 @@ class Dashes(Random):
 
 
 def test_no_id_looks_like_an_option() -> None:
-    assert encode_uuid(UUID(int=Dashes(1).getrandbits(128), version=4)).startswith("-"), "what this test needs"
+    assert encode_uuid(UUID(int=Dashes(1).getrandbits(128), version=4)).startswith("-"), "precondition of this test"
     rng = Dashes(3)
     made = random_id(rng)
     assert rng.left == 0

@@ -71,7 +71,7 @@ def _names(path: Path) -> frozenset[str]:
 
 
 def _missing(cell: str, root: Path, colons: str) -> list[str]:
-    """What the cell names that is not there, or is not a name."""
+    """Names in the cell that do not exist or are malformed."""
     wrong = []
     for named in cell.split(", ") if cell else ():
         match = _NAME.fullmatch(named)
@@ -92,10 +92,10 @@ def test_each_row_has_a_verdict_and_existing_code_and_tests(row: Row) -> None:
     verdict = VERDICTS.fullmatch(row.verdict)
     assert verdict is not None, row.verdict
     if verdict[1] != "whole":
-        assert verdict[2], "another verdict than whole has a reason"
+        assert verdict[2], "a verdict other than whole needs a reason"
     if verdict[1] != "not applicable":
-        assert row.code, "where is it done"
-        assert row.test, "what shows it"
+        assert row.code, "no code is named"
+        assert row.test, "no test is named"
     assert _missing(row.code, ROOT / "src" / "fenceline", ":") == []
     assert _missing(row.test, ROOT / "tests", "::") == []
 
@@ -107,7 +107,7 @@ def test_links_resolve() -> None:
 
 
 def test_every_kip_test_file_is_named() -> None:
-    """A test that is in no row proves a detail; a file of `tests/kip` of which no test is named was forgotten."""
+    """A test in no row proves a detail, but each file of `tests/kip` must have a named test."""
     named = {match[1] for row in ROWS for match in _NAME.finditer(row.test)}
     files = {f"kip/{path.name}" for path in (ROOT / "tests" / "kip").glob("test_*.py")}
     assert files <= named

@@ -1,4 +1,4 @@
-"""The pages of rules: each rule is there once, what is cited exists, and coverage.md is what the tool would write."""
+"""The pages of rules: each rule is there once, every citation exists, and coverage.md is up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions that Fenceline and Kafka 4.3.1 replicate together: whoever leads, all have the same bytes."""
+"""Partitions replicated by Fenceline and Kafka 4.3.1 together: under any leader, all replicas have the same bytes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_committed_transactions_are_equal_under_any_leader(lived: Lived) -> None
 @pytest.mark.parametrize("index", range(2))
 @pytest.mark.parametrize("topic", [TORN, ELECTED])
 def test_unclean_election_truncates_the_other_broker(lived: Lived, topic: str, index: int) -> None:
-    """0: Kafka follows Fenceline's history; 1: Fenceline follows Kafka's, and keeps what it cuts."""
+    """0: Kafka follows Fenceline's history; 1: Fenceline follows Kafka's, and keeps the truncated records."""
     ours, theirs = lived.directories[lived.ours], lived.directories[lived.theirs]
     assert log_bytes(ours, topic, index) == log_bytes(theirs, topic, index)
     assert epochs(ours, topic, index) == epochs(theirs, topic, index)
@@ -115,14 +115,14 @@ def test_receipts_match_the_lost_records(lived: Lived, topic: str) -> None:
     (torn,) = (each for each in lived.receipts if (each["topic"], each["partition"]) == (topic, 1))
     assert (torn["start_offset"], torn["end_offset_exclusive"], torn["records"]) == (50, 150, 100)
     assert torn["bytes"] == len(lived.lost[topic, 1])
-    # After kill -9 a replica knows the high watermark of the last checkpoint.
+    # After kill -9 a replica knows only the high watermark of the last checkpoint.
     assert torn["class"] in ("committed", "maybe_acknowledged")
     assert torn["cause"] == "divergence"
     assert (torn["replica"], torn["leader"]) == (lived.ours, lived.theirs)
 
 
 def test_receipts_are_delivered_to_a_ledger_led_by_kafka_alone(lived: Lived) -> None:
-    """What Fenceline cut before and after the topic moved is in it, once, in Kafka's files."""
+    """Kafka's files hold each Fenceline receipt from before and after the topic moved once."""
     assert lived.kinds[lived.ledger_led_by] == "kafka"
     whole = log_bytes(lived.directories[lived.theirs], LOSSES_TOPIC)
     assert whole
@@ -132,12 +132,12 @@ def test_receipts_are_delivered_to_a_ledger_led_by_kafka_alone(lived: Lived) -> 
 
 
 def test_no_other_acknowledged_record_is_reported_lost(lived: Lived) -> None:
-    """What followers cut while leaders moved had not been committed."""
+    """Records that followers truncated during leader changes had not been committed."""
     assert not [each for each in lived.receipts if each["topic"] == MOVED and each["class"] == "committed"]
 
 
 def test_recovering_leader_aborts_transactions_left_open_by_kafka(lived: Lived) -> None:
-    """`recovery.md V38`: by a marker that Kafka takes, too, and leads on with."""
+    """`recovery.md V38`: by a marker that Kafka replicates, too."""
     directory = lived.directories[lived.ours]
     assert UNDECIDED in values(directory, TORN, 0).values()
     assert any(header.is_control for header, _ in batches(directory, TORN, 0))
@@ -145,14 +145,14 @@ def test_recovering_leader_aborts_transactions_left_open_by_kafka(lived: Lived) 
 
 
 def test_no_partition_stays_in_recovery(lived: Lived) -> None:
-    """`recovery.md V28`, V38: a controller of either kind hears from leaders of ours that they have recovered."""
+    """`recovery.md V28`, V38: Fenceline leaders report their recovery to a controller of either kind."""
     log_dir = lived.directories[lived.controller]
     image = image_before(log_dir, 1 + max(entry.offset for entry in MetadataFiles.at(log_dir).log_entries())).image
     states = {
         (topic.name, index): partition.leader_recovery_state
         for topic in image.topics_by_name.values()
         for index, partition in enumerate(topic.partitions)
-        if lived.ours in partition.replicas  # Kafka's leader says so only when another joins it
+        if lived.ours in partition.replicas  # Kafka's leader reports it only when another replica joins
     }
     assert {(topic, index) for topic in (TORN, ELECTED) for index in range(2)} <= states.keys()
     assert set(states.values()) == {LeaderRecoveryState.RECOVERED}

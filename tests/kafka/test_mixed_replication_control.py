@@ -1,4 +1,4 @@
-"""Partitions of both kinds of brokers, while controllers of both kinds are killed: nothing acknowledged is lost."""
+"""Partitions of both kinds of brokers, while controllers of both kinds are killed: no acknowledged record is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactional producers of every client where no broker coordinates transactions: refused at once, with words.
+"""Transactional producers of every client without a transaction coordinator: rejected immediately with a message.
 
 Each has time-outs of ten minutes, so a client that waits for one does not pass.
 """

@@ -1,4 +1,4 @@
-"""`fenceline verify` over directories that Apache Kafka wrote, beside what Kafka's own tool says of them."""
+"""`fenceline verify` on directories written by Apache Kafka, compared with the output of Kafka's own tool."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """KIP-207, sentence by sentence: end offsets returned to clients never decrease, even across leader changes.
 
-`§` names the section of the KIP, a number such as L11 the rule of `docs/rules/list_offsets.md`. Where released
-Kafka differs from the KIP's text, the test names the behaviour that applies. The KIP's client side (retry, no refresh of metadata)
-is the client's: `tests/client`.
+`§` names the section of the KIP, a number such as L11 the rule of `docs/rules/list_offsets.md`. Where released Kafka
+differs from the KIP's text, the test names the behaviour that applies. The KIP's client side (retry, no refresh of
+metadata) is tested in `tests/client`.
 """
 
 from __future__ import annotations

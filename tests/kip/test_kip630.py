@@ -1,4 +1,4 @@
-"""KIP-630, sentence by sentence, on one directory: the snapshot format, when snapshots are written, and what may be deleted.
+"""KIP-630, sentence by sentence, on one directory: snapshot format, generation and deletion.
 
 `§` names the section of the KIP and the sentence in it, a number such as N11 the rule of
 `docs/rules/snapshots.md`. Where released Kafka differs from the KIP, the test names the behaviour that applies.
