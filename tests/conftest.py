@@ -1,4 +1,4 @@
-"""Fixtures that every room may use: a running node, and what it needs to be skipped or failed honestly."""
+"""Shared fixtures: a running node, and the prerequisites that skip or fail tests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fenceline.testing.node import EmbeddedNode
 
 pytest_plugins = ["tests.scheduling"]
 
-# How long an example takes says nothing of the code on a machine that has other work, and the first one compiles.
+# Example durations mean nothing on a busy machine, and the first example compiles.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 
 def pytest_configure() -> None:
-    """What a script starts in its background ignores SIGINT, and so would every process to which a test sends it."""
+    """Background jobs of a script ignore SIGINT, and so would every process to which a test sends it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -55,7 +55,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In CI everything that tests need is there: a skip means that an install step was lost."""
+    """In CI all prerequisites are installed: a skip means that an install step is missing."""
     if _skipped and os.environ.get("CI") == "true" and session.exitstatus == pytest.ExitCode.OK:
         print(f"\n{len(_skipped)} tests were skipped, and CI=true makes that a failure: {_skipped[:5]}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -70,13 +70,13 @@ def unavailable(reason: str) -> NoReturn:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What is marked `kafka` needs it, before any fixture does."""
+    """Tests marked `kafka` require it before any fixture runs."""
     if item.get_closest_marker("kafka") is not None:
         need_apache_kafka()
 
 
 def need_apache_kafka() -> None:
-    """Skip or fail where Apache Kafka can not be run."""
+    """Skip or fail where Apache Kafka cannot run."""
     if (reason := why_unavailable()) is not None:
         unavailable(reason)
 

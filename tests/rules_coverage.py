@@ -1,4 +1,4 @@
-"""Which code and which tests cite the rules of docs/rules; `docs/rules/coverage.md`, made anew.
+"""Which code and which tests cite the rules of docs/rules; generates `docs/rules/coverage.md`.
 
 Owns the forms of a citation (docs/rules/README.md) and the table: `python -m tests.rules_coverage` writes it.
 `test_rules_pages` holds the pages, the citations and the table against each other. Source is read token by token, so

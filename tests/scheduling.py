@@ -1,7 +1,7 @@
 """Which tests run on one worker, and in which order: pytest plugin of `tests/conftest.py`.
 
-`--dist loadgroup` of pytest-xdist 3.8 does nothing under pytest 9, without a word: it writes groups into names that
-pytest does not look at any more. So the groups are told to the scheduler here, by a file.
+`--dist loadgroup` of pytest-xdist 3.8 silently does nothing under pytest 9: it writes groups into names that
+pytest no longer reads. So a file passes the groups to the scheduler here.
 """
 
 from __future__ import annotations

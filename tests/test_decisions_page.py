@@ -22,5 +22,5 @@ def test_every_decision_is_in_the_index_under_its_number() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     assert [link for link in _links(page) if not (page.parent / link).exists()] == []

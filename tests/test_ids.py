@@ -29,8 +29,8 @@ class Dashes(Random):
         return int.from_bytes(b"\xf9" + drawn.to_bytes(k // 8)[1:])
 
 
-def test_no_id_is_taken_for_an_option() -> None:
-    assert encode_uuid(UUID(int=Dashes(1).getrandbits(128), version=4)).startswith("-"), "what this test needs"
+def test_no_id_looks_like_an_option() -> None:
+    assert encode_uuid(UUID(int=Dashes(1).getrandbits(128), version=4)).startswith("-"), "precondition of this test"
     rng = Dashes(3)
     made = random_id(rng)
     assert rng.left == 0
@@ -44,7 +44,7 @@ def test_every_other_id_is_possible() -> None:
 
 
 @pytest.mark.parametrize("dashes", [1, 2, 5])
-def test_format_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dashes: int) -> None:
+def test_format_generates_no_such_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dashes: int) -> None:
     rng = Dashes(dashes)
     monkeypatch.setattr(ids._SYSTEM, "getrandbits", rng.getrandbits)
     done = CliRunner().invoke(app, ["format", "--data-dir", str(tmp_path)])

@@ -71,7 +71,7 @@ def _names(path: Path) -> frozenset[str]:
 
 
 def _missing(cell: str, root: Path, colons: str) -> list[str]:
-    """What the cell names that is not there, or is not a name."""
+    """Names in the cell that do not exist or are malformed."""
     wrong = []
     for named in cell.split(", ") if cell else ():
         match = _NAME.fullmatch(named)
@@ -88,26 +88,26 @@ def test_each_kip_has_its_rows() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kip} {row.requirement[:60]}")
-def test_a_row_has_a_verdict_code_and_test_that_exist(row: Row) -> None:
+def test_each_row_has_a_verdict_and_existing_code_and_tests(row: Row) -> None:
     verdict = VERDICTS.fullmatch(row.verdict)
     assert verdict is not None, row.verdict
     if verdict[1] != "whole":
-        assert verdict[2], "another verdict than whole has a reason"
+        assert verdict[2], "a verdict other than whole needs a reason"
     if verdict[1] != "not applicable":
-        assert row.code, "where is it done"
-        assert row.test, "what shows it"
+        assert row.code, "no code is named"
+        assert row.test, "no test is named"
     assert _missing(row.code, ROOT / "src" / "fenceline", ":") == []
     assert _missing(row.test, ROOT / "tests", "::") == []
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_resolve() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text())
     assert links
     assert [link for link in links if not (PAGE.parent / link).exists()] == []
 
 
-def test_no_file_of_sentences_is_forgotten() -> None:
-    """A test that is in no row proves a detail; a file of `tests/kip` of which no test is named was forgotten."""
+def test_every_kip_test_file_is_named() -> None:
+    """A test in no row proves a detail, but each file of `tests/kip` must have a named test."""
     named = {match[1] for row in ROWS for match in _NAME.finditer(row.test)}
     files = {f"kip/{path.name}" for path in (ROOT / "tests" / "kip").glob("test_*.py")}
     assert files <= named

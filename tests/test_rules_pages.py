@@ -1,4 +1,4 @@
-"""The pages of rules: each rule is there once, what is cited exists, and coverage.md is what the tool would write."""
+"""The pages of rules: each rule is there once, every citation exists, and coverage.md is up to date."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_coverage_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(RULES.glob("*.md")), ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     text = page.read_text()
     wrong = []
     for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)$", text, re.MULTILINE):
@@ -100,10 +100,10 @@ def _anchors(page: Path) -> set[str]:
         ("KAFKA-123 at E501, x.E1, E2E, E123, FE1", []),
     ],
 )
-def test_what_counts_as_a_citation(text: str, cited: list[tuple[str, str]]) -> None:
+def test_citation_forms(text: str, cited: list[tuple[str, str]]) -> None:
     assert [(page, id_) for page, id_, _ in citations_in(text)] == cited
 
 
-def test_a_part_of_a_rule_has_to_be_there() -> None:
+def test_rule_part_must_exist() -> None:
     there = {id_: rule_of(id_) is not None for id_ in ("E13d", "E13", "G14b", "E12d", "G14", "E99")}
     assert [id_ for id_, is_there in there.items() if is_there] == ["E13d", "E13", "G14b"]

@@ -36,5 +36,5 @@ def test_a_quoted_message_is_in_the_code(message: str) -> None:
             assert piece in text, piece
 
 
-def test_there_is_something_to_check() -> None:
+def test_page_quotes_messages() -> None:
     assert len(QUOTED) > 30

@@ -1,4 +1,4 @@
-"""Brokers to test the client against: the same tests run on Apache Kafka and on a Fenceline node."""
+"""Brokers to test the client with: the same tests run on Apache Kafka and on a Fenceline node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SETTINGS = {
     "offsets.topic.num.partitions": "4",
     "group.min.session.timeout.ms": "1000",
     "group.initial.rebalance.delay.ms": "0",
-    # Records of 1970 stay, however long the tests take: Kafka looks for old ones 30 s after its start.
+    # Keep records with timestamps of 1970: Kafka first checks retention 30 s after its start.
     "log.retention.ms": "-1",
 }
 _numbers = itertools.count()
@@ -46,14 +46,14 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def cluster() -> Iterator[ScriptedCluster]:
-    """Two brokers that follow a script."""
+    """Two scripted brokers."""
     with ScriptedCluster(nodes=2) as scripted:
         yield scripted
 
 
 @pytest.fixture
 def unique() -> Callable[[str], str]:
-    """Makes names that no other test uses."""
+    """Generates names that no other test uses."""
     return lambda stem: f"{stem}-{next(_numbers)}"
 
 
@@ -65,14 +65,14 @@ def admin(bootstrap: str) -> Iterator[Admin]:
 
 @pytest.fixture
 def make_topic(admin: Admin, unique: Callable[[str], str]) -> Iterator[Callable[..., str]]:
-    """Creates topics, and deletes them when the test is over."""
+    """Creates topics, and deletes them after the test."""
     made: list[str] = []
 
     def make(partitions: int = 1, stem: str = "topic", **configs: str) -> str:
         name = unique(stem)
         admin.create_topics([NewTopic(name, partitions, 1, {k.replace("_", "."): v for k, v in configs.items()})])
         made.append(name)
-        # Kafka's controller has answered by then, its broker may not have heard of the topic yet.
+        # Kafka's controller has answered by then, but its broker may not know the topic yet.
         eventually(lambda: admin.describe_configs([("topic", name)]), f"{name} described")
         return name
 

@@ -1,7 +1,7 @@
-"""A cluster in memory that does what a test tells it to: elections, truncations, refusals, lost answers, old versions.
+"""An in-memory cluster under a test's control: elections, truncations, rejections, lost responses, old versions.
 
-Speaks the real protocol over real sockets, so that the client under test needs no seams. Its leaders check producers'
-sequences as Kafka's do and keep an epoch cache by `epochs.md` E13-E17, so that a client's mistake shows in the log.
+Speaks the real protocol over real sockets, so the client under test needs no seams. Its leaders check producers'
+sequences as Kafka's do and keep an epoch cache by `epochs.md` E13-E17, so a client's mistake is visible in the log.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _VERSIONS: dict[ApiKey, tuple[int, int]] = {
 
 @dataclass
 class Log:
-    """One partition: batches, epochs that began (epoch, start offset), and the producer's last five batches."""
+    """One partition: batches, epoch starts (epoch, start offset), and the producer's last five batches."""
 
     leader: int = 1
     leader_epoch: int = 0
@@ -92,10 +92,10 @@ class Log:
         return ErrorCode.NONE, base_offset
 
     def elect(self, leader: int, *, cut_to: int | None = None) -> None:
-        """A new epoch; with `cut_to` the log first loses everything from that offset on."""
+        """Starts a new epoch; `cut_to` first truncates the log to that offset."""
         if cut_to is not None:
             self.batches = [raw for raw in self.batches if read_header(raw).next_offset <= cut_to]
-            assert self.end_offset == cut_to, "cut at the edge of a batch"
+            assert self.end_offset == cut_to, "truncate at a batch boundary"
             self.epochs = [(e, start) for e, start in self.epochs if start < cut_to]
         self.leader, self.leader_epoch = leader, self.leader_epoch + 1
         self.epochs.append((self.leader_epoch, self.end_offset))
@@ -112,7 +112,7 @@ class Log:
 
 
 class ScriptedCluster:
-    """Use as a context manager. State may be changed from the test between calls (one lock guards it)."""
+    """Use as a context manager. A test may change the state between calls; `lock` guards it."""
 
     def __init__(self, nodes: int = 1, *, versions: dict[ApiKey, tuple[int, int]] | None = None) -> None:
         self.versions = {**_VERSIONS, **(versions or {})}
@@ -264,7 +264,7 @@ class ScriptedCluster:
         return {"error_code": code or 0, "producer_id": self._next_producer_id, "producer_epoch": 0}
 
     def _list_offsets(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
-        # Who offers no more than version 4 is Kafka 2.1, which checks epochs there and tells none.
+        # A broker limited to version 4 is Kafka 2.1, which checks epochs in ListOffsets but returns none.
         tells_epochs = self.requests[-1][1] != 4
 
         def answer(topic: str, asked: Any) -> dict[str, Any]:

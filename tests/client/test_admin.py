@@ -34,7 +34,7 @@ def test_cluster_and_topics(admin: Admin, make_topic: MakeTopic) -> None:
     assert topic in admin.metadata().topics
 
 
-def test_creating_tells_what_was_made_and_refuses_twice(admin: Admin, unique: Callable[[str], str]) -> None:
+def test_create_reports_the_topic_and_rejects_a_duplicate(admin: Admin, unique: Callable[[str], str]) -> None:
     topic = unique("made")
     made = admin.create_topics([NewTopic(topic, 2, 1, {"retention.ms": "5000"})])[topic]
     assert (made.name, made.num_partitions, made.replication_factor) == (topic, 2, 1)
@@ -48,7 +48,7 @@ def test_creating_tells_what_was_made_and_refuses_twice(admin: Admin, unique: Ca
     assert gone.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_topic_that_does_not_exist_is_there_with_its_error(admin: Admin) -> None:
+def test_missing_topic_is_described_with_its_error(admin: Admin) -> None:
     found = admin.metadata(["never-made"]).topics["never-made"]
     assert (found.error, dict(found.partitions)) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {})
     with pytest.raises(PeerError) as refused:
@@ -56,7 +56,7 @@ def test_a_topic_that_does_not_exist_is_there_with_its_error(admin: Admin) -> No
     assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_offsets_by_every_spec(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
+def test_list_offsets_with_every_spec(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     assert admin.list_offsets({tp: "latest"})[tp][:2] == (0, 0)
     assert admin.list_offsets({tp: "max_timestamp"})[tp][:2] == (-1, -1)
@@ -77,7 +77,7 @@ def test_offsets_by_every_spec(admin: Admin, bootstrap: str, make_topic: MakeTop
         admin.list_offsets({tp: "newest"})
 
 
-def test_ends_of_epochs(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
+def test_epoch_end_offsets(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     with Producer(bootstrap) as producer:
         producer.send(tp.topic, b"v")
@@ -86,7 +86,7 @@ def test_ends_of_epochs(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> 
     assert admin.offsets_for_leader_epoch({tp: 7})[tp] == EpochEnd(-1, -1)
 
 
-def test_deleting_records_moves_the_start(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
+def test_delete_records_advances_the_log_start(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     with Producer(bootstrap) as producer:
         for _ in range(5):
@@ -99,7 +99,7 @@ def test_deleting_records_moves_the_start(admin: Admin, bootstrap: str, make_top
     assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_configurations_are_set_and_unset_one_by_one(admin: Admin, make_topic: MakeTopic) -> None:
+def test_configs_are_altered_incrementally(admin: Admin, make_topic: MakeTopic) -> None:
     topic = make_topic(retention_ms="5000")
     resource = ("topic", topic)
     entry = admin.describe_configs([resource])[resource]["retention.ms"]
@@ -117,7 +117,7 @@ def test_configurations_are_set_and_unset_one_by_one(admin: Admin, make_topic: M
     assert refused.value.code is ErrorCode.INVALID_CONFIG
 
 
-def test_a_brokers_configuration_is_asked_of_that_broker(admin: Admin) -> None:
+def test_broker_config_is_requested_from_that_broker(admin: Admin) -> None:
     node_id = admin.describe_cluster().brokers[0].node_id
     resource = ("broker", str(node_id))
     assert admin.describe_configs([resource])[resource]["node.id"].value == str(node_id)
@@ -136,7 +136,7 @@ def test_group_offsets_without_members(admin: Admin, make_topic: MakeTopic, uniq
     assert group not in [g.group_id for g in admin.list_groups()]
 
 
-def test_a_group_whose_assignments_nobody_can_read_is_described(
+def test_group_with_undecodable_assignments_is_described(
     admin: Admin, bootstrap: str, unique: Callable[[str], str]
 ) -> None:
     group, (host, _, port) = unique("odd"), bootstrap.rpartition(":")
@@ -155,13 +155,13 @@ def test_producers_are_described(admin: Admin, bootstrap: str, make_topic: MakeT
     assert (found.producer_epoch, found.last_sequence) == (0, 2)
 
 
-def test_nobody_at_home_is_said_in_words_and_in_time() -> None:
+def test_unreachable_bootstrap_fails_with_a_clear_error_in_time() -> None:
     with Admin(f"127.0.0.1:{free_port()}") as admin, pytest.raises(BrokersUnreachable) as error:
         admin.describe_cluster(timeout_ms=300)
     assert "advertised.listeners" in str(error.value)
 
 
-def test_a_closed_client_says_so(bootstrap: str) -> None:
+def test_closed_client_rejects_calls(bootstrap: str) -> None:
     admin = Admin(bootstrap)
     admin.close()
     admin.close()

@@ -1,4 +1,4 @@
-"""Assignments are complete, exclusive, even and sticky, whatever the members."""
+"""Assignments are complete, exclusive, balanced and sticky for any members."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _wanted(members: dict[str, Subscription], counts: dict[str, int]) -> set[Top
 
 @pytest.mark.parametrize("assign", [range_assign, roundrobin_assign, sticky_assign])
 @given(group=_groups())
-def test_every_wanted_partition_gets_exactly_one_owner_that_wants_it(
+def test_each_subscribed_partition_is_assigned_to_exactly_one_subscriber(
     assign: object, group: tuple[dict[str, Subscription], dict[str, int]]
 ) -> None:
     members, counts = group
@@ -62,7 +62,9 @@ def test_every_wanted_partition_gets_exactly_one_owner_that_wants_it(
 
 
 @given(group=_groups())
-def test_sticky_is_as_even_as_subscriptions_allow(group: tuple[dict[str, Subscription], dict[str, int]]) -> None:
+def test_sticky_is_balanced_as_far_as_subscriptions_allow(
+    group: tuple[dict[str, Subscription], dict[str, int]],
+) -> None:
     members, counts = group
     assigned = sticky_assign(members, counts)
     for giver, owned in assigned.items():
@@ -73,7 +75,7 @@ def test_sticky_is_as_even_as_subscriptions_allow(group: tuple[dict[str, Subscri
 
 
 @given(group=_groups())
-def test_cooperative_never_gives_away_what_another_still_holds(
+def test_cooperative_never_assigns_a_partition_that_is_still_owned(
     group: tuple[dict[str, Subscription], dict[str, int]],
 ) -> None:
     members, counts = group
@@ -95,7 +97,7 @@ def test_cooperative_never_gives_away_what_another_still_holds(
 
 
 @given(group=_groups())
-def test_cooperative_converges_without_moving_anything_twice(
+def test_cooperative_converges_and_moves_no_partition_twice(
     group: tuple[dict[str, Subscription], dict[str, int]],
 ) -> None:
     members, counts = group
@@ -106,7 +108,7 @@ def test_cooperative_converges_without_moving_anything_twice(
     assert cooperative_sticky_assign(members, counts) == assigned
 
 
-def test_sticky_moves_only_what_a_new_member_needs() -> None:
+def test_sticky_moves_only_the_partitions_for_a_new_member() -> None:
     counts = {"a": 6}
     before = sticky_assign({m: Subscription(("a",)) for m in "mn"}, counts)
     members = {m: Subscription(("a",), tuple(before[m]), 1) for m in "mn"} | {"o": Subscription(("a",))}
@@ -115,7 +117,7 @@ def test_sticky_moves_only_what_a_new_member_needs() -> None:
     assert all(set(after[m]) <= set(before[m]) for m in "mn")
 
 
-def test_sticky_reads_a_members_memory_out_of_user_data() -> None:
+def test_sticky_reads_the_previous_assignment_from_user_data() -> None:
     held = (TopicPartition("a", 3),)
     members = {
         "m": Subscription(("a",)),
@@ -124,20 +126,20 @@ def test_sticky_reads_a_members_memory_out_of_user_data() -> None:
     assert held[0] in sticky_assign(members, {"a": 4})["n"]
 
 
-def test_range_is_kafkas() -> None:
+def test_range_assignor_matches_kafka() -> None:
     members = {m: Subscription(("a", "b")) for m in ("m", "n")}
     assigned = range_assign(members, {"a": 3, "b": 3})
     assert assigned["m"] == [TopicPartition(t, p) for t in "ab" for p in (0, 1)]
     assert assigned["n"] == [TopicPartition(t, 2) for t in "ab"]
 
 
-def test_roundrobin_is_kafkas() -> None:
+def test_roundrobin_assignor_matches_kafka() -> None:
     members = {m: Subscription(("a", "b")) for m in ("m", "n")}
     assigned = roundrobin_assign(members, {"a": 3, "b": 3})
     assert assigned["m"] == [TopicPartition("a", 0), TopicPartition("a", 2), TopicPartition("b", 1)]
 
 
-def test_names_and_javas_class_names() -> None:
+def test_assignors_by_name_and_by_java_class_name() -> None:
     found = assignors_of(["range", "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"])
     assert found == (ASSIGNORS["range"], ASSIGNORS["cooperative-sticky"])
     with pytest.raises(OperatorError, match="cooperative-sticky"):

@@ -1,4 +1,4 @@
-"""When a consumer commits by itself, and what."""
+"""When a consumer commits automatically, and which offsets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEN_S = {"group.id": "g", "auto.commit.interval.ms": 10_000}
 
 
 class Caller:
-    """A consumer that was handed out everything before `position`, on a clock of its own."""
+    """A consumer whose polls returned everything before `position`, with its own clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fault: Exception | None = None, **settings: Any) -> None:
         self.now_s = 1000.0
@@ -58,7 +58,7 @@ def run(work: Callable[[], None], caller: Caller) -> None:
     asyncio.run(steps())
 
 
-def test_a_commit_covers_what_was_handed_out_before_the_poll_that_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_covers_records_returned_before_the_poll_that_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller(monkeypatch)
 
     def polls() -> None:
@@ -74,7 +74,7 @@ def test_a_commit_covers_what_was_handed_out_before_the_poll_that_sends_it(monke
     assert caller.offsets() == [5]
 
 
-def test_a_commit_is_its_generations_though_the_task_runs_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_uses_the_generation_at_scheduling_time(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller(monkeypatch)
 
     def polls() -> None:
@@ -89,10 +89,10 @@ def test_a_commit_is_its_generations_though_the_task_runs_later(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_a_commit_that_still_waits_holds_up_the_next_and_is_given_up_for_the_last_one(
+def test_pending_commit_blocks_the_next_and_is_dropped_for_the_final_commit(
     monkeypatch: pytest.MonkeyPatch, is_last: bool
 ) -> None:
-    """Its retry would take the committed offset back."""
+    """Its retry would move the committed offset backward."""
     caller = Caller(monkeypatch)
 
     async def steps() -> None:
@@ -116,7 +116,7 @@ def test_a_commit_that_still_waits_holds_up_the_next_and_is_given_up_for_the_las
     assert caller.offsets() == ([10] if is_last else [5, 15])
 
 
-def test_an_assignment_starts_the_interval_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assignment_restarts_the_commit_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller(monkeypatch)
 
     def polls() -> None:
@@ -131,7 +131,9 @@ def test_an_assignment_starts_the_interval_anew(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("settings", [{"enable.auto.commit": False}, {"group.id": ""}])
-def test_nothing_is_sent_when_it_is_off(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+def test_no_commit_is_sent_when_auto_commit_is_disabled(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
     caller = Caller(monkeypatch, **settings)
 
     def polls() -> None:
@@ -144,7 +146,7 @@ def test_nothing_is_sent_when_it_is_off(monkeypatch: pytest.MonkeyPatch, setting
     assert caller.sent == []
 
 
-def test_giving_up_commits_now_and_a_refusal_is_only_logged(
+def test_revocation_commits_immediately_and_only_logs_a_rejection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caller = Caller(monkeypatch, OperatorError("the group moved on", "poll"))

@@ -29,7 +29,7 @@ def threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
-def test_leaving_the_context_closes_once_and_ends_the_thread() -> None:
+def test_context_exit_closes_once_and_stops_the_thread() -> None:
     with BlockingClient("face-closes", Core) as face:
         assert len(threads("face-closes")) == 1
     face.close()
@@ -37,7 +37,7 @@ def test_leaving_the_context_closes_once_and_ends_the_thread() -> None:
     assert not threads("face-closes")
 
 
-def test_a_core_that_can_not_be_made_leaves_no_thread() -> None:
+def test_failed_creation_leaves_no_thread() -> None:
     def refuse() -> Core:
         raise OperatorError("no", "never")
 
@@ -46,7 +46,7 @@ def test_a_core_that_can_not_be_made_leaves_no_thread() -> None:
     assert not threads("face-refused")
 
 
-def test_a_close_that_fails_says_so_and_leaves_no_thread() -> None:
+def test_failed_close_raises_and_leaves_no_thread() -> None:
     face = BlockingClient("face-fails", lambda: Core(ConnectionError("gone")))
     with pytest.raises(ConnectionError, match="gone"):
         face.close()
@@ -63,7 +63,7 @@ def test_async_with_closes() -> None:
 
 
 @pytest.mark.parametrize("kind", [Admin, Consumer, Producer, RangeReader])
-def test_an_unknown_property_is_said_once(
+def test_unknown_property_is_logged_once(
     kind: type[Admin | Consumer | Producer | RangeReader], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "fenceline.client"), kind("127.0.0.1:1", **{"ligner.ms": 5}):

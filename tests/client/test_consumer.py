@@ -38,7 +38,7 @@ def _take(consumer: Consumer, count: int, **options: int) -> list[ConsumerRecord
     found: list[ConsumerRecord] = []
     end_s = time.monotonic() + 60
     while len(found) < count:
-        assert time.monotonic() < end_s, f"only {len(found)} of {count} came"
+        assert time.monotonic() < end_s, f"only {len(found)} of {count} records arrived"
         found += consumer.poll(200, **options)
     return found
 
@@ -49,8 +49,10 @@ def _numbers(records: list[ConsumerRecord]) -> list[int]:
 
 @pytest.mark.parametrize("arrow", [False, True])
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_everything_from_the_beginning_in_order(bootstrap: str, make_topic: MakeTopic, codec: str, arrow: bool) -> None:
-    """In batches that are worth compressing, of which a request brings a few."""
+def test_reads_all_records_from_the_beginning_in_order(
+    bootstrap: str, make_topic: MakeTopic, codec: str, arrow: bool
+) -> None:
+    """The batches are worth compressing, and a response holds only a few of them."""
     topic = make_topic(3)
     batches = {"linger.ms": 20, "batch.size": 16_000}
     _fill(bootstrap, topic, 9_000, 3, **batches, **{"compression.type": codec})
@@ -59,7 +61,7 @@ def test_everything_from_the_beginning_in_order(bootstrap: str, make_topic: Make
     with Consumer(bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=2_000) as consumer:
         consumer.assign([TopicPartition(topic, i) for i in range(3)])
         while len(rows) < 9_000:
-            assert time.monotonic() < end_s, f"only {len(rows)} came"
+            assert time.monotonic() < end_s, f"only {len(rows)} rows arrived"
             if arrow:
                 table = consumer.poll_arrow(200).select(["partition", "offset", "leader_epoch", "value"]).to_pydict()
                 rows += [(*row, int(value)) for *row, value in zip(*table.values(), strict=True)]
@@ -70,7 +72,7 @@ def test_everything_from_the_beginning_in_order(bootstrap: str, make_topic: Make
         assert mine == [(partition, offset, 0, partition + 3 * offset) for offset in range(3_000)]
 
 
-def test_latest_sees_only_what_comes_after(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_latest_reads_only_records_written_later(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     _fill(bootstrap, tp.topic, 10)
     with Consumer(bootstrap) as consumer:
@@ -80,7 +82,7 @@ def test_latest_sees_only_what_comes_after(bootstrap: str, make_topic: MakeTopic
         assert _numbers(_take(consumer, 5)) == [10, 11, 12, 13, 14]
 
 
-def test_none_without_an_offset_is_said(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_reset_policy_none_raises_without_a_committed_offset(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     with Consumer(bootstrap, auto_offset_reset="none") as consumer:
         consumer.assign([tp])
@@ -88,7 +90,7 @@ def test_none_without_an_offset_is_said(bootstrap: str, make_topic: MakeTopic) -
             consumer.poll(1_000)
 
 
-def test_seeking(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_seek(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     _fill(bootstrap, tp.topic, 50)
     with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
@@ -106,7 +108,7 @@ def test_seeking(bootstrap: str, make_topic: MakeTopic) -> None:
         assert _numbers(_take(consumer, 1, max_records=1)) == [20]
 
 
-def test_records_and_tables_take_turns(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_poll_and_poll_arrow_alternate(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     _fill(bootstrap, tp.topic, 400)
     with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
@@ -120,7 +122,7 @@ def test_records_and_tables_take_turns(bootstrap: str, make_topic: MakeTopic) ->
     assert first + rest == list(range(400))
 
 
-def test_tables_have_the_columns_and_an_empty_one_too(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_tables_have_all_columns_even_when_empty(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     with Producer(bootstrap) as producer:
         producer.send(tp.topic, b"v", b"k", headers=[("h", b"1")], timestamp_ms=5).result(60)
@@ -136,7 +138,7 @@ def test_tables_have_the_columns_and_an_empty_one_too(bootstrap: str, make_topic
     assert (empty.num_rows, empty.schema) == (0, batch.schema)
 
 
-def test_a_paused_partition_waits_and_loses_nothing(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_paused_partition_loses_no_records(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic(2)
     _fill(bootstrap, topic, 200, 2)
     tps = [TopicPartition(topic, i) for i in range(2)]
@@ -155,7 +157,7 @@ def test_a_paused_partition_waits_and_loses_nothing(bootstrap: str, make_topic: 
         assert [r.offset for r in found if r.partition == tp.partition] == list(range(100))
 
 
-def test_ends_times_and_lag(bootstrap: str, make_topic: MakeTopic, admin: Admin) -> None:
+def test_end_offsets_offsets_for_times_and_lag(bootstrap: str, make_topic: MakeTopic, admin: Admin) -> None:
     tp = TopicPartition(make_topic(), 0)
     _fill(bootstrap, tp.topic, 20)
     admin.delete_records({tp: 5})
@@ -173,7 +175,7 @@ def test_ends_times_and_lag(bootstrap: str, make_topic: MakeTopic, admin: Admin)
         assert consumer.lag(tp) == 10
 
 
-def test_commits_carry_epochs_and_are_where_reading_goes_on(
+def test_commits_carry_epochs_and_reading_resumes_from_them(
     bootstrap: str, make_topic: MakeTopic, unique: Unique, admin: Admin
 ) -> None:
     tp, group = TopicPartition(make_topic(), 0), unique("group")
@@ -191,7 +193,7 @@ def test_commits_carry_epochs_and_are_where_reading_goes_on(
     assert admin.list_group_offsets(group) == {tp: CommittedOffset(3, 0, "note")}
 
 
-def test_closing_commits_what_was_handed_out(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
+def test_close_commits_returned_records(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
     tp, group = TopicPartition(make_topic(), 0), unique("group")
     _fill(bootstrap, tp.topic, 20)
     for expected in ([0, 1, 2, 3], [4, 5, 6, 7]):
@@ -202,7 +204,7 @@ def test_closing_commits_what_was_handed_out(bootstrap: str, make_topic: MakeTop
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_aborted_transactions_are_seen_only_by_who_wants_them(
+def test_aborted_records_are_read_only_with_read_uncommitted(
     kafka_bootstrap: str, unique: Unique, isolation: str
 ) -> None:
     with Admin(kafka_bootstrap) as admin:
@@ -229,7 +231,7 @@ def test_aborted_transactions_are_seen_only_by_who_wants_them(
         consumer.assign([tp])
         assert _numbers(_take(consumer, len(expected))) == expected
         assert consumer.end_offsets([tp]) == {tp: 24}
-        # The marker behind the last record is passed over, too.
+        # The marker after the last record is skipped, too.
         end_s = time.monotonic() + 60
         while consumer.position(tp) != 24:
             assert time.monotonic() < end_s
@@ -241,7 +243,7 @@ def test_aborted_transactions_are_seen_only_by_who_wants_them(
         assert rows == expected
 
 
-def test_misuse_is_told_in_words(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_misuse_raises_clear_errors(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     with Consumer(bootstrap) as consumer:
         with pytest.raises(OperatorError, match="assign or subscribe"):
@@ -256,7 +258,7 @@ def test_misuse_is_told_in_words(bootstrap: str, make_topic: MakeTopic) -> None:
         consumer.poll(0)
 
 
-def test_memory_is_bounded_and_nothing_is_lost(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_memory_is_bounded_and_no_record_is_lost(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic(4)
     _fill(bootstrap, topic, 4_000, 4)
     config = {"auto.offset.reset": "earliest", "queued.max.bytes": 4_000, "max.partition.fetch.bytes": 1_500}

@@ -1,5 +1,5 @@
-"""Groups of the consumer protocol (KIP-848) through our admin and our command, on Fenceline and on Apache Kafka: what
-is told of classic groups is told of these as well, and refused as well while they have members.
+"""Consumer protocol groups (KIP-848) in Fenceline's admin client and CLI, on Fenceline and on Apache Kafka: they are
+described like classic groups, and changes are rejected in the same way while they have members.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECORDS = 20
 
 
 def command(bootstrap: str, *words: str) -> tuple[int, Any]:
-    """Exit code, and the document or what was said instead of one."""
+    """Exit code, and the JSON document or the output printed instead of one."""
     done = CliRunner().invoke(app, ["groups", *words, "--json", "--bootstrap", bootstrap])
     return done.exit_code, json.loads(done.stdout) if not done.exit_code else done.output
 
@@ -58,7 +58,7 @@ def commit_as(connection: RawConnection, member: BareMember, group: str, topic: 
 
 @pytest.fixture(params=["4.3", "3.9"])
 def _release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers of Kafka 3.7 to 3.9 have the consumer protocol, but no DescribeGroups that says what such a group is."""
+    """Kafka 3.7 to 3.9 support the consumer protocol, but their DescribeGroups does not report a group's type."""
     if request.param == "4.3":
         return
     learn = connection._fetch_api_versions
@@ -80,7 +80,7 @@ def test_a_group_is_described_listed_reset_and_deleted(
         for promise in [producer.send(topic, b"x", partition=n % PARTITIONS) for n in range(PARTITIONS * RECORDS)]:
             promise.result(60)
     host, _, port = bootstrap.rpartition(":")
-    # Who asks for it has the topic of the groups made.
+    # The request creates the offsets topic.
     eventually(lambda: coordinator_of(int(port), group) is not None, "there is a coordinator")
     with RawConnection(int(port), host=host) as connection:
         members = [BareMember(group, f"member-{number}", topic) for number in (1, 2)]
@@ -99,7 +99,7 @@ def test_a_group_is_described_listed_reset_and_deleted(
         shares = {each["member"]: each["partitions"] for each in found["members"]}
         assert shares == {each.member_id: [f"{topic}-{index}" for index in sorted(each.uses)] for each in members}
         rows = {row["partition"]: row for row in found["offsets"]}
-        assert sorted(rows) == list(range(PARTITIONS)), "those that a member has are there without an offset, too"
+        assert sorted(rows) == list(range(PARTITIONS)), "a member's partitions are listed even without an offset"
         for index in first.uses:
             shown = [rows[index][name] for name in ("current_offset", "epoch", "log_end", "lag", "mark", "member")]
             assert shown == [RECORDS - 5, 0, RECORDS, 5, None, first.member_id]

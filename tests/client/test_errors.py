@@ -1,4 +1,4 @@
-"""Errors keep their facts and their words on the way between processes."""
+"""Errors keep their attributes and messages when pickled between processes."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ def test_pickling_keeps_type_text_and_attributes(error: Exception) -> None:
 
 
 def _facts(error: Exception) -> dict[str, object]:
-    """Errors within errors by their words."""
+    """Nested errors are compared by their messages."""
     return {name: str(value) for name, value in error.__dict__.items()}
 
 
-def test_a_truncation_names_everything_a_person_needs() -> None:
+def test_truncation_error_includes_all_facts() -> None:
     text = str(_ERRORS[0])
     for fact in ("t-3", "offset 150", "epoch 7", "offset 100", "epoch 6", "records 100 to 149", "seek to 100"):
         assert fact in text
 
 
-def test_refusals_carry_the_brokers_words_and_advice() -> None:
+def test_rejections_carry_the_brokers_message_and_a_hint() -> None:
     assert str(_ERRORS[-1]) == (
         "producing to t-0: MESSAGE_TOO_LARGE (The request included). "
         "Raise the topic's max.message.bytes, or lower batch.size."
     )
 
 
-def test_a_code_from_the_future_is_an_unknown_error() -> None:
+def test_unknown_error_code_maps_to_an_unknown_error() -> None:
     assert error_code(32_000) is ErrorCode.UNKNOWN_SERVER_ERROR

@@ -31,13 +31,13 @@ from tests.client.scripted_cluster import ScriptedCluster
 _QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
 _OLD = 10
 _CUT = 6
-_VERSIONS = [pytest.param({}, id="fetch-tells"), pytest.param({ApiKey.FETCH: (4, 11)}, id="validation-tells")]
+_VERSIONS = [pytest.param({}, id="fetch-reports"), pytest.param({ApiKey.FETCH: (4, 11)}, id="validation-reports")]
 
 
 def _until(done: Callable[[], object]) -> None:
     end_s = time.monotonic() + 60
     while not done():
-        assert time.monotonic() < end_s, "it did not come to that"
+        assert time.monotonic() < end_s, "the expected state was not reached"
         time.sleep(0.001)
 
 
@@ -52,7 +52,7 @@ def _fill(cluster: ScriptedCluster, tp: TopicPartition) -> None:
 
 
 def _cut(cluster: ScriptedCluster, tp: TopicPartition) -> None:
-    """The log loses its end to another leader, which goes on with records of its own."""
+    """A new leader truncates the log's end and appends its own records."""
     with cluster.lock:
         log = cluster.logs[tp]
         log.elect(2, cut_to=_CUT)
@@ -73,10 +73,10 @@ def _expected(first: int) -> list[bytes]:
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("arrow", [False, True])
-def test_what_was_fetched_ahead_waits_from_the_moment_that_metadata_names_another_leader(
+def test_prefetched_records_are_held_once_metadata_names_a_new_leader(
     cluster: ScriptedCluster, arrow: bool, begun: bool
 ) -> None:
-    """The poll comes before the consumer's own loop has looked at the metadata."""
+    """The poll happens before the consumer's own loop has checked the metadata."""
     (tp,) = cluster.add_topic("t")
     _fill(cluster, tp)
     if begun:
@@ -103,12 +103,12 @@ def test_what_was_fetched_ahead_waits_from_the_moment_that_metadata_names_anothe
             while len(found) < _OLD - 2:
                 found += await offsets()
                 await asyncio.sleep(0.001)
-            assert found == list(range(2, _OLD)), "it stands: they are handed out after all"
+            assert found == list(range(2, _OLD)), "the position is valid, so the records are returned"
 
     asyncio.run(story())
 
 
-def test_a_topic_that_was_made_anew_ends_what_was_fetched_ahead_at_once(cluster: ScriptedCluster) -> None:
+def test_recreated_topic_discards_prefetched_records_immediately(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     _fill(cluster, tp)
 
@@ -134,7 +134,7 @@ def test_a_topic_that_was_made_anew_ends_what_was_fetched_ahead_at_once(cluster:
 
 
 class Gate:
-    """Runs `once` inside of a decoder's first call with rows, and waits there until `known`."""
+    """Runs `once` inside a decoder's first call with rows, and blocks there until `known`."""
 
     def __init__(self) -> None:
         self.once: Callable[[], None] | None = None
@@ -163,7 +163,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 
 def _in_doubt(consumer: AsyncConsumer, tp: TopicPartition) -> Callable[[], bool]:
-    """From now on: it is known that the log below `tp` is another one, or may be."""
+    """True once the client knows that the log of `tp` has diverged or may have."""
     serial = consumer.positions.of(tp).serial
     return lambda: (state := consumer.positions.of(tp)).serial != serial or not state.is_readable
 
@@ -171,7 +171,7 @@ def _in_doubt(consumer: AsyncConsumer, tp: TopicPartition) -> Callable[[], bool]
 @pytest.mark.parametrize("versions", _VERSIONS)
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("read_before", [0, 2, _CUT + 2])
-def test_a_table_that_is_being_made_when_the_truncation_becomes_known_is_not_handed_out(
+def test_table_being_built_when_truncation_is_detected_is_not_returned(
     gate: Gate, versions: dict[ApiKey, tuple[int, int]], blocking: bool, read_before: int
 ) -> None:
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
@@ -204,12 +204,12 @@ def test_a_table_that_is_being_made_when_the_truncation_becomes_known_is_not_han
                 assert (caught.value.truncated_from, caught.value.divergent_offset) == (read_before, _CUT)
             else:
                 _until(lambda: poll() or len(found) >= len(_expected(read_before)))
-                assert found == _expected(read_before), "nothing was handed out twice, or of the log that is gone"
+                assert found == _expected(read_before), "no record was returned twice or from the truncated log"
                 assert consumer.truncations() == []
 
 
 class _Driven(Consumer):
-    """The asyncio face's own `poll_arrow`, driven from a thread."""
+    """`poll_arrow` of the asyncio consumer, driven from a thread."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap, **_QUICK)
@@ -219,8 +219,8 @@ class _Driven(Consumer):
 
 
 @pytest.mark.parametrize("what", ["seek", "pause"])
-def test_a_table_is_not_handed_out_behind_a_seek_or_a_pause(cluster: ScriptedCluster, gate: Gate, what: str) -> None:
-    """Other threads may do so while one polls."""
+def test_table_is_not_returned_after_a_seek_or_pause(cluster: ScriptedCluster, gate: Gate, what: str) -> None:
+    """Other threads may seek or pause while one polls."""
     (tp,) = cluster.add_topic("t")
     _fill(cluster, tp)
     with Consumer(cluster.bootstrap, **_QUICK) as consumer:
@@ -236,10 +236,10 @@ def test_a_table_is_not_handed_out_behind_a_seek_or_a_pause(cluster: ScriptedClu
         assert found == (list(range(8, 10)) if what == "seek" else list(range(10)))
 
 
-def test_records_in_hand_do_not_wait_for_what_takes_long_to_decode(
+def test_decoded_records_do_not_wait_for_a_slow_decode(
     cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The poll that waited for the second partition's records would hand out the first one's after the truncation."""
+    """A poll that waited for the second partition's records would return the first one's after the truncation."""
     short, long = cluster.add_topic("t", 2)
     _fill(cluster, short)
     words = b"".join(b"%x" % (number * 2654435761 % 2**32) for number in range(200))
@@ -286,10 +286,10 @@ def test_records_in_hand_do_not_wait_for_what_takes_long_to_decode(
 
 @pytest.mark.parametrize("arrow", [True, False])
 @pytest.mark.parametrize("versions", _VERSIONS)
-def test_a_range_reader_gives_nothing_more_once_a_truncation_is_known(
+def test_range_reader_returns_nothing_after_detecting_truncation(
     gate: Gate, monkeypatch: pytest.MonkeyPatch, versions: dict[ApiKey, tuple[int, int]], arrow: bool
 ) -> None:
-    """Spark's executors read with it: what they are given is what the log held when the task ended."""
+    """Spark executors use it: the rows of a task are those in the log when the task ended."""
     monkeypatch.setattr(reader_module, "to_records", gate.around(reader_module.to_records))
     known = _known(monkeypatch)
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
@@ -312,7 +312,9 @@ def _cut_when_all_is_fetched(cluster: ScriptedCluster, tp: TopicPartition) -> No
     _cut(cluster, tp)
 
 
-def test_so_does_the_asyncio_face_of_ranges(cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_async_range_reader_returns_nothing_after_detecting_truncation(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = _known(monkeypatch)
     (tp,) = cluster.add_topic("t")
     _fill(cluster, tp)
@@ -333,7 +335,7 @@ def test_so_does_the_asyncio_face_of_ranges(cluster: ScriptedCluster, monkeypatc
 
 
 def _known(monkeypatch: pytest.MonkeyPatch) -> list[LogTruncationError]:
-    """The truncations that a reader's loop has found."""
+    """The truncations that a reader's loop has detected."""
     found: list[LogTruncationError] = []
     fetch_all = AsyncRangeReader.fetch_all
 

@@ -1,4 +1,4 @@
-"""What is fetched ahead stays below `queued.max.bytes`, counted as what it keeps in memory."""
+"""Prefetched data stays below `queued.max.bytes`, measured by the memory that it holds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _piece(buffer: bytes, start: int, end: int) -> Fetched:
     return Fetched("t", 0, (run,) if end > start else (), 0, 1, 0, end - start, 1)
 
 
-def test_an_answer_counts_whole_and_once_until_its_last_piece_is_gone() -> None:
+def test_response_is_counted_whole_until_its_last_slice_is_released() -> None:
     memory = FetchMemory(1000)
     first, second = bytes(600), bytes(300)
     pieces = [_piece(first, 0, 10), _piece(first, 10, 590), _piece(second, 0, 5), _piece(second, 5, 5)]
@@ -53,7 +53,7 @@ def test_an_answer_counts_whole_and_once_until_its_last_piece_is_gone() -> None:
     assert memory.used_bytes == 0
 
 
-def test_requests_share_what_is_left_and_none_takes_more_than_half() -> None:
+def test_requests_share_the_remaining_budget_and_use_at_most_half() -> None:
     memory = FetchMemory(1000)
     assert [memory.reserve(5000), memory.reserve(5000, 2), memory.reserve(100)] == [500, 250, 100]
     assert memory.has_room
@@ -63,7 +63,7 @@ def test_requests_share_what_is_left_and_none_takes_more_than_half() -> None:
     assert memory.reserve(5000) == 500
 
 
-def test_one_that_is_larger_than_all_of_it_is_waited_out() -> None:
+def test_oversized_response_blocks_requests_until_it_is_released() -> None:
     memory = FetchMemory(1000)
     piece = _piece(bytes(5000), 0, 5000)
     memory.release_reservation(memory.reserve(5000))
@@ -81,7 +81,7 @@ def _batch(base_offset: int, size_bytes: int, *, control: bool = False) -> bytes
 
 @pytest.fixture
 def hiding(cluster: ScriptedCluster) -> TopicPartition:
-    """Before each record lies much that a reader does not see; every answer brings one of each."""
+    """A large batch that readers skip precedes each record; every response holds one of each."""
     (tp,) = cluster.add_topic("t")
     for number in range(_ROUNDS):
         cluster.logs[tp].batches += [_batch(2 * number, _HIDDEN_BYTES, control=True), _batch(2 * number + 1, 1)]
@@ -90,13 +90,13 @@ def hiding(cluster: ScriptedCluster) -> TopicPartition:
 
 @pytest.fixture
 def answers_bytes() -> Iterator[Callable[[], int]]:
-    """The memory of all answers that something is kept of, as the allocator knows it."""
+    """The allocator's size of all responses that are still referenced."""
 
     def measure() -> int:
         only = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, connection.__file__)])
         return sum(trace.size for trace in only.traces if trace.size >= _HIDDEN_BYTES)
 
-    batches_to_arrow([])  # Its imports take long where memory is traced.
+    batches_to_arrow([])  # Its imports are slow while memory is traced.
     tracemalloc.start()
     try:
         yield measure
@@ -105,7 +105,7 @@ def answers_bytes() -> Iterator[Callable[[], int]]:
 
 
 @pytest.mark.parametrize("arrow", [False, True])
-def test_a_consumer_holds_no_more_than_it_may(
+def test_consumer_stays_within_queued_max_bytes(
     cluster: ScriptedCluster, hiding: TopicPartition, answers_bytes: Callable[[], int], arrow: bool
 ) -> None:
     with Consumer(cluster.bootstrap, **_QUICK, **_LIMITS) as consumer:
@@ -129,7 +129,7 @@ def test_a_consumer_holds_no_more_than_it_may(
         eventually(lambda: take() or not fetcher._memory._held_bytes)
 
 
-def test_a_range_reader_holds_no_more_than_it_may(
+def test_range_reader_stays_within_queued_max_bytes(
     cluster: ScriptedCluster, hiding: TopicPartition, answers_bytes: Callable[[], int]
 ) -> None:
     wanted = {hiding: OffsetRange(0, 2 * _ROUNDS)}
@@ -152,7 +152,7 @@ def test_a_range_reader_holds_no_more_than_it_may(
         assert records == rows
 
 
-def test_what_waits_for_a_silent_leader_keeps_no_memory_from_others(cluster: ScriptedCluster) -> None:
+def test_request_to_an_unresponsive_leader_does_not_starve_others_of_memory(cluster: ScriptedCluster) -> None:
     waiting, served = cluster.add_topic("t", 2)
     cluster.logs[waiting].batches = [_batch(0, 1), _batch(1, 2 * _LIMIT, control=True), _batch(2, 1)]
     cluster.logs[served].batches = [_batch(offset, 1) for offset in range(5)]

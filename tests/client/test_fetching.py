@@ -1,4 +1,4 @@
-"""Fetching ahead: bounded over all brokers together, and nothing that was fetched is skipped without a word."""
+"""Prefetching: bounded across all brokers, and no fetched batch is skipped silently."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def _spread(cluster: ScriptedCluster) -> list[TopicPartition]:
     return tps
 
 
-def test_requests_to_all_brokers_together_ask_for_no_more_than_there_is_room_for(cluster: ScriptedCluster) -> None:
+def test_requests_to_all_brokers_together_fit_the_buffer(cluster: ScriptedCluster) -> None:
     tps = _spread(cluster)
     cluster.node_rule = lambda node, key: SILENT if key is ApiKey.FETCH else None
     with Consumer(cluster.bootstrap, **_QUICK, **{"queued.max.bytes": 100_000}) as consumer:
         consumer.assign(tps)
-        # At once: the first one alone would be given all of the room.
+        # Concurrently: the first request alone would get the whole budget.
         consumer._on_loop(lambda: [consumer._async.seek(tp, 0) for tp in tps])
         _until(lambda: consumer.poll(10) or {node for node, _, _ in list(cluster.fetches)} == {1, 2, 3})
         asked = [request.max_bytes for _, _, request in cluster.fetches]
@@ -60,7 +60,7 @@ def test_requests_to_all_brokers_together_ask_for_no_more_than_there_is_room_for
     assert min(asked) >= 100_000 // 4
 
 
-def test_a_request_asks_for_no_more_than_its_partitions_may_bring(cluster: ScriptedCluster) -> None:
+def test_request_size_is_limited_by_its_partitions(cluster: ScriptedCluster) -> None:
     tps = _spread(cluster)
     with Consumer(cluster.bootstrap, **_QUICK, **{"max.partition.fetch.bytes": 1000}) as consumer:
         consumer.assign(tps)
@@ -78,7 +78,7 @@ def _batch(base_offset: int, value: bytes, *, codec: Codec = Codec.NONE, count: 
 
 
 def _poisoned(batch: bytes) -> bytes:
-    """Its records can not be read, though its checksum is right: it was written so."""
+    """A batch whose records cannot be decoded although its checksum is valid."""
     raw = bytearray(batch)
     raw[BATCH_OVERHEAD : BATCH_OVERHEAD + 2] = b"\x7f\x7f"
     raw[_CRC_AT:_CRC_FROM] = crc32c(bytes(raw[_CRC_FROM:])).to_bytes(4, "big")
@@ -87,7 +87,7 @@ def _poisoned(batch: bytes) -> bytes:
 
 @pytest.mark.parametrize("arrow", [False, True])
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_what_can_not_be_decoded_is_not_skipped(cluster: ScriptedCluster, arrow: bool, codec: Codec) -> None:
+def test_undecodable_batch_is_not_skipped(cluster: ScriptedCluster, arrow: bool, codec: Codec) -> None:
     (tp,) = cluster.add_topic("t")
     noise = bytes(range(256)) * 4
     first = _batch(0, noise, codec=codec)
@@ -95,7 +95,7 @@ def test_what_can_not_be_decoded_is_not_skipped(cluster: ScriptedCluster, arrow:
     third = _batch(2, b"third", codec=codec)
     cluster.logs[tp].batches = [first, second, third]
     assert read_header(third).base_offset == 2
-    # One batch an answer, so that the first one does not share its fate.
+    # One batch per response, so that the first one is returned.
     with Consumer(cluster.bootstrap, **_QUICK, **{"max.partition.fetch.bytes": 1}) as consumer:
         consumer.assign([tp])
         consumer.seek(tp, 0)
@@ -130,8 +130,8 @@ def _damaged(batch: bytes, at: int) -> bytes:
 
 @pytest.mark.parametrize("arrow", [False, True])
 @pytest.mark.parametrize("at", [_CRC_FROM, 16], ids=["checksum", "magic"])
-def test_what_lies_before_and_behind_a_damaged_batch_is_read(cluster: ScriptedCluster, arrow: bool, at: int) -> None:
-    """In one answer with it, and the answer's other partitions too. It is told by every poll until a seek."""
+def test_records_before_and_after_a_corrupt_batch_are_read(cluster: ScriptedCluster, arrow: bool, at: int) -> None:
+    """In the same response, and so are other partitions. Every poll raises the error until a seek."""
     bad, good = cluster.add_topic("t", 2)
     cluster.logs[bad].batches = [_batch(offset, b"%d" % offset) for offset in range(6)]
     cluster.logs[bad].sent = lambda raw: _damaged(raw, at) if read_header(raw).base_offset == 3 else raw
@@ -173,7 +173,7 @@ def test_what_lies_before_and_behind_a_damaged_batch_is_read(cluster: ScriptedCl
 
 
 def _emptied(batch: bytes) -> bytes:
-    """As compaction leaves the last one of a producer: its header without records."""
+    """The last batch of a producer as compaction leaves it: a header without records."""
     raw = bytearray(batch[:BATCH_OVERHEAD])
     raw[_LENGTH_AT : _LENGTH_AT + 4] = (BATCH_OVERHEAD - _LENGTH_AT - 4).to_bytes(4, "big")
     raw[BATCH_OVERHEAD - 4 :] = bytes(4)
@@ -182,7 +182,7 @@ def _emptied(batch: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("arrow", [False, True])
-def test_batches_without_records_are_no_answer_to_who_waits_for_some(cluster: ScriptedCluster, arrow: bool) -> None:
+def test_empty_batches_do_not_satisfy_a_waiting_poll(cluster: ScriptedCluster, arrow: bool) -> None:
     (tp,) = cluster.add_topic("t")
     batches = [_batch(offset, b"%d" % offset) for offset in range(5)]
     cluster.logs[tp].batches = [batches[0], *map(_emptied, batches[1:3]), *batches[3:]]
@@ -202,7 +202,7 @@ def test_batches_without_records_are_no_answer_to_who_waits_for_some(cluster: Sc
     assert sum(piece.num_rows if arrow else len(piece) for piece in pieces) == 3
 
 
-def test_what_a_broker_refuses_again_and_again_is_told_by_one_poll(cluster: ScriptedCluster) -> None:
+def test_repeated_fetch_error_is_raised_by_one_poll(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     cluster.logs[tp].batches = [_batch(0, b"value")]
 
@@ -211,7 +211,7 @@ def test_what_a_broker_refuses_again_and_again_is_told_by_one_poll(cluster: Scri
         _until(lambda: len(cluster.fetches) >= asked + count)
 
     def refuse(times: int) -> None:
-        """All of it has been heard when this ends: the next request is there."""
+        """Returns once the error has been processed, that is, the next request has arrived."""
         cluster.fault_rule = lambda key: ErrorCode.CORRUPT_MESSAGE if key is ApiKey.FETCH else None
         await_fetches(times)
         with cluster.lock:
@@ -227,14 +227,14 @@ def test_what_a_broker_refuses_again_and_again_is_told_by_one_poll(cluster: Scri
             consumer.poll(10_000)
         assert consumer.poll(100) == []
         refuse(5)
-        # What was refused at the position before is no news after a seek.
+        # An error at the previous position is not raised after a seek.
         consumer.seek(tp, 0)
         assert [record.value for record in consumer.poll(10_000)] == [b"value"]
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_brokers_that_are_all_away_are_waited_for(cluster: ScriptedCluster, begun: bool) -> None:
-    """Polls give nothing and raise nothing meanwhile; then it goes on where it was."""
+def test_poll_waits_while_all_brokers_are_down(cluster: ScriptedCluster, begun: bool) -> None:
+    """Polls return and raise nothing meanwhile; then the consumer continues from its position."""
     (tp,) = cluster.add_topic("t")
     cluster.logs[tp].batches = [_batch(offset, b"%d" % offset) for offset in range(3)]
     found: list[int] = []
@@ -260,8 +260,8 @@ def test_brokers_that_are_all_away_are_waited_for(cluster: ScriptedCluster, begu
         assert consumer.truncations() == []
 
 
-def test_a_large_compressed_batch_is_read_in_parts(cluster: ScriptedCluster) -> None:
-    """Decoded by a thread, handed out a few at a time."""
+def test_large_compressed_batch_is_read_in_parts(cluster: ScriptedCluster) -> None:
+    """Decoded by a thread, returned a few records at a time."""
     (tp,) = cluster.add_topic("t")
     words = b"".join(b"%x" % (number * 2654435761 % 2**32) for number in range(200))
     cluster.logs[tp].batches = [_batch(0, words, codec=Codec.SNAPPY, count=2_000)]
@@ -284,7 +284,7 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def observe(decode: Callable[..., object]) -> Callable[..., object]:
         def noted(*given: object, **options: object) -> object:
-            if given[0]:  # Nothing came: there is nothing to decode.
+            if given[0]:  # Nothing arrived, so there is nothing to decode.
                 found.append(threading.current_thread().name)
             return decode(*given, **options)
 
@@ -297,7 +297,7 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _noise(codec: Codec, count: int) -> bytes:
-    """One batch that stays as large as it is."""
+    """One batch that does not compress."""
     rng = random.Random(1)
     raw = build_batch([(1_000, None, rng.randbytes(500), ()) for _ in range(count)], codec=codec)
     assign_in_place(raw, 0, 0, 0)
@@ -307,10 +307,10 @@ def _noise(codec: Codec, count: int) -> bytes:
 @pytest.mark.parametrize(
     ("codec", "count", "elsewhere"), [(Codec.ZSTD, 2_000, True), (Codec.ZSTD, 2, False), (Codec.NONE, 2_000, False)]
 )
-def test_what_takes_long_to_decompress_is_no_work_of_the_event_loop(
+def test_slow_decompression_runs_outside_the_event_loop(
     cluster: ScriptedCluster, decoders: list[str], codec: Codec, count: int, elsewhere: bool
 ) -> None:
-    """Another thread costs more than what is small, and making objects keeps all threads from running."""
+    """Small batches are not worth another thread, and creating objects holds the GIL."""
     (tp,) = cluster.add_topic("t")
     cluster.logs[tp].batches = [_noise(codec, count)]
     with Consumer(cluster.bootstrap, **_QUICK, **{"max.poll.records": count}) as consumer:
@@ -322,7 +322,7 @@ def test_what_takes_long_to_decompress_is_no_work_of_the_event_loop(
     assert [name != _LOOP for name in decoders] == [elsewhere]
 
 
-def test_tables_are_made_by_who_polls(cluster: ScriptedCluster, decoders: list[str]) -> None:
+def test_tables_are_built_by_the_polling_thread(cluster: ScriptedCluster, decoders: list[str]) -> None:
     (tp,) = cluster.add_topic("t")
     cluster.logs[tp].batches = [_batch(0, bytes(100), codec=Codec.LZ4, count=10)]
     with Consumer(cluster.bootstrap, **_QUICK) as consumer:
@@ -333,7 +333,7 @@ def test_tables_are_made_by_who_polls(cluster: ScriptedCluster, decoders: list[s
 
 
 @pytest.mark.parametrize(("count", "elsewhere"), [(1_000, True), (10, False)])
-def test_long_tables_are_no_work_of_ones_own_loop(
+def test_large_tables_are_built_outside_the_callers_event_loop(
     cluster: ScriptedCluster, decoders: list[str], count: int, elsewhere: bool
 ) -> None:
     (tp,) = cluster.add_topic("t")

@@ -1,4 +1,4 @@
-"""Groups on real brokers: sharing, rebalances, static members, and life beside librdkafka's consumers."""
+"""Groups on real brokers: assignment, rebalances, static members, and groups shared with librdkafka consumers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STRATEGIES = ["range", "roundrobin", "sticky", "cooperative-sticky"]
 
 
 class Member:
-    """A consumer that polls in a thread of its own and remembers what happened to it."""
+    """A consumer that polls in its own thread and records its events."""
 
     def __init__(self, bootstrap: str, topics: list[str], **config: object) -> None:
         defaults = {
@@ -60,7 +60,7 @@ class Member:
     def stop(self) -> None:
         self._stopping.set()
         self._thread.join(90)
-        assert not self._thread.is_alive(), "the member did not end"
+        assert not self._thread.is_alive(), "the member did not stop"
         if self.error is not None:
             raise self.error
 
@@ -74,7 +74,7 @@ class Member:
 def _until(condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < end_s, f"did not come about: {what}"
+        assert time.monotonic() < end_s, f"condition not reached: {what}"
         time.sleep(0.02)
 
 
@@ -84,7 +84,7 @@ def _balanced(members: list[Member], count: int) -> bool:
 
 
 @pytest.mark.parametrize("strategy", _STRATEGIES)
-def test_members_come_and_go_and_every_record_is_read(
+def test_every_record_is_read_while_members_join_and_leave(
     bootstrap: str, make_topic: MakeTopic, unique: Unique, strategy: str
 ) -> None:
     topic, group = make_topic(6), unique("group")
@@ -109,13 +109,15 @@ def test_members_come_and_go_and_every_record_is_read(
             producer.send(topic, value, partition=i % 6)
         producer.flush()
         _until(lambda: {*first.values, *second.values} == set(values), "all is read")
-    # Nothing failed, so nothing was read twice either: commits came before partitions went.
+    # No failures, so no duplicates: commits precede revocations.
     assert sorted([*first.values, *second.values]) == sorted(values)
     if strategy == "cooperative-sticky":
-        assert all(len(given_up) <= 3 for given_up in first.revoked[:1]), "only what the other needs is given up"
+        assert all(len(given_up) <= 3 for given_up in first.revoked[:1]), (
+            "only the partitions for the other member are revoked"
+        )
 
 
-def test_next_to_librdkafkas_members(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
+def test_group_shared_with_librdkafka_members(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
     topic, group = make_topic(4), unique("group")
     for strategy in ("range", "cooperative-sticky"):
         config = {"group.id": f"{group}-{strategy}", "partition.assignment.strategy": strategy}
@@ -134,10 +136,8 @@ def test_next_to_librdkafkas_members(bootstrap: str, make_topic: MakeTopic, uniq
             other.close()
 
 
-def test_classic_members_go_on_in_a_group_that_is_migrated_under_them(
-    bootstrap: str, make_topic: MakeTopic, unique: Unique
-) -> None:
-    """KIP-848: a member of the consumer protocol takes the group along; the classic ones fetch and commit in it."""
+def test_classic_members_continue_during_group_migration(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
+    """KIP-848: a consumer protocol member migrates the group; classic members keep fetching and committing."""
     topic, group = make_topic(4), unique("group")
     config = {"group.id": group, "partition.assignment.strategy": "range"}
     theirs: list[bytes | None] = []
@@ -175,11 +175,11 @@ def test_classic_members_go_on_in_a_group_that_is_migrated_under_them(
         _until(lambda: shared(first, second), "three share")
         values |= send(b"migrated-")
         _until(lambda: shared(first, second) and {*first.values, *second.values, *theirs} == values, "all is read")
-    # The first one had committed what it read before anybody else came.
+    # The first member committed what it had read before any other joined.
     assert not {value for value in [*second.values, *theirs] if value and value.startswith(b"classic-")}
 
 
-def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(
+def test_static_member_rejoins_with_its_partitions_without_a_rebalance(
     bootstrap: str, make_topic: MakeTopic, unique: Unique
 ) -> None:
     topic, group = make_topic(4), unique("group")
@@ -194,7 +194,9 @@ def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(
             assert len(first.assigned) == rounds
 
 
-def test_a_growing_topic_is_dealt_out_anew(bootstrap: str, admin: Admin, make_topic: MakeTopic, unique: Unique) -> None:
+def test_added_partitions_trigger_a_rebalance(
+    bootstrap: str, admin: Admin, make_topic: MakeTopic, unique: Unique
+) -> None:
     topic = make_topic(1)
     with Member(bootstrap, [topic], **{"group.id": unique("group"), "metadata.max.age.ms": 200}) as member:
         _until(lambda: len(member.partitions) == 1, "one partition")
@@ -202,7 +204,7 @@ def test_a_growing_topic_is_dealt_out_anew(bootstrap: str, admin: Admin, make_to
         _until(lambda: len(member.partitions) == 3, "three partitions")
 
 
-def test_a_pattern_follows_topics_as_they_appear(bootstrap: str, admin: Admin, unique: Unique) -> None:
+def test_pattern_subscription_picks_up_new_topics(bootstrap: str, admin: Admin, unique: Unique) -> None:
     stem = unique("pattern")
     admin.create_topics([NewTopic(f"{stem}.a", 1, 1)])
     with Consumer(bootstrap, group_id=unique("group"), metadata_max_age_ms=200) as consumer:
@@ -237,7 +239,7 @@ def test_listeners_may_commit_and_seek(bootstrap: str, make_topic: MakeTopic, un
     assert admin.list_group_offsets(group)[tp].offset == 7
 
 
-def test_who_does_not_poll_loses_its_partitions_and_its_commit_is_refused(
+def test_member_that_stops_polling_is_removed_and_its_commit_rejected(
     bootstrap: str, make_topic: MakeTopic, unique: Unique
 ) -> None:
     topic, group = make_topic(2), unique("group")
@@ -251,15 +253,15 @@ def test_who_does_not_poll_loses_its_partitions_and_its_commit_is_refused(
         with pytest.raises(CommitFailedError, match=r"max\.poll\.interval\.ms"):
             slow.commit({TopicPartition(topic, 0): 0})
         _until(lambda: slow.poll(50) == [] and len(slow.assignment()) == 1, "the slow one is back")
-    # Once at least: where this process gets no time for a while, it loses them more often.
+    # At least once: on a busy machine the member may lose its partitions more often.
     assert set(lost) == {TopicPartition(topic, 0), TopicPartition(topic, 1)}
     slow.close()
 
 
-def test_a_commit_that_meets_a_loading_coordinator_does_not_overwrite_the_new_owners(
+def test_commit_to_a_loading_coordinator_does_not_overwrite_the_new_owners(
     bootstrap: str, make_topic: MakeTopic, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the coordinator's answer to one background commit is played: it loads until the rebalance is over."""
+    """Only the response to one background commit is scripted: the coordinator loads until the rebalance is complete."""
     topic, group = make_topic(2), unique("group")
     config = {"group.id": group, "auto.offset.reset": "earliest", "heartbeat.interval.ms": 50}
     with Producer(bootstrap) as producer:
@@ -288,7 +290,7 @@ def test_a_commit_that_meets_a_loading_coordinator_does_not_overwrite_the_new_ow
             while not held:
                 await first.poll(0, max_records=1)
                 await asyncio.sleep(0.02)
-            # The commit before giving up would take the place of the one that waits.
+            # The commit before the revocation would replace the pending one.
             first._auto_commit._is_on = False
             other.subscribe([topic])
             rows = 0

@@ -1,5 +1,5 @@
-"""Which refusals end a membership: those of the present generation, not those of one that was left behind; and to which
-generation a commit belongs: to that in which it was made, however late it is tried again.
+"""Which rejections end a membership: those of the current generation, not those of an older one. A commit belongs to
+the generation in which it was created, however late it is retried.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Sent = list[tuple[int, int, str]]
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, call: str, code: ErrorCode, meanwhile: int) -> tuple[int, bool]:
-    """(generation, whether it was lost) after `call` of generation 3 was refused, and `meanwhile` had come by then."""
+    """(generation, whether it was lost) after `call` of generation 3 was rejected while `meanwhile` happened."""
 
     async def run() -> tuple[int, bool]:
         config = ClientConfig.parse("consumer", "127.0.0.1:1", SETTINGS)
@@ -59,22 +59,24 @@ def refused(monkeypatch: pytest.MonkeyPatch, call: str, code: ErrorCode, meanwhi
 
 
 @pytest.mark.parametrize("call", ["commit", "heartbeat"])
-def test_a_generation_that_was_left_behind_loses_nothing(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_rejection_of_an_old_generation_is_ignored(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     assert refused(monkeypatch, call, ErrorCode.ILLEGAL_GENERATION, meanwhile=4) == (4, False)
 
 
 @pytest.mark.parametrize("call", ["commit", "heartbeat"])
 @pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID])
-def test_the_present_generation_is_lost(monkeypatch: pytest.MonkeyPatch, call: str, code: ErrorCode) -> None:
+def test_rejection_of_the_current_generation_ends_the_membership(
+    monkeypatch: pytest.MonkeyPatch, call: str, code: ErrorCode
+) -> None:
     assert refused(monkeypatch, call, code, meanwhile=3) == (-1, True)
 
 
-def test_an_unknown_member_is_lost_whatever_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_member_id_ends_the_membership_in_any_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused(monkeypatch, "commit", ErrorCode.UNKNOWN_MEMBER_ID, meanwhile=4) == (-1, True)
 
 
 class Coordinator:
-    """Answers commits as `script` says, None for success; the last answer stays. Any other partition is refused."""
+    """Answers commits as scripted, None for success; the last answer repeats. Rejects any other partition."""
 
     def __init__(self, *script: ErrorCode | None) -> None:
         self.script = list(script)
@@ -134,10 +136,8 @@ LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
 @pytest.mark.parametrize("now", [(4, "m"), (4, "another"), (3, "another"), (-1, "m"), (-1, "")])
-def test_a_commit_is_not_tried_again_as_another_membership(
-    monkeypatch: pytest.MonkeyPatch, now: tuple[int, str]
-) -> None:
-    """A coordinator that loads answers after the rebalance: by then another member may have committed."""
+def test_commit_is_not_retried_under_another_membership(monkeypatch: pytest.MonkeyPatch, now: tuple[int, str]) -> None:
+    """A loading coordinator answers after the rebalance, when another member may have committed."""
     coordinator = Coordinator(LOADING, None)
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
@@ -153,7 +153,7 @@ def test_a_commit_is_not_tried_again_as_another_membership(
     assert coordinator.sent == [(5, 3, "m")]
 
 
-def test_a_background_commit_is_not_tried_again_as_another_membership(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_commit_is_not_retried_under_another_membership(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = Coordinator(LOADING, None)
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
@@ -171,7 +171,7 @@ def test_a_background_commit_is_not_tried_again_as_another_membership(monkeypatc
     assert coordinator.sent == []
 
 
-def test_within_its_generation_a_commit_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_is_retried_within_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = Coordinator(LOADING, ErrorCode.NOT_COORDINATOR, None)
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
@@ -182,7 +182,7 @@ def test_within_its_generation_a_commit_is_tried_again(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID])
-def test_a_refusal_of_a_former_member_id_says_nothing_about_the_present_one(
+def test_rejection_of_a_former_member_id_does_not_affect_the_current_one(
     monkeypatch: pytest.MonkeyPatch, code: ErrorCode
 ) -> None:
     coordinator = Coordinator(code)
@@ -200,7 +200,7 @@ def test_a_refusal_of_a_former_member_id_says_nothing_about_the_present_one(
     committing(monkeypatch, coordinator, story)
 
 
-def test_a_rebalance_that_is_over_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completed_rebalance_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = Coordinator(ErrorCode.REBALANCE_IN_PROGRESS)
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
@@ -215,8 +215,8 @@ def test_a_rebalance_that_is_over_is_not_begun_again(monkeypatch: pytest.MonkeyP
     committing(monkeypatch, coordinator, story)
 
 
-def test_a_static_member_whose_instance_id_was_taken_over_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were it to join again, the two would take the id from each other for ever."""
+def test_fenced_static_member_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it rejoined, the two members would fence each other forever."""
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
         with pytest.raises(CommitFailedError, match="rejected the commit of generation 3"):
@@ -231,10 +231,10 @@ def test_a_static_member_whose_instance_id_was_taken_over_ends(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("as_member", [(-1, ""), (-1, "m")])
-def test_who_is_no_member_does_not_commit_from_outside(
+def test_former_member_does_not_commit_without_a_generation(
     monkeypatch: pytest.MonkeyPatch, as_member: tuple[int, str]
 ) -> None:
-    """A coordinator takes commits without a generation while its group is empty, whatever was committed since."""
+    """A coordinator accepts commits without a generation while the group is empty, even over newer offsets."""
     coordinator = Coordinator(None)
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
@@ -246,7 +246,7 @@ def test_who_is_no_member_does_not_commit_from_outside(
     assert coordinator.sent == []
 
 
-def test_a_partition_that_was_given_up_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revoked_partition_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = Coordinator(None)
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
@@ -258,7 +258,7 @@ def test_a_partition_that_was_given_up_is_not_committed(monkeypatch: pytest.Monk
     assert coordinator.sent == []
 
 
-def test_a_commit_that_waits_when_the_consumer_unsubscribes_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_commit_fails_on_unsubscribe(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = Coordinator(LOADING, None)
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
@@ -278,7 +278,7 @@ def test_a_commit_that_waits_when_the_consumer_unsubscribes_fails(monkeypatch: p
 
 
 def test_commits_of_one_consumer_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The retry of an earlier one would take the committed offset back."""
+    """The retry of an earlier commit would move the committed offset backward."""
     coordinator = Coordinator(LOADING, LOADING, None)
 
     async def story(consumer: AsyncConsumer, group: GroupMember) -> None:

@@ -1,4 +1,4 @@
-"""Subscriptions and assignments are byte for byte those of Kafka's own schema."""
+"""Subscriptions and assignments match Kafka's schema byte for byte."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _entity(kind: Any, raw: bytes) -> Any:
     return entity_reader(kind)(raw, 0)[0]
 
 
-def test_a_subscription_reads_as_kafkas() -> None:
+def test_subscription_matches_kafkas_schema() -> None:
     module = _schema("subscription", 3)
     raw = encode_subscription(Subscription(("b", "a"), _OWNED, 4, b"u", "rack"))
     assert raw[:2] == b"\0\3"
@@ -42,7 +42,7 @@ def test_a_subscription_reads_as_kafkas() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3])
-def test_subscriptions_of_every_version_are_understood(version: int) -> None:
+def test_subscriptions_of_every_version_are_decoded(version: int) -> None:
     module = _schema("subscription", version)
     fields: dict[str, Any] = {"topics": ("a",), "user_data": b"u"}
     if version >= 1:
@@ -63,7 +63,7 @@ def test_subscriptions_of_every_version_are_understood(version: int) -> None:
     )
 
 
-def test_assignments_go_both_ways() -> None:
+def test_assignments_round_trip() -> None:
     raw = encode_assignment(_OWNED)
     found = _entity(_schema("assignment", 1).ConsumerProtocolAssignment, raw[2:])
     assert [(t.topic, t.partitions) for t in found.assigned_partitions] == [("a", (0, 2)), ("b", (1,))]
@@ -71,12 +71,12 @@ def test_assignments_go_both_ways() -> None:
     assert decode_assignment(b"") == ()
 
 
-def test_a_sticky_members_memory_goes_both_ways() -> None:
+def test_sticky_user_data_round_trips() -> None:
     assert decode_owned(encode_owned(_OWNED, 3)) == (_OWNED, 3)
     assert decode_owned(encode_owned(_OWNED, 3)[:-4]) == (_OWNED, -1)
 
 
-def test_bytes_cut_short_are_refused() -> None:
+def test_truncated_bytes_are_rejected() -> None:
     raw = encode_subscription(Subscription(("topic",), _OWNED, 4))
     for size in range(2, len(raw) - 2):
         with pytest.raises(PeerError):

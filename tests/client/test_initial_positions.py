@@ -1,4 +1,4 @@
-"""Initial positions of partitions, and that a poll does not wait for them longer than its timeout."""
+"""Initial positions of partitions; a poll waits for them no longer than its timeout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUICK = {
     "retry.backoff.max.ms": 5,
     "reconnect.backoff.ms": 1,
     "fetch.max.wait.ms": 10,
-    # A request that is not answered stays under way.
+    # An unanswered request stays in flight.
     "request.timeout.ms": 600_000,
     "default.api.timeout.ms": 600_000,
 }
@@ -52,11 +52,11 @@ def consumer_of(cluster: ScriptedCluster, **config: Any) -> Consumer:
 def until(done: Callable[[], object]) -> None:
     end_s = time.monotonic() + 60
     while not done():
-        assert time.monotonic() < end_s, "it did not come to that"
+        assert time.monotonic() < end_s, "the expected state was not reached"
 
 
 def first_offsets(consumer: Consumer, count: int) -> dict[int, int]:
-    """Of each partition that gave something, once so many have."""
+    """The first offset of each partition that returned records, once that many have."""
     found: dict[int, int] = {}
 
     def poll() -> bool:
@@ -68,7 +68,9 @@ def first_offsets(consumer: Consumer, count: int) -> dict[int, int]:
     return found
 
 
-def test_at_the_committed_offset_or_by_the_policy(cluster: ScriptedCluster, tps: list[TopicPartition]) -> None:
+def test_starts_at_the_committed_offset_or_by_the_reset_policy(
+    cluster: ScriptedCluster, tps: list[TopicPartition]
+) -> None:
     cluster.committed = {tps[0]: (4, 0), tps[2]: (7, -1)}
     with consumer_of(cluster) as consumer:
         consumer.assign(tps)
@@ -77,7 +79,7 @@ def test_at_the_committed_offset_or_by_the_policy(cluster: ScriptedCluster, tps:
     assert (request.groups[0].member_id, request.groups[0].member_epoch) == (None, -1), "only KIP-848's members do"
 
 
-def test_an_epoch_that_was_committed_is_asked_about_before_anything_is_read(
+def test_committed_epoch_is_validated_before_the_first_fetch(
     cluster: ScriptedCluster, tps: list[TopicPartition]
 ) -> None:
     """`epochs.md E46`: also for the first fetch of an assignment."""
@@ -93,7 +95,7 @@ def test_an_epoch_that_was_committed_is_asked_about_before_anything_is_read(
     assert (fetched.fetch_offset, fetched.last_fetched_epoch) == (4, 0)
 
 
-def test_without_a_policy_a_partition_without_an_offset_is_told_and_the_others_start(
+def test_missing_offset_without_a_policy_raises_and_other_partitions_start(
     cluster: ScriptedCluster, tps: list[TopicPartition]
 ) -> None:
     cluster.committed = {tps[0]: (4, 0), tps[1]: (5, 0)}
@@ -106,7 +108,7 @@ def test_without_a_policy_a_partition_without_an_offset_is_told_and_the_others_s
         assert first_offsets(consumer, 3) == {0: 4, 1: 5, 2: 1}
 
 
-def test_a_coordinator_that_is_silent_holds_up_no_poll(cluster: ScriptedCluster, tps: list[TopicPartition]) -> None:
+def test_unresponsive_coordinator_does_not_block_poll(cluster: ScriptedCluster, tps: list[TopicPartition]) -> None:
     cluster.committed = {tps[0]: (4, 0), tps[1]: (5, 0), tps[2]: (6, 0)}
     cluster.faults[ApiKey.OFFSET_FETCH] = [SILENT]
     with consumer_of(cluster) as consumer:
@@ -116,7 +118,7 @@ def test_a_coordinator_that_is_silent_holds_up_no_poll(cluster: ScriptedCluster,
         with pytest.raises(TimedOut, match="no position"):
             consumer.position(tps[0], timeout_ms=10)
         until(lambda: consumer.poll(10) == [] and cluster.seen[ApiKey.OFFSET_FETCH] == 1)
-        # One that comes meanwhile is looked up after it, one that has a position by now stays there.
+        # A partition added meanwhile is looked up afterwards; one that already has a position keeps it.
         consumer.assign(tps)
         consumer.seek(tps[1], 1)
         assert first_offsets(consumer, 1) == {1: 1}
@@ -125,9 +127,7 @@ def test_a_coordinator_that_is_silent_holds_up_no_poll(cluster: ScriptedCluster,
         assert first_offsets(consumer, 2) == {0: 4, 2: 6}
 
 
-def test_a_coordinator_that_loads_is_waited_for_over_many_polls(
-    cluster: ScriptedCluster, tps: list[TopicPartition]
-) -> None:
+def test_loading_coordinator_is_retried_across_polls(cluster: ScriptedCluster, tps: list[TopicPartition]) -> None:
     cluster.committed = {tps[0]: (4, 0)}
     loads = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     cluster.fault_rule = lambda key: loads if key is ApiKey.OFFSET_FETCH else None
@@ -138,7 +138,7 @@ def test_a_coordinator_that_loads_is_waited_for_over_many_polls(
         assert first_offsets(consumer, 1) == {0: 4}
 
 
-def test_a_refusal_for_good_is_told_by_every_poll(cluster: ScriptedCluster, tps: list[TopicPartition]) -> None:
+def test_permanent_error_is_raised_by_every_poll(cluster: ScriptedCluster, tps: list[TopicPartition]) -> None:
     refused = ErrorCode.GROUP_AUTHORIZATION_FAILED
     cluster.fault_rule = lambda key: refused if key is ApiKey.OFFSET_FETCH else None
     with consumer_of(cluster) as consumer:
@@ -150,9 +150,7 @@ def test_a_refusal_for_good_is_told_by_every_poll(cluster: ScriptedCluster, tps:
         assert first_offsets(consumer, 1) == {0: 0}
 
 
-def test_what_was_asked_for_a_former_assignment_is_not_taken(
-    cluster: ScriptedCluster, tps: list[TopicPartition]
-) -> None:
+def test_response_for_a_former_assignment_is_ignored(cluster: ScriptedCluster, tps: list[TopicPartition]) -> None:
     cluster.committed = {tps[0]: (4, 0)}
     cluster.faults[ApiKey.OFFSET_FETCH] = [SILENT]
     with consumer_of(cluster) as consumer:

@@ -1,4 +1,4 @@
-"""What leaders are asked by where neither they nor metadata tell their epoch; the rest is in `test_older_kafka.py`."""
+"""The leader epoch in requests when neither leaders nor metadata report it; see also `test_older_kafka.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TP = TopicPartition("t", 0)
 FENCED, UNKNOWN = ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-def test_nothing_is_guessed_before_a_leader_has_kept_its_epoch_back() -> None:
+def test_no_epoch_is_guessed_before_a_leader_omits_its_epoch() -> None:
     guesses = EpochGuesses()
     assert guesses.of(TP) == -1
     guesses.epoch_omitted(TP, -1)
@@ -19,7 +19,7 @@ def test_nothing_is_guessed_before_a_leader_has_kept_its_epoch_back() -> None:
     assert guesses.of(TP) == 3
 
 
-def test_a_refused_guess_is_followed_by_the_next_epoch_or_what_metadata_name_by_now() -> None:
+def test_rejected_guess_is_followed_by_the_next_or_the_metadata_epoch() -> None:
     guesses = EpochGuesses()
     guesses.epoch_omitted(TP, 3)
     assert guesses.rejected(TP, 3, 3, FENCED)
@@ -30,8 +30,8 @@ def test_a_refused_guess_is_followed_by_the_next_epoch_or_what_metadata_name_by_
     assert guesses.of(TP) == 9
 
 
-def test_who_has_not_heard_of_a_guess_is_asked_by_metadatas_again() -> None:
-    """A topic that was made anew begins with epoch 0."""
+def test_leader_unaware_of_a_guess_is_asked_with_the_metadata_epoch() -> None:
+    """A recreated topic starts with epoch 0."""
     guesses = EpochGuesses()
     guesses.epoch_omitted(TP, 3)
     assert not guesses.rejected(TP, 3, 3, UNKNOWN)

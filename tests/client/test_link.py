@@ -1,4 +1,4 @@
-"""Ways to brokers that do not answer: nobody takes them who has another one, and nobody waits longer than his time."""
+"""Connections to unresponsive brokers: calls prefer other connections and wait no longer than their timeout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOR_EVER = {"socket.connection.setup.timeout.ms": 3_600_000, "request.timeout.ms
 SHORT_MS = 300
 
 
-def test_an_open_way_goes_before_one_that_was_never_taken(cluster: ScriptedCluster) -> None:
+def test_open_connection_is_preferred_to_an_untried_broker(cluster: ScriptedCluster) -> None:
     met: list[int] = []
 
     def rule(node: int, key: ApiKey) -> object:
@@ -36,7 +36,7 @@ def test_an_open_way_goes_before_one_that_was_never_taken(cluster: ScriptedClust
     assert set(met) == {1}
 
 
-def test_a_call_ends_when_its_time_is_over_and_not_when_the_way_is_given_up(cluster: ScriptedCluster) -> None:
+def test_call_ends_at_its_own_timeout_rather_than_the_connection_timeout(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t", leader=2)
     cluster.node_rule = lambda node, _: SILENT if node == 2 else None
     with Admin(cluster.bootstrap, **FOR_EVER) as admin, pytest.raises(PeerError, match="in time"):
@@ -46,15 +46,15 @@ def test_a_call_ends_when_its_time_is_over_and_not_when_the_way_is_given_up(clus
         admin.metadata(timeout_ms=SHORT_MS)
 
 
-def test_a_call_that_no_broker_takes_tells_what_they_did(cluster: ScriptedCluster) -> None:
-    """As at a listener that speaks TLS, for a client that does not (`test_secure_listeners.py`)."""
+def test_failed_call_reports_why_each_broker_failed(cluster: ScriptedCluster) -> None:
+    """As for a plaintext client of a TLS listener (`test_secure_listeners.py`)."""
     cluster.node_rule = lambda *_: REFUSE
     with Admin(cluster.bootstrap) as admin, pytest.raises(BrokersUnreachable, match="closed it"):
         admin.metadata(timeout_ms=2_000)
 
 
-def test_who_gives_up_waiting_leaves_the_connection_to_the_next() -> None:
-    """A call of no time at all would never have one."""
+def test_timed_out_call_leaves_the_connection_to_the_next() -> None:
+    """Otherwise a call with a zero timeout would never get a connection."""
 
     async def play() -> None:
         accepted = 0
@@ -89,7 +89,7 @@ def test_who_gives_up_waiting_leaves_the_connection_to_the_next() -> None:
 
 
 class _Hello(asyncio.Protocol):
-    """Answers the first bytes in plain text, or ends the connection as Kafka does where a size is impossible."""
+    """Answers the first bytes in plain text, or closes the connection as Kafka does on an invalid size."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -117,7 +117,7 @@ class _Hello(asyncio.Protocol):
         ),
     ],
 )
-def test_tls_at_a_plaintext_port_names_the_reason(
+def test_tls_to_a_plaintext_port_reports_the_reason(
     protocol: str, answer: bytes, family: type[Exception], words: str
 ) -> None:
     async def play() -> None:
@@ -134,7 +134,7 @@ def test_tls_at_a_plaintext_port_names_the_reason(
     asyncio.run(play())
 
 
-def test_a_call_over_tls_at_a_plaintext_port_ends_with_the_reason() -> None:
+def test_call_over_tls_to_a_plaintext_port_fails_with_the_reason() -> None:
     with (
         EmbeddedNode() as node,
         Admin(node.bootstrap, **{"security.protocol": "SSL"}) as admin,

@@ -71,7 +71,7 @@ def run(monkeypatch: pytest.MonkeyPatch, story: Callable[[Brokers, LongPoller], 
     asyncio.run(main())
 
 
-def test_a_broker_that_holds_its_answer_back_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parked_fetch_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(brokers: Brokers, watch: LongPoller) -> None:
         for _ in range(3):
             assert not await watch.wait_for_change({ONE: (5, 2)}, 1)
@@ -88,7 +88,7 @@ def test_a_broker_that_holds_its_answer_back_is_asked_once(monkeypatch: pytest.M
     run(monkeypatch, story)
 
 
-def test_a_divergence_is_a_change_and_so_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divergence_and_errors_count_as_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(brokers: Brokers, watch: LongPoller) -> None:
         brokers.answers[1].put_nowait({"diverging_epoch": (1, 3)})
         assert await watch.wait_for_change({ONE: (5, 2)}, 60_000)
@@ -99,7 +99,7 @@ def test_a_divergence_is_a_change_and_so_is_an_error(monkeypatch: pytest.MonkeyP
         ):
             brokers.answers[1].put_nowait(trouble)
             assert await watch.wait_for_change({ONE: (5, 2)}, 60_000)
-        # Who leads is looked up before it is asked again.
+        # The leader is looked up before the next request.
         assert brokers.refreshed == [["t"]]
         assert not await watch.wait_for_change({ONE: (5, 2)}, 1)
         assert brokers.refreshed == [["t"]] * 2
@@ -112,7 +112,7 @@ def test_a_change_on_one_leader_does_not_wait_for_the_other(monkeypatch: pytest.
         brokers.answers[1].put_nowait({})
         brokers.answers[2].put_nowait({"records": b"r"})
         assert await watch.wait_for_change({ONE: (5, 2), TWO: (9, 1)}, 60_000)
-        # The first has nothing, the second holds back: it is waited for.
+        # The first leader has nothing and the second delays its response, so the call waits.
         brokers.answers[1].put_nowait({})
         asyncio.get_running_loop().call_later(0.05, brokers.answers[2].put_nowait, {"records": b"r"})
         assert await watch.wait_for_change({ONE: (5, 2), TWO: (10, 1)}, 60_000)
@@ -121,7 +121,7 @@ def test_a_change_on_one_leader_does_not_wait_for_the_other(monkeypatch: pytest.
     run(monkeypatch, story)
 
 
-def test_positions_that_a_leader_was_not_asked_about_are_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_missing_from_the_pending_fetch_count_as_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(brokers: Brokers, watch: LongPoller) -> None:
         assert not await watch.wait_for_change({ONE: (5, 2)}, 1)
         assert await watch.wait_for_change({ONE: (6, 2)}, 1)

@@ -1,4 +1,4 @@
-"""Look-ups of offsets and of epochs' ends: who is asked, with which epochs, and which refusals pass.
+"""Lookups of offsets and epoch ends: which broker is asked, with which epochs, and which errors are retried.
 
 The cases of Kafka's OffsetFetcherTest and OffsetForLeaderEpochClientTest. Rules: `epochs.md E46-E51`, `E58`;
 list_offsets.md L29-L33.
@@ -24,7 +24,7 @@ _KEYS = [ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH]
 
 
 def _look_up(admin: Admin, key: ApiKey, *tps: TopicPartition) -> dict[TopicPartition, tuple[int, int]]:
-    """(offset or end, epoch) of each partition: the log's end, or that of epoch 0."""
+    """(offset or end, epoch) of each partition: the log end, or the end of epoch 0."""
     if key is ApiKey.LIST_OFFSETS:
         return {tp: (each.offset, each.leader_epoch) for tp, each in admin.list_offsets(dict.fromkeys(tps, -1)).items()}
     ends = admin.offsets_for_leader_epoch(dict.fromkeys(tps, 0))
@@ -61,7 +61,7 @@ def _asked(cluster: ScriptedCluster, key: ApiKey) -> list[dict[TopicPartition, i
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ],
 )
-def test_refusals_that_pass_are_asked_again(cluster: ScriptedCluster, key: ApiKey, code: ErrorCode) -> None:
+def test_retriable_errors_are_retried(cluster: ScriptedCluster, key: ApiKey, code: ErrorCode) -> None:
     """testOffsetValidationFencing, testFetchOffsetErrors, testGetOffsetsFencedLeaderEpoch, ...UnknownLeaderEpoch,
     OffsetForLeaderEpochClientTest.testRetriableError; E51, L29."""
     (tp,) = cluster.add_topic("t")
@@ -72,7 +72,7 @@ def test_refusals_that_pass_are_asked_again(cluster: ScriptedCluster, key: ApiKe
 
 
 @pytest.mark.parametrize("key", _KEYS)
-def test_who_may_not_is_told_at_once(cluster: ScriptedCluster, key: ApiKey) -> None:
+def test_authorization_failure_is_raised_immediately(cluster: ScriptedCluster, key: ApiKey) -> None:
     """OffsetForLeaderEpochClientTest.testUnauthorizedTopic; E51, L29."""
     (tp,) = cluster.add_topic("t")
     cluster.faults[key] = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
@@ -83,9 +83,7 @@ def test_who_may_not_is_told_at_once(cluster: ScriptedCluster, key: ApiKey) -> N
 
 
 @pytest.mark.parametrize("key", _KEYS)
-def test_each_leader_is_asked_once_for_all_its_partitions_in_their_epochs(
-    cluster: ScriptedCluster, key: ApiKey
-) -> None:
+def test_one_request_per_leader_with_all_its_partitions_and_epochs(cluster: ScriptedCluster, key: ApiKey) -> None:
     """testOffsetValidationRequestGrouping, testGetOffsetsIncludesLeaderEpoch; E47, L33."""
     tps = [*cluster.add_topic("a", 3), *cluster.add_topic("b", 2)]
     led_by_2 = {tps[1], tps[3]}
@@ -98,7 +96,7 @@ def test_each_leader_is_asked_once_for_all_its_partitions_in_their_epochs(
 
 
 @pytest.mark.parametrize("key", _KEYS)
-def test_a_leader_that_moved_is_found(cluster: ScriptedCluster, key: ApiKey) -> None:
+def test_moved_leader_is_found(cluster: ScriptedCluster, key: ApiKey) -> None:
     """testOffsetValidationFencing: the old epoch is fenced, metadata is asked, the new leader answers."""
     (tp,) = cluster.add_topic("t")
     with Admin(cluster.bootstrap, **_QUICK) as admin:
@@ -109,13 +107,13 @@ def test_a_leader_that_moved_is_found(cluster: ScriptedCluster, key: ApiKey) -> 
 
 
 @pytest.mark.parametrize("version", [3, 5])
-def test_an_epoch_in_an_answer_is_noted_where_there_is_one(version: int) -> None:
-    """testListOffsetUpdateEpoch, testListOffsetNoUpdateMissingEpoch; E58, L30: what is older is not believed then."""
+def test_epoch_in_a_response_updates_the_last_seen_epoch(version: int) -> None:
+    """testListOffsetUpdateEpoch, testListOffsetNoUpdateMissingEpoch; E58, L30: older metadata is ignored afterwards."""
     with ScriptedCluster(nodes=2, versions={ApiKey.LIST_OFFSETS: (1, version)}) as cluster:
         (tp,) = cluster.add_topic("t")
         with Admin(cluster.bootstrap, **_QUICK) as admin:
             admin.metadata(["t"])
-            # A leader that is ahead of what metadata says: it answers, and names a newer epoch.
+            # A leader ahead of the metadata answers with a newer epoch.
             newer: Any = cluster.logs[tp]
             cluster._check = lambda log, node_id, epoch: ErrorCode.NONE  # type: ignore[method-assign]
             newer.leader_epoch = 5
@@ -124,8 +122,8 @@ def test_an_epoch_in_an_answer_is_noted_where_there_is_one(version: int) -> None
     assert seen == (5 if version >= 4 else 0)
 
 
-def test_a_guess_that_the_leader_could_not_refuse_is_no_epoch() -> None:
-    """It is of before Kafka 2.1, and another broker that is not has named an epoch."""
+def test_guess_that_the_leader_cannot_reject_is_not_recorded_as_epoch() -> None:
+    """The leader is older than Kafka 2.1; a newer broker has reported an epoch."""
     versions = {ApiKey.LIST_OFFSETS: (1, 3), ApiKey.METADATA: (0, 7)}
     with ScriptedCluster(nodes=2, versions=versions) as cluster, Admin(cluster.bootstrap, **_QUICK) as admin:
         (tp,) = cluster.add_topic("t")
@@ -133,7 +131,7 @@ def test_a_guess_that_the_leader_could_not_refuse_is_no_epoch() -> None:
             assert _look_up(admin, ApiKey.LIST_OFFSETS, tp) == {tp: (0, -1)}
 
 
-def test_the_end_of_an_epoch_that_nobody_knows(cluster: ScriptedCluster) -> None:
+def test_undefined_epoch_end_is_a_valid_response(cluster: ScriptedCluster) -> None:
     """OffsetForLeaderEpochClientTest.testOkResponse; E48: undefined is an answer."""
     (tp,) = cluster.add_topic("t")
     cluster.logs[tp].elect(2)
@@ -146,7 +144,7 @@ def test_the_end_of_an_epoch_that_nobody_knows(cluster: ScriptedCluster) -> None
 
 
 def _stale_metadata(cluster: ScriptedCluster, tp: TopicPartition) -> None:
-    """From now on metadata tells of the leader of now, whatever happens."""
+    """From now on metadata keeps reporting the current leader."""
     tells, log = cluster._metadata, cluster.logs[tp]
     leader, epoch = log.leader, log.leader_epoch
 
@@ -168,7 +166,7 @@ def _read(consumer: Consumer, count: int) -> list[bytes | None]:
 
 
 @pytest.mark.timeout(60)
-def test_a_reader_goes_where_the_old_leader_sends_it(cluster: ScriptedCluster) -> None:
+def test_reader_follows_the_leader_hint(cluster: ScriptedCluster) -> None:
     """FetcherTest.testWhenFetchResponseReturnsALeaderShipChangeErrorAndNewLeaderInformation; E59: Fetch 16 on."""
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **_QUICK) as producer, Consumer(cluster.bootstrap, **_QUICK) as consumer:
@@ -185,9 +183,9 @@ def test_a_reader_goes_where_the_old_leader_sends_it(cluster: ScriptedCluster) -
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("version", "is_told"), [(1, False), (2, True), (3, True)])
-def test_a_broker_that_is_too_old_is_not_asked_where_an_epoch_ends(version: int, is_told: bool) -> None:
-    """OffsetFetcherTest.testOffsetValidationSkippedForOldBroker; but one that takes a leader's epoch with the question
-    is asked. Without that it may answer what it does not know."""
+def test_too_old_broker_is_not_asked_for_epoch_ends(version: int, is_told: bool) -> None:
+    """OffsetFetcherTest.testOffsetValidationSkippedForOldBroker; but a broker that accepts a
+    current leader epoch in the request is asked. Without it, a stale leader could answer."""
     versions = {ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, version), ApiKey.FETCH: (4, 11)}
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")

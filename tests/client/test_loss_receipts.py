@@ -1,4 +1,4 @@
-"""Receipts of the ledger topic are joined to the truncation that they tell of, and to no other."""
+"""Receipts of the ledger topic are attached to the truncation that they describe, and to no other."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _publish(cluster: ScriptedCluster, *documents: bytes) -> None:
             producer.send(LOSSES_TOPIC, document, partition=number % 2).result(60)
 
 
-def test_a_receipt_reads_as_it_was_written() -> None:
+def test_receipt_round_trips() -> None:
     written = _receipt(topic_id=_OTHER)
     found = parse_receipt(encode(written))
     assert found is not None
@@ -72,12 +72,12 @@ def test_a_receipt_reads_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"7", b'{"id": "x"}', b"\xff", b'{"id":1,"topic":[]}'])
-def test_what_is_no_receipt_is_passed_over(raw: bytes) -> None:
+def test_records_that_are_no_receipts_are_skipped(raw: bytes) -> None:
     assert parse_receipt(raw) is None
 
 
 @pytest.mark.parametrize("topic_id", ["x", "AAAA", 7])
-def test_a_topic_id_that_is_none_makes_no_receipt(topic_id: object) -> None:
+def test_invalid_topic_id_makes_no_receipt(topic_id: object) -> None:
     fields = json.loads(encode(_receipt(topic_id=_OTHER)))
     assert parse_receipt(json.dumps(fields).encode()) is not None
     assert parse_receipt(json.dumps({**fields, "topic_id": topic_id}).encode()) is None
@@ -95,13 +95,13 @@ def test_a_topic_id_that_is_none_makes_no_receipt(topic_id: object) -> None:
         ({"leader_epochs": ()}, True),
     ],
 )
-def test_which_receipts_tell_of_a_range(changes: dict[str, Any], tells: bool) -> None:
+def test_receipts_matching_a_range(changes: dict[str, Any], tells: bool) -> None:
     found = parse_receipt(encode(_receipt(**changes)))
     assert found is not None
     assert found.overlaps(6, 10, (0,)) is tells
 
 
-def test_receipts_are_joined_to_the_truncation(cluster: ScriptedCluster) -> None:
+def test_receipts_are_attached_to_the_truncation(cluster: ScriptedCluster) -> None:
     consumer, _, _ = _cut_under(cluster, **{"truncation.evidence.timeout.ms": 30_000})
     mine = _receipt(topic_id=cluster.ids["t"])
     gone = _receipt(topic_id=cluster.ids["t"], evidence=())
@@ -123,13 +123,13 @@ def test_receipts_are_joined_to_the_truncation(cluster: ScriptedCluster) -> None
         again = pickle.loads(pickle.dumps(error))
         assert again.evidence == error.evidence
         assert all(isinstance(each, LossReceipt) for each in again.evidence)
-        # More of them come later, when other replicas hear of the new leader.
+        # More follow later, when other replicas learn of the new leader.
         _publish(cluster, encode(_receipt(replica=11, time_ms=9)))
         assert [r.replica for r in consumer.loss_receipts(error)] == [9, 1, 11]
         assert [len(each.evidence) for each in consumer.truncations()] == [2]
 
 
-def test_many_partitions_that_are_cut_at_once_take_one_look_at_the_ledger(cluster: ScriptedCluster) -> None:
+def test_truncations_of_many_partitions_share_one_ledger_lookup(cluster: ScriptedCluster) -> None:
     tps = cluster.add_topic("t", 5)
     _publish(cluster, *(encode(_receipt(partition=tp.partition, replica=10 + tp.partition)) for tp in tps[1:]))
     config = {**QUICK, "truncation.evidence.timeout.ms": 30_000, "on.truncation": "rewind"}
@@ -141,7 +141,7 @@ def test_many_partitions_that_are_cut_at_once_take_one_look_at_the_ledger(cluste
             consumer.seek(tp, 0)
         read(consumer, 50)
         seen = cluster.seen[ApiKey.LIST_OFFSETS]
-        # Nothing of it is heard before all of it has happened.
+        # The consumer learns of it only after all truncations.
         with cluster.lock:
             for tp in tps:
                 cluster.logs[tp].elect(2, cut_to=6)
@@ -150,11 +150,11 @@ def test_many_partitions_that_are_cut_at_once_take_one_look_at_the_ledger(cluste
         met = {error.partition: [receipt.replica for receipt in error.evidence] for error in consumer.truncations()}
         assert met == {0: [], 1: [11], 2: [12], 3: [13], 4: [14]}
         assert consumer.assignment() == tps
-    # Earliest and latest; once more at most, where answers about the partitions come apart.
+    # Earliest and latest; at most once more if the partitions' responses arrive separately.
     assert cluster.seen[ApiKey.LIST_OFFSETS] - seen <= 2 * len(tps) - 2
 
 
-def test_a_cluster_without_a_ledger_has_none_and_gets_none(cluster: ScriptedCluster) -> None:
+def test_lookup_without_a_ledger_finds_nothing_and_creates_no_topic(cluster: ScriptedCluster) -> None:
     consumer, _, _ = _cut_under(cluster)
     with consumer:
         assert told(consumer).evidence == ()
@@ -168,12 +168,12 @@ def test_a_cluster_without_a_ledger_has_none_and_gets_none(cluster: ScriptedClus
 
 
 @pytest.mark.parametrize("silent", [ApiKey.LIST_OFFSETS, ApiKey.FETCH], ids=lambda key: key.name)
-def test_the_error_does_not_wait_for_a_ledger_that_does_not_answer(cluster: ScriptedCluster, silent: ApiKey) -> None:
-    # Long enough for the questions before a Fetch, and much shorter than the request's own time.
+def test_error_does_not_wait_for_an_unresponsive_ledger(cluster: ScriptedCluster, silent: ApiKey) -> None:
+    # Long enough for the lookups before a Fetch, and much shorter than the request timeout.
     times = {"truncation.evidence.timeout.ms": 1_000, "request.timeout.ms": 600_000}
     consumer, tp, new = _cut_under(cluster, **times)
     _publish(cluster, encode(_receipt()))
-    # The ledger's leader; the partition is read there too, but not before the seek.
+    # The ledger's leader also leads the partition, which is not read before the seek.
     cluster.node_rule = lambda node, key: SILENT if (node, key) == (2, silent) else None
     with consumer:
         error = told(consumer)
@@ -184,8 +184,8 @@ def test_the_error_does_not_wait_for_a_ledger_that_does_not_answer(cluster: Scri
         assert read(consumer, 4) == new
 
 
-def test_a_ledger_without_a_leader_is_looked_at_often(cluster: ScriptedCluster) -> None:
-    """A cluster makes it at its first loss; the pauses of retries would take all the time."""
+def test_leaderless_ledger_is_polled_frequently(cluster: ScriptedCluster) -> None:
+    """A cluster creates it at its first loss; retry backoff would use up the timeout."""
     times = {"truncation.evidence.timeout.ms": 5_000, "retry.backoff.ms": 400, "retry.backoff.max.ms": 1_000}
     consumer, _, _ = _cut_under(cluster, **times)
     _publish(cluster, encode(_receipt()))
@@ -195,7 +195,7 @@ def test_a_ledger_without_a_leader_is_looked_at_often(cluster: ScriptedCluster) 
     assert cluster.faults[ApiKey.LIST_OFFSETS] == []
 
 
-def test_no_look_up_is_made_where_none_is_wanted(cluster: ScriptedCluster) -> None:
+def test_no_lookup_is_made_when_disabled(cluster: ScriptedCluster) -> None:
     consumer, _, _ = _cut_under(cluster, **{"truncation.evidence.timeout.ms": 0})
     _publish(cluster, encode(_receipt()))
     before = cluster.seen[ApiKey.LIST_OFFSETS]

@@ -50,7 +50,7 @@ def test_another_topic_id_is_accepted_at_any_epoch() -> None:
     assert _cache(_answer(1, 5), _answer(2, 0, _OTHER_ID)).leader(_TP) == LeaderAndEpoch(2, 0)
 
 
-def test_an_id_where_none_was_known_is_accepted_at_any_epoch() -> None:
+def test_topic_id_is_accepted_at_any_epoch_when_none_was_known() -> None:
     assert _cache(_answer(1, 5, ZERO_UUID), _answer(2, 0)).leader(_TP) == LeaderAndEpoch(2, 0)
 
 
@@ -68,8 +68,8 @@ def test_a_newer_epoch_seen_elsewhere_hides_the_leader_until_metadata_has_it() -
     assert cache.leader(_TP) == LeaderAndEpoch(2, 6)
 
 
-def test_an_epoch_that_comes_before_metadata_is_remembered() -> None:
-    """G8: a leader of before it is not trusted."""
+def test_epoch_seen_before_metadata_is_remembered() -> None:
+    """G8: a leader with an older epoch is not trusted."""
     cache = _cache()
     assert cache.note_epoch(_TP, 6)
     cache.apply(_answer(1, 5), asked=["t"])
@@ -94,7 +94,7 @@ def test_a_partition_without_leader_has_an_epoch() -> None:
     assert cache.leader(_TP) == LeaderAndEpoch(-1, 5)
 
 
-def test_topics_that_are_gone_are_forgotten() -> None:
+def test_deleted_topics_are_removed() -> None:
     cache = _cache(_answer(1, 5))
     unknown = TopicMetadata("t", ZERO_UUID, {}, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     cache.apply(ClusterMetadata("c", 1, _BROKERS, {"t": unknown}), asked=["t"])
@@ -104,7 +104,7 @@ def test_topics_that_are_gone_are_forgotten() -> None:
     assert "t" not in cache.topics
 
 
-def test_a_passing_error_does_not_forget_a_topic() -> None:
+def test_transient_error_does_not_remove_a_topic() -> None:
     cache = _cache(_answer(1, 5))
     refused = TopicMetadata("t", ZERO_UUID, {}, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     cache.apply(ClusterMetadata("c", 1, _BROKERS, {"t": refused}), asked=["t"])

@@ -1,7 +1,7 @@
-"""The client at brokers that speak only what Apache Kafka spoke at 2.1, 2.3 and 2.4.
+"""The client with brokers limited to the versions of Apache Kafka 2.1, 2.3 and 2.4.
 
-The brokers are those of today, which still know these versions; what they offer is cut down to what such a release
-offered, so that every request goes out as it would there. Elections and cuts are those of a scripted cluster.
+The brokers are current ones, which still support these versions. Their ApiVersions are restricted to those of the
+release, so every request is sent as it would be there. A scripted cluster provides elections and truncations.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ RELEASES: Final = {"2.1": KAFKA_2_1, "2.3": KAFKA_2_3, "2.4": KAFKA_2_4}
 
 @pytest.fixture(params=RELEASES, autouse=True)
 def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Every connection learns what that release would offer, and nothing else is asked of it."""
+    """Every connection sees the API versions of that release, and no other version is requested."""
     newest = RELEASES[request.param]
     learn, choose, spoken = connection._fetch_api_versions, Connection.version_for, dict[ApiKey, int]()
 
@@ -103,7 +103,7 @@ def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         made.versions = {
             key: (low, min(high, newest[ApiKey(key)])) for key, (low, high) in made.versions.items() if key in newest
         }
-        assert all(low <= high for low, high in made.versions.values()), "the broker does not know these any more"
+        assert all(low <= high for low, high in made.versions.values()), "the broker no longer supports these versions"
 
     def note(made: Connection, key: ApiKey) -> int:
         spoken[key] = max(spoken.get(key, 0), version := choose(made, key))
@@ -112,7 +112,7 @@ def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(connection, "_fetch_api_versions", learn_less)
     monkeypatch.setattr(Connection, "version_for", note)
     yield request.param
-    assert spoken, "nothing went through here"
+    assert spoken, "no request was observed"
     assert all(version <= newest[key] for key, version in spoken.items()), spoken
 
 
@@ -140,14 +140,14 @@ def fill(bootstrap: str, tp: TopicPartition, count: int, **config: Any) -> list[
 
 
 def read(consumer: Consumer, count: int) -> list[bytes | None]:
-    """So many, or more."""
+    """Reads at least that many."""
     found: list[bytes | None] = []
     eventually(lambda: found.extend(r.value for r in consumer.poll(100)) or len(found) >= count, f"{count} records")
     return found
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_records_go_both_ways(bootstrap: str, tp: TopicPartition, codec: str) -> None:
+def test_records_are_produced_and_consumed(bootstrap: str, tp: TopicPartition, codec: str) -> None:
     values = fill(bootstrap, tp, 50, **{"compression.type": codec})
     with Consumer(bootstrap, **{"auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([tp])
@@ -158,7 +158,9 @@ def test_records_go_both_ways(bootstrap: str, tp: TopicPartition, codec: str) ->
         assert rows == values[10:]
 
 
-def test_a_group_goes_on_where_it_was(bootstrap: str, tp: TopicPartition, admin: Admin, unique: Unique) -> None:
+def test_group_resumes_from_its_committed_offset(
+    bootstrap: str, tp: TopicPartition, admin: Admin, unique: Unique
+) -> None:
     values, group = fill(bootstrap, tp, 20), unique("older-group")
     config = {"group.id": group, "auto.offset.reset": "earliest", "max.poll.records": 8}
     with Consumer(bootstrap, **config) as consumer:
@@ -176,7 +178,7 @@ def test_a_group_goes_on_where_it_was(bootstrap: str, tp: TopicPartition, admin:
     assert group not in [each.group_id for each in admin.list_groups()]
 
 
-def test_a_range_is_read_and_another_history_is_told(bootstrap: str, tp: TopicPartition) -> None:
+def test_range_is_read_and_a_diverged_log_is_reported(bootstrap: str, tp: TopicPartition) -> None:
     values = fill(bootstrap, tp, 20)
     with RangeReader(bootstrap) as reader:
         found = [record.value for batch in reader.read({tp: OffsetRange(5, 15, 0)}, arrow=False) for record in batch]
@@ -197,7 +199,7 @@ def test_offsets_and_topics(bootstrap: str, tp: TopicPartition, admin: Admin, re
     assert admin.describe_cluster().brokers
     resource = ("topic", tp.topic)
     if release == "2.1":
-        # It has no call that changes single entries.
+        # It has no IncrementalAlterConfigs.
         with pytest.raises(PeerError) as refused:
             admin.alter_configs({resource: {"retention.ms": "-1"}})
         assert refused.value.code is ErrorCode.UNSUPPORTED_VERSION
@@ -207,7 +209,9 @@ def test_offsets_and_topics(bootstrap: str, tp: TopicPartition, admin: Admin, re
     eventually(lambda: admin.describe_configs([resource])[resource]["retention.ms"].value == "-1", "it is told")
 
 
-def test_groups_are_shown_reset_and_deleted(bootstrap: str, tp: TopicPartition, admin: Admin, unique: Unique) -> None:
+def test_groups_are_described_reset_and_deleted(
+    bootstrap: str, tp: TopicPartition, admin: Admin, unique: Unique
+) -> None:
     fill(bootstrap, tp, 20)
     group = unique("older-group")
     admin.alter_group_offsets(group, {tp: CommittedOffset(15, 0)})
@@ -243,8 +247,8 @@ def test_a_group_with_members_is_not_reset(bootstrap: str, tp: TopicPartition, u
         assert "Stable" in refused.output
 
 
-# -- Truncation (KIP-320): metadata before 2.4 tell no epochs that may be trusted, leaders are asked for theirs. Those
-# of 2.1 tell none either, but refuse another one than theirs. -----------------------------------------------------
+# -- Truncation (KIP-320): metadata before 2.4 has no reliable epochs, so leaders are asked for theirs. Leaders
+# of 2.1 do not return it either, but reject any other. ------------------------------------------------------------
 
 QUICK: Final = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
 
@@ -294,7 +298,7 @@ def told(consumer: Consumer, kind: type[E]) -> E:
 
 
 def questions(cluster: ScriptedCluster) -> list[tuple[int, int]]:
-    """Epoch asked about, and the epoch of the leader who is to answer."""
+    """The requested epoch and the current leader epoch of each OffsetForLeaderEpoch request."""
     return [
         (asked.leader_epoch, asked.current_leader_epoch)
         for key, _, request in list(cluster.requests)
@@ -305,7 +309,7 @@ def questions(cluster: ScriptedCluster) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("leader", [1, 2], ids=["the same leader", "another leader"])
-def test_a_cut_is_told_with_the_offset_where_the_logs_part(
+def test_truncation_is_reported_with_the_divergence_offset(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer, leader: int
 ) -> None:
     scripted_consumer.seek(T, 0)
@@ -315,16 +319,16 @@ def test_a_cut_is_told_with_the_offset_where_the_logs_part(
         write(log, 20)
     error = told(scripted_consumer, LogTruncationError)
     assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (10, 6, 0)
-    # Of an epoch that the leader has now; and no record of it was fetched without that question.
+    # With the leader's current epoch; and no record of it was fetched without that request.
     assert questions(scripted) == [(0, 1)]
     scripted_consumer.seek(T, error.divergent_offset, error.divergent_epoch)
     assert read(scripted_consumer, 20) == [b"of epoch 1"] * 20
 
 
-def test_a_position_is_validated_before_the_first_fetch(
+def test_position_is_validated_before_the_first_fetch(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer
 ) -> None:
-    """As from a committed offset: while nobody read, the log was cut and grew longer than it was."""
+    """As from a committed offset: while the consumer was down, the log was truncated and grew longer than before."""
     log.elect(1, cut_to=6)
     write(log, 20)
     scripted_consumer.seek(T, 10, 0)
@@ -332,10 +336,10 @@ def test_a_position_is_validated_before_the_first_fetch(
     assert scripted.fetches == []
 
 
-def test_what_a_leader_can_not_know_is_no_truncation(
+def test_unknown_epoch_on_a_stale_leader_is_no_truncation(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer
 ) -> None:
-    """`gaps.md G7`: it was deposed and has not heard of it, so it knows nothing of the epoch that was read."""
+    """`gaps.md G7`: it was deposed without noticing, so it does not know the epoch that was read."""
     scripted_consumer.seek(T, 10, 1)
     before = scripted.seen[ApiKey.METADATA]
     eventually(lambda: scripted_consumer.poll(10) or scripted.seen[ApiKey.METADATA] >= before + 3, "it waits")
@@ -349,10 +353,10 @@ def test_what_a_leader_can_not_know_is_no_truncation(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_elections_that_cut_nothing_tell_nothing(
+def test_elections_without_truncation_report_nothing(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer, seed: int
 ) -> None:
-    """Whoever leads, whatever is refused on the way, and however far metadata is behind."""
+    """For any leader, any rejections on the way, and any metadata lag."""
     rng = random.Random(seed)
     scripted_consumer.seek(T, 0)
     found: list[bytes | None] = []
@@ -370,10 +374,10 @@ def test_elections_that_cut_nothing_tell_nothing(
 
 
 @pytest.mark.parametrize("behind", [1, 3, 3 * GUESSES])
-def test_an_old_epoch_in_metadata_hides_no_cut(
+def test_stale_metadata_epoch_does_not_hide_a_truncation(
     scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer, release: str, behind: int
 ) -> None:
-    """E57: as long as replicas are moved, metadata before 2.4 stay as they were."""
+    """E57: during a reassignment, metadata before 2.4 keeps its old epoch."""
     scripted_consumer.seek(T, 0)
     assert len(read(scripted_consumer, 10)) == 10
     with scripted.lock:
@@ -388,16 +392,16 @@ def test_an_old_epoch_in_metadata_hides_no_cut(
 
 @pytest.fixture
 def log_behind_metadata(log: Log) -> Log:
-    """Asked for before a consumer, which looks at metadata as soon as it is there."""
+    """Created before the consumer, which fetches metadata when it starts."""
     log.named_epoch = 1
     return log
 
 
 @pytest.mark.parametrize("release", ["2.1"], indirect=True)
-def test_a_leader_that_has_not_heard_of_its_epoch_is_not_believed(
+def test_leader_unaware_of_its_epoch_is_not_trusted(
     scripted: ScriptedCluster, log_behind_metadata: Log, scripted_consumer: Consumer
 ) -> None:
-    """Nothing is read in the epoch before, and nothing told, until it has heard."""
+    """No record is read in the previous epoch and no truncation reported until the leader knows its epoch."""
     scripted_consumer.seek(T, 2, 0)
     before = scripted.seen[ApiKey.LIST_OFFSETS]
     eventually(lambda: scripted_consumer.poll(10) or scripted.seen[ApiKey.LIST_OFFSETS] >= before + 6, "it is asked")
@@ -409,8 +413,8 @@ def test_a_leader_that_has_not_heard_of_its_epoch_is_not_believed(
     assert set(questions(scripted)) == {(0, 1)}
 
 
-def test_an_end_comes_with_its_epoch(scripted: ScriptedCluster, log: Log) -> None:
-    """What Spark's source plans by; once it is known how, in one question."""
+def test_end_offset_includes_its_epoch(scripted: ScriptedCluster, log: Log) -> None:
+    """Spark's source plans with it; once the way is known, it takes one request."""
     with Admin(scripted.bootstrap, **QUICK) as admin:
         for leader in (1, 2, 2):
             log.elect(leader)
@@ -421,19 +425,19 @@ def test_an_end_comes_with_its_epoch(scripted: ScriptedCluster, log: Log) -> Non
         assert scripted.seen[ApiKey.LIST_OFFSETS] == before + 1
 
 
-def test_reading_on_asks_for_no_metadata(scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer) -> None:
+def test_steady_reading_requests_no_metadata(scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer) -> None:
     scripted_consumer.seek(T, 0)
     first = read(scripted_consumer, 1)
     before = scripted.seen[ApiKey.METADATA]
     write(log, 40)
     read(scripted_consumer, 50 - len(first))
-    assert len(scripted.fetches) >= 50, "a record each"
-    # One may have been on its way.
+    assert len(scripted.fetches) >= 50, "one record per poll"
+    # One request may have been in flight.
     assert scripted.seen[ApiKey.METADATA] <= before + 1
 
 
 @pytest.mark.parametrize("code", [ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
-def test_who_may_not_ask_is_warned_and_goes_on(
+def test_unauthorized_client_logs_a_warning_and_continues(
     scripted: ScriptedCluster,
     log: Log,
     scripted_consumer: Consumer,
@@ -441,7 +445,7 @@ def test_who_may_not_ask_is_warned_and_goes_on(
     code: ErrorCode,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Kafka 2.1 wants ClusterAction; only records of an older epoch betray a cut then."""
+    """Kafka 2.1 requires ClusterAction; without it only records of an older epoch reveal a truncation."""
     scripted.fault_rule = lambda key: code if key is ApiKey.OFFSET_FOR_LEADER_EPOCH else None
     scripted_consumer.seek(T, 2, 0)
     if release != "2.1":
@@ -454,7 +458,7 @@ def test_who_may_not_ask_is_warned_and_goes_on(
     assert len(read(scripted_consumer, 5)) == 5
     assert "requires the ClusterAction permission" in caplog.text
     with scripted.lock:
-        # Back comes who never heard of epoch 1, and has more of epoch 0.
+        # The returning leader never knew epoch 1 and has more records of epoch 0.
         log.batches, log.leader, log.leader_epoch = log.batches[:10], 1, 0
         write(log, 10)
         log.epochs = [(0, 0)]

@@ -28,7 +28,7 @@ def _at(offset: int, epoch: int, leader: LeaderAndEpoch = _L5) -> tuple[Position
 
 
 def _answer(positions: Positions, end: EpochEnd) -> Verdict:
-    """The leader's answer to what is asked now."""
+    """The leader's response to the pending request."""
     position, query = positions.of(_TP).fetch_position, positions.validation_query(_TP)
     assert position is not None
     assert query is not None
@@ -50,20 +50,20 @@ def test_keeping_an_assignment_keeps_the_position() -> None:
     assert positions.of(_TP) is state
 
 
-def test_another_leader_means_validation_when_both_epochs_are_known() -> None:
+def test_leader_change_requires_validation_when_both_epochs_are_known() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
     assert state.phase is Phase.AWAIT_VALIDATION
 
 
 @pytest.mark.parametrize(("epoch", "leader"), [(-1, _L6), (5, LeaderAndEpoch(2, -1))])
-def test_without_an_epoch_there_is_nothing_to_validate(epoch: int, leader: LeaderAndEpoch) -> None:
+def test_position_without_an_epoch_is_not_validated(epoch: int, leader: LeaderAndEpoch) -> None:
     positions, state = _at(10, epoch)
     positions.check_leader(_TP, leader)
     assert state.phase is Phase.FETCHING
 
 
-def test_the_same_leader_and_an_unknown_one_change_nothing() -> None:
+def test_same_or_unknown_leader_changes_nothing() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L5)
     positions.check_leader(_TP, LeaderAndEpoch(-1, 9))
@@ -80,7 +80,7 @@ def test_seek_with_an_epoch_is_validated_before_the_next_fetch() -> None:
     assert state.phase is Phase.FETCHING
 
 
-def test_an_answer_at_or_behind_the_position_validates_it() -> None:
+def test_epoch_end_at_or_after_the_position_validates_it() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
     assert _answer(positions, EpochEnd(5, 10)) is Verdict.VALID
@@ -92,13 +92,13 @@ def test_an_answer_at_or_behind_the_position_validates_it() -> None:
     ("end", "divergent"),
     [
         pytest.param(EpochEnd(5, 8), (8, 5), id="E49: the epoch ends below the position"),
-        pytest.param(EpochEnd(4, 8), (8, 4), id="E49: and the leader has a lower one"),
-        pytest.param(EpochEnd(4, 40), (9, -1), id="G6: a lower epoch, whatever its end: record 9 is none of the log's"),
-        pytest.param(EpochEnd(-1, -1), (-1, -1), id="E48: the leader can not tell"),
-        pytest.param(EpochEnd(5, -1), (-1, -1), id="E48: nor so"),
+        pytest.param(EpochEnd(4, 8), (8, 4), id="E49: and the leader has a lower epoch"),
+        pytest.param(EpochEnd(4, 40), (9, -1), id="G6: a lower epoch with any end: record 9 is not in the log"),
+        pytest.param(EpochEnd(-1, -1), (-1, -1), id="E48: the leader does not know"),
+        pytest.param(EpochEnd(5, -1), (-1, -1), id="E48: undefined offset only"),
     ],
 )
-def test_a_divergence_below_what_was_handed_out_is_kept_until_a_seek(end: EpochEnd, divergent: tuple[int, int]) -> None:
+def test_divergence_below_returned_records_is_kept_until_a_seek(end: EpochEnd, divergent: tuple[int, int]) -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
     assert _answer(positions, end) is Verdict.DIVERGED
@@ -120,21 +120,21 @@ def test_a_divergence_below_what_was_handed_out_is_kept_until_a_seek(end: EpochE
     ("answers", "parting", "epochs"),
     [
         pytest.param([EpochEnd(5, 14)], (14, 5), (5,), id="within the last epoch"),
-        pytest.param([EpochEnd(3, 12)], (10, 3), (5,), id="the leader's epoch ends behind where ours ended"),
-        pytest.param([EpochEnd(3, 40)], (10, 3), (5,), id="and behind the position"),
+        pytest.param([EpochEnd(3, 12)], (10, 3), (5,), id="the leader's epoch ends after ours"),
+        pytest.param([EpochEnd(3, 40)], (10, 3), (5,), id="and after the position"),
         pytest.param([EpochEnd(3, 9)], (9, 3), (3, 5), id="the leader's epoch ends before ours"),
         pytest.param(
-            [EpochEnd(4, 12), EpochEnd(3, 9)], (9, 3), (3, 5), id="an epoch never read: ask for the one below"
+            [EpochEnd(4, 12), EpochEnd(3, 9)], (9, 3), (3, 5), id="an epoch never read: request the one below"
         ),
-        pytest.param([EpochEnd(4, 12), EpochEnd(3, 11)], (10, 3), (5,), id="which ends no later than ours"),
-        pytest.param([EpochEnd(4, 12), EpochEnd(2, 6)], (6, 2), (3, 5), id="and not even that is there"),
+        pytest.param([EpochEnd(4, 12), EpochEnd(3, 11)], (10, 3), (5,), id="it ends no later than ours"),
+        pytest.param([EpochEnd(4, 12), EpochEnd(2, 6)], (6, 2), (3, 5), id="and that one is missing too"),
         pytest.param([EpochEnd(4, 12), EpochEnd(2, 9)], (7, -1), (3, 5), id="nor the record before the first one read"),
-        pytest.param([EpochEnd(2, 5)], (5, 2), (3, 5), id="at once"),
-        pytest.param([EpochEnd(-1, -1), EpochEnd(-1, -1)], (-1, -1), (3, 5), id="the leader can not tell"),
-        pytest.param([EpochEnd(-1, -1), EpochEnd(3, 9)], (9, 3), (3, 5), id="but of the epoch below it can"),
+        pytest.param([EpochEnd(2, 5)], (5, 2), (3, 5), id="in the first response"),
+        pytest.param([EpochEnd(-1, -1), EpochEnd(-1, -1)], (-1, -1), (3, 5), id="the leader does not know"),
+        pytest.param([EpochEnd(-1, -1), EpochEnd(3, 9)], (9, 3), (3, 5), id="but it knows the epoch below"),
     ],
 )
-def test_the_logs_part_no_later_than_what_was_read_of_later_epochs(
+def test_divergence_is_bounded_by_records_read_from_later_epochs(
     answers: list[EpochEnd], parting: tuple[int, int], epochs: tuple[int, ...]
 ) -> None:
     """E25, G6. Read from 8 on, where 3 was the epoch: up to 9 in epoch 3, from 10 to 19 in epoch 5."""
@@ -156,11 +156,11 @@ def test_the_logs_part_no_later_than_what_was_read_of_later_epochs(
     state.fetch_position = state.position
     positions.diverged(_TP, EpochEnd(3, 15))
     assert state.truncation is not None
-    assert state.truncation.divergent_offset == 12, "what was read before a seek says nothing"
+    assert state.truncation.divergent_offset == 12, "records read before a seek do not count"
 
 
-def test_a_search_begins_anew_with_another_leader() -> None:
-    """E64: its look-ups are fenced by one epoch."""
+def test_search_restarts_with_a_new_leader() -> None:
+    """E64: its lookups carry one leader epoch."""
     positions, state = _at(8, 3, _L6)
     positions.consumed(_TP, 20, 5, [EpochStart(5, 10)])
     assert state.position is not None
@@ -172,7 +172,7 @@ def test_a_search_begins_anew_with_another_leader() -> None:
     assert _answer(positions, EpochEnd(5, 20)) is Verdict.VALID
 
 
-def test_answers_to_a_question_that_is_not_asked_any_more_are_ignored() -> None:
+def test_responses_to_obsolete_requests_are_ignored() -> None:
     """E47."""
     positions, state = _at(8, 3, _L6)
     positions.consumed(_TP, 20, 5, [EpochStart(5, 10)])
@@ -184,8 +184,8 @@ def test_answers_to_a_question_that_is_not_asked_any_more_are_ignored() -> None:
     assert positions.validation_query(_TP) == EpochQuery(3, 10)
 
 
-def test_a_leader_of_an_older_epoch_than_the_positions_is_not_asked() -> None:
-    """E54, G7: it would not know the epoch, which proves nothing; metadata has to catch up."""
+def test_leader_older_than_the_position_epoch_is_not_asked() -> None:
+    """E54, G7: it would not know the epoch, which proves nothing; the client waits for newer metadata."""
     positions, state = _at(8, 3)
     positions.seek(_TP, 10, 6)
     positions.check_leader(_TP, _L5)
@@ -196,8 +196,8 @@ def test_a_leader_of_an_older_epoch_than_the_positions_is_not_asked() -> None:
     assert positions.validation_query(_TP) == EpochQuery(6, 10)
 
 
-def test_a_seek_with_an_epoch_is_not_read_from_before_a_leader_is_known() -> None:
-    """E53, G8: an epoch that comes before the first metadata is remembered."""
+def test_seek_with_an_epoch_is_not_fetched_before_a_leader_is_known() -> None:
+    """E53, G8: an epoch seen before the first metadata is remembered."""
     positions = Positions()
     positions.assign([_TP])
     positions.seek(_TP, 10, 6)
@@ -205,7 +205,7 @@ def test_a_seek_with_an_epoch_is_not_read_from_before_a_leader_is_known() -> Non
     positions.check_leader(_TP, LeaderAndEpoch(-1, -1))
     assert not positions.of(_TP).is_readable
     positions.check_leader(_TP, LeaderAndEpoch(1, -1))
-    assert positions.of(_TP).is_readable, "a broker that knows no epochs"
+    assert positions.of(_TP).is_readable, "a broker without epochs"
 
 
 def test_a_negative_epoch_is_none() -> None:
@@ -222,14 +222,14 @@ _BOUND = OffsetAndEpoch(10, 5)
 @pytest.mark.parametrize(
     ("end", "offset", "epoch"),
     [
-        pytest.param(EpochEnd(5, 12), 10, 5, id="it stands"),
-        pytest.param(EpochEnd(4, 12), 10, 5, id="so it does where the record before may be of that epoch"),
-        pytest.param(EpochEnd(-1, -1), 10, 5, id="and where the leader can not tell"),
-        pytest.param(EpochEnd(4, 7), 7, 4, id="it was cut off before anything was read: begin where the log ended"),
+        pytest.param(EpochEnd(5, 12), 10, 5, id="still valid"),
+        pytest.param(EpochEnd(4, 12), 10, 5, id="valid where the record before may be of that epoch"),
+        pytest.param(EpochEnd(-1, -1), 10, 5, id="and where the leader does not know"),
+        pytest.param(EpochEnd(4, 7), 7, 4, id="truncated before anything was read: start where the log ended"),
     ],
 )
-def test_a_position_of_a_reset_has_an_epoch_at_most(end: EpochEnd, offset: int, epoch: int) -> None:
-    """E55, G9: what is cut off before the first record was given concerns nobody, but new records lie there."""
+def test_reset_position_has_at_most_an_epoch(end: EpochEnd, offset: int, epoch: int) -> None:
+    """E55, G9: a truncation before the first returned record loses nothing, but new records are at those offsets."""
     positions, state = _at(3, 4)
     positions.await_reset(_TP, "latest")
     positions.complete_reset(_TP, state.serial, _BOUND)
@@ -242,7 +242,7 @@ def test_a_position_of_a_reset_has_an_epoch_at_most(end: EpochEnd, offset: int, 
     assert (state.position.offset, state.position.epoch) == (offset, epoch)
 
 
-def test_a_divergence_under_what_was_only_fetched_ahead_is_fetched_again() -> None:
+def test_divergence_in_prefetched_records_only_is_refetched() -> None:
     positions, state = _at(10, 5)
     positions.consumed(_TP, 10, 5)
     state.fetch_position = Position(50, 5, _L5)
@@ -251,11 +251,11 @@ def test_a_divergence_under_what_was_only_fetched_ahead_is_fetched_again() -> No
     assert state.truncation is None
     assert state.fetch_position == Position(10, 5, _L5)
     assert state.phase is Phase.AWAIT_VALIDATION
-    assert state.serial > serial, "what was fetched ahead must not be handed out"
+    assert state.serial > serial, "prefetched records must not be returned"
 
 
-def test_what_was_fetched_for_a_former_assignment_is_of_no_use() -> None:
-    """A rebalance takes a partition away and gives it back: it is read from what is committed, once."""
+def test_records_fetched_for_a_former_assignment_are_discarded() -> None:
+    """A rebalance revokes a partition and assigns it again: it is read once, from the committed offset."""
     positions, state = _at(10, 5)
     serials = {state.serial}
     for _ in range(3):
@@ -266,7 +266,7 @@ def test_what_was_fetched_for_a_former_assignment_is_of_no_use() -> None:
     assert len(serials) == 4
 
 
-def test_answers_for_a_position_that_moved_on_are_ignored() -> None:
+def test_responses_for_an_outdated_position_are_ignored() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
     old = state.fetch_position
@@ -282,7 +282,7 @@ def test_answers_for_a_position_that_moved_on_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, 5])
-def test_a_reset_has_no_position_until_its_answer_and_then_commits_no_epoch(epoch: int) -> None:
+def test_reset_has_no_position_until_answered_and_commits_no_epoch(epoch: int) -> None:
     positions, state = _at(10, 5)
     positions.await_reset(_TP, "earliest")
     assert (state.position, state.phase) == (None, Phase.AWAIT_RESET)
@@ -294,7 +294,7 @@ def test_a_reset_has_no_position_until_its_answer_and_then_commits_no_epoch(epoc
     assert state.phase is Phase.FETCHING
 
 
-def test_a_pause_goes_back_to_what_was_handed_out() -> None:
+def test_pause_rewinds_to_the_end_of_returned_records() -> None:
     positions, state = _at(10, 5)
     positions.consumed(_TP, 12, 5)
     state.fetch_position = Position(50, 5, _L5)
@@ -304,7 +304,7 @@ def test_a_pause_goes_back_to_what_was_handed_out() -> None:
     assert not positions.of(_TP).is_readable
 
 
-def test_a_pause_while_only_what_came_ahead_can_be_asked_about_leaves_nothing_to_ask() -> None:
+def test_pause_cancels_validation_of_prefetched_records() -> None:
     positions, state = _at(10, -1)
     state.fetch_position = Position(50, 5, _L5)
     positions.check_leader(_TP, _L6)
@@ -314,14 +314,14 @@ def test_a_pause_while_only_what_came_ahead_can_be_asked_about_leaves_nothing_to
     assert (state.phase, state.fetch_position) == (Phase.FETCHING, Position(10, -1, _L6))
 
 
-def test_a_pause_does_not_spare_a_position_its_validation() -> None:
+def test_paused_position_is_still_validated() -> None:
     positions, state = _at(10, 5)
     positions.seek(_TP, 7, 4)
     positions.rewind(_TP)
     assert state.phase is Phase.AWAIT_VALIDATION
 
 
-def test_negative_offsets_and_foreign_partitions_are_refused() -> None:
+def test_negative_offsets_and_unassigned_partitions_are_rejected() -> None:
     positions, _ = _at(10, 5)
     with pytest.raises(OperatorError):
         positions.seek(_TP, -1)
@@ -329,7 +329,7 @@ def test_negative_offsets_and_foreign_partitions_are_refused() -> None:
         positions.seek(TopicPartition("u", 0), 1)
 
 
-def test_a_position_is_of_no_use_in_another_topic_of_that_name() -> None:
+def test_position_is_invalid_for_a_recreated_topic() -> None:
     positions, state = _at(10, 5)
     first, second = UUID(int=7), UUID(int=8)
     positions.check_topic(_TP, first)

@@ -42,7 +42,7 @@ def test_records_arrive_with_every_codec_and_acks(
     topic = make_topic()
     values = [b"%d" % i * 20 for i in range(300)]
     if acks == 0:
-        # With acks=0 nobody tells that a leader is not ready yet: make sure that it is.
+        # With acks=0 no response reports that a leader is not ready yet: make sure that it is.
         with Producer(bootstrap) as producer:
             producer.send(topic, b"start").result(60)
     with Producer(bootstrap, acks=acks, compression_type=codec, batch_size=1_000) as producer:
@@ -54,7 +54,7 @@ def test_records_arrive_with_every_codec_and_acks(
         with Producer(bootstrap) as producer:
             producer.send(topic, b"end").result(60)
         values += [b"start", b"end"]
-        # The broker may take what came over the first connection after what came over the second.
+        # The broker may process the first connection's request after the second connection's.
         while len(found := _read(bootstrap, topic)[0]) < len(values):
             time.sleep(0.05)
         assert sorted(v for _, v in found if v) == sorted(values)
@@ -62,7 +62,7 @@ def test_records_arrive_with_every_codec_and_acks(
         assert [v for _, v in _read(bootstrap, topic)[0]] == values
 
 
-def test_what_a_promise_tells(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_delivery_future_reports_the_result(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic(2)
     told: list[tuple[RecordMetadata | None, Exception | None]] = []
     with Producer(bootstrap) as producer:
@@ -82,7 +82,7 @@ def test_log_append_time_is_the_brokers(bootstrap: str, make_topic: MakeTopic) -
         assert producer.send(topic, b"v", timestamp_ms=77).result(60).timestamp > 1_000_000
 
 
-def test_keys_go_where_librdkafkas_murmur2_sends_them(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_keys_are_partitioned_like_librdkafkas_murmur2(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic(7)
     keys = [os.urandom(n % 23 + 1) for n in range(300)] + [b""]
     theirs: dict[bytes, int] = {}
@@ -90,7 +90,7 @@ def test_keys_go_where_librdkafkas_murmur2_sends_them(bootstrap: str, make_topic
     for key in keys:
         other.produce(topic, b"", key, on_delivery=lambda _, m: theirs.__setitem__(m.key(), m.partition()))
     other.flush(60)
-    # librdkafka takes an empty key for none at all.
+    # librdkafka treats an empty key as null.
     keys.remove(b"")
     with Producer(bootstrap) as producer:
         ours = {key: producer.send(topic, b"", key) for key in keys}
@@ -112,7 +112,7 @@ def test_records_without_keys_share_batches_and_reach_every_partition(bootstrap:
     assert sum(a != b for a, b in itertools.pairwise(partitions)) < 150
 
 
-def test_a_table_arrives_row_by_row_in_order(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_table_rows_arrive_in_order(bootstrap: str, make_topic: MakeTopic) -> None:
     topic, rows = make_topic(3), 5_000
     table = pa.table(
         {
@@ -183,7 +183,7 @@ def test_many_threads_send_at_once(bootstrap: str, make_topic: MakeTopic) -> Non
         assert mine == [b"%d:%d" % (number, i) for i in range(300)]
 
 
-def test_refusals_are_told_in_words(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_rejections_have_clear_messages(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic(max_message_bytes="1000")
     with Producer(bootstrap) as producer:
         with pytest.raises(PeerError, match=r"max\.message\.bytes") as large:

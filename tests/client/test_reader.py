@@ -1,4 +1,4 @@
-"""RangeReader against real brokers: exact ranges or a loud error."""
+"""RangeReader against real brokers: the exact ranges or an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _read(reader: RangeReader, ranges: dict[TopicPartition, object]) -> dict[int
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_every_row_of_the_ranges_and_no_other(bootstrap: str, make_topic: MakeTopic, codec: str) -> None:
+def test_reads_exactly_the_rows_of_the_ranges(bootstrap: str, make_topic: MakeTopic, codec: str) -> None:
     topic = make_topic(3)
     _fill(bootstrap, topic, 3, 500, **{"compression.type": codec})
     ranges = {
@@ -72,7 +72,7 @@ def test_columns_and_records(bootstrap: str, make_topic: MakeTopic) -> None:
     assert (second.key, second.value, second.headers) == (None, None, ())
 
 
-def test_an_epoch_that_the_log_never_had_is_a_truncation(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_epoch_missing_from_the_log_is_a_truncation(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     _fill(bootstrap, tp.topic, 1, 20)
     with RangeReader(bootstrap) as reader, pytest.raises(LogTruncationError) as error:
@@ -80,7 +80,7 @@ def test_an_epoch_that_the_log_never_had_is_a_truncation(bootstrap: str, make_to
     assert (error.value.topic, error.value.partition, error.value.offset, error.value.leader_epoch) == (*tp, 10, 4)
 
 
-def test_a_position_beyond_the_end_of_its_epoch_names_the_divergence(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_position_past_its_epoch_end_reports_the_divergence(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     _fill(bootstrap, tp.topic, 1, 20)
     with RangeReader(bootstrap) as reader, pytest.raises(LogTruncationError) as error:
@@ -88,7 +88,7 @@ def test_a_position_beyond_the_end_of_its_epoch_names_the_divergence(bootstrap: 
     assert (error.value.divergent_offset, error.value.divergent_epoch) == (20, 0)
 
 
-def test_a_range_whose_end_is_gone_does_not_wait_forever(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_range_past_the_log_end_does_not_wait_forever(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     _fill(bootstrap, tp.topic, 1, 20)
     rows: list[int] = []
@@ -101,7 +101,9 @@ def test_a_range_whose_end_is_gone_does_not_wait_forever(bootstrap: str, make_to
     assert error.value.log_end_offset == 20
 
 
-def test_offsets_that_retention_removed_name_what_is_left(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
+def test_offsets_deleted_by_retention_report_the_remaining_range(
+    admin: Admin, bootstrap: str, make_topic: MakeTopic
+) -> None:
     tp = TopicPartition(make_topic(), 0)
     _fill(bootstrap, tp.topic, 1, 20)
     admin.delete_records({tp: 5})
@@ -111,20 +113,20 @@ def test_offsets_that_retention_removed_name_what_is_left(admin: Admin, bootstra
         assert (error.value.log_start_offset, error.value.log_end_offset) == (5, 20)
 
 
-def test_rows_of_a_newer_epoch_than_planned_are_refused(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_rows_of_a_newer_epoch_than_planned_are_rejected(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     _fill(bootstrap, tp.topic, 1, 5)
     with RangeReader(bootstrap) as reader:
         assert sum(b.num_rows for b in reader.read({tp: OffsetRange(0, 5, max_leader_epoch=0)})) == 5
 
 
-def test_another_topic_of_the_same_name_is_refused(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_recreated_topic_is_rejected(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     with RangeReader(bootstrap) as reader, pytest.raises(TopicReplacedError, match="recreated"):
         list(reader.read({tp: OffsetRange(0, 0, topic_id=uuid4())}))
 
 
-def test_ranges_that_are_none_are_refused(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_invalid_ranges_are_rejected(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     with RangeReader(bootstrap) as reader, pytest.raises(OperatorError, match="not an offset range"):
         list(reader.read({tp: (5, 4)}))
@@ -138,9 +140,7 @@ def test_a_topic_that_does_not_exist(bootstrap: str) -> None:
         list(reader.read({TopicPartition("never-made", 0): (0, 1)}))
 
 
-def test_a_reader_serves_one_read_after_another_also_after_one_was_given_up(
-    bootstrap: str, make_topic: MakeTopic
-) -> None:
+def test_reader_is_reusable_after_complete_and_abandoned_reads(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     _fill(bootstrap, tp.topic, 1, 2_000)
     with RangeReader(bootstrap, max_partition_fetch_bytes=1_000, queued_max_bytes=2_048) as reader:
@@ -149,10 +149,10 @@ def test_a_reader_serves_one_read_after_another_also_after_one_was_given_up(
         assert sum(b.num_rows for b in reader.read({tp: (0, 2_000)})) == 2_000
 
 
-def test_no_ranges_are_no_rows(bootstrap: str) -> None:
+def test_no_ranges_return_no_rows(bootstrap: str) -> None:
     with RangeReader(bootstrap) as reader:
         assert list(reader.read({})) == []
 
 
-def test_epoch_mismatch_is_an_error_of_its_own() -> None:
+def test_epoch_mismatch_has_its_own_error() -> None:
     assert "planned when the log ended in epoch 4" in str(EpochMismatchError("t", 0, 10, 5, 4))

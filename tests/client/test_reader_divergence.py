@@ -1,4 +1,4 @@
-"""What a range reader makes of a log that is not the one which was planned: `gaps.md G6`, `epochs.md` E8-E13."""
+"""A range reader on a log that diverged from the planned one: `gaps.md G6`, `epochs.md` E8-E13."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _write(cluster: ScriptedCluster, tp: TopicPartition, prefix: str, count: int
 
 
 def _foreign(cluster: ScriptedCluster) -> TopicPartition:
-    """What was read: 0@0 2@6 up to 12. What the leader has: 0@0 1@4, 20 records, led in epoch 3."""
+    """Read: 0@0 2@6 up to 12. The leader's log: 0@0 1@4, 20 records, leader epoch 3."""
     (tp,) = cluster.add_topic("t")
     log = cluster.logs[tp]
     _write(cluster, tp, "a", 4)
@@ -41,7 +41,7 @@ def _foreign(cluster: ScriptedCluster) -> TopicPartition:
 
 
 @pytest.mark.parametrize("versions", [{}, {ApiKey.FETCH: (4, 11)}])
-def test_a_log_of_an_older_epoch_that_is_long_enough_is_another_log(versions: dict[ApiKey, tuple[int, int]]) -> None:
+def test_long_enough_log_of_an_older_epoch_is_a_divergence(versions: dict[ApiKey, tuple[int, int]]) -> None:
     with ScriptedCluster(versions=versions) as cluster:
         tp = _foreign(cluster)
         with RangeReader(cluster.bootstrap, **_QUICK) as reader:
@@ -49,18 +49,18 @@ def test_a_log_of_an_older_epoch_that_is_long_enough_is_another_log(versions: di
             with pytest.raises(LogTruncationError) as error:
                 list(reader.read({tp: known}))
             assert (error.value.divergent_offset, error.value.divergent_epoch) == (4, 0)
-            # With nothing but the last epoch, no point is certain.
+            # With only the last epoch known, no divergence point is certain.
             with pytest.raises(LogTruncationError) as error:
                 list(reader.read({tp: (12, 16, 2)}))
             assert error.value.divergent_offset == -1
 
 
-def test_records_of_another_epoch_than_planned_are_refused_and_those_before_are_given() -> None:
+def test_records_before_an_unexpected_epoch_are_returned_and_the_rest_rejected() -> None:
     with ScriptedCluster() as cluster:
         tp = _foreign(cluster)
         with RangeReader(cluster.bootstrap, **_QUICK) as reader:
             for planned, first in [
-                # The log has a newer epoch where the plan has an older one, an older for a newer, one in between.
+                # The log's epoch is newer than planned, older than planned, or in between.
                 ((EpochStart(0, 0),), 4),
                 ((EpochStart(0, 0), EpochStart(2, 6)), 4),
                 ((EpochStart(0, 0), EpochStart(1, 4), EpochStart(2, 9)), 9),
@@ -74,11 +74,11 @@ def test_records_of_another_epoch_than_planned_are_refused_and_those_before_are_
                 assert (error.value.offset, rows, progress) == (first, list(range(first)), {tp: first})
             exact = (EpochStart(0, 0), EpochStart(1, 4))
             assert sum(b.num_rows for b in reader.read({tp: OffsetRange(2, 12, 0, 1, epochs=exact)})) == 10
-            # Below what the plan remembers nothing can be told.
+            # Below the planned epoch history nothing can be determined.
             assert sum(b.num_rows for b in reader.read({tp: OffsetRange(2, 12, 0, 1, epochs=exact[1:])})) == 10
 
 
-def test_a_reader_waits_at_the_broker_for_news() -> None:
+def test_reader_long_polls_the_broker() -> None:
     with ScriptedCluster() as cluster:
         (tp,) = cluster.add_topic("t")
         _write(cluster, tp, "a", 4)
@@ -87,15 +87,15 @@ def test_a_reader_waits_at_the_broker_for_news() -> None:
             assert reader.wait_for_change({tp: (3, 0)}, 20)
             cluster.logs[tp].elect(1, cut_to=2)
             _write(cluster, tp, "b", 2)
-            # Another history is news, though there are no records behind the position.
+            # A diverged log ends the wait, although there are no records after the position.
             assert reader.wait_for_change({tp: (4, 0)}, 20)
 
 
 @pytest.mark.parametrize("versions", [{}, {ApiKey.FETCH: (4, 11)}])
-def test_what_is_asked_about_one_loss_has_one_time(
+def test_all_lookups_for_one_loss_share_one_timeout(
     monkeypatch: pytest.MonkeyPatch, versions: dict[ApiKey, tuple[int, int]]
 ) -> None:
-    """The end of the log, and every epoch that the search asks about: `default.api.timeout.ms` is for all together."""
+    """`default.api.timeout.ms` covers the log end lookup and all epoch lookups of the search together."""
     deadlines: list[Deadline] = []
 
     def observe(ask: Any) -> Any:
@@ -109,7 +109,7 @@ def test_what_is_asked_about_one_loss_has_one_time(
         monkeypatch.setattr(reader_module, name, observe(getattr(reader_module, name)))
     with ScriptedCluster(versions=versions) as cluster:
         tp = _foreign(cluster)
-        # No leader knows epoch 9, so that the position is out of range; and 2 is none of the log's.
+        # No leader knows epoch 9, so the position is out of range; and the log has no epoch 2.
         planned = (EpochStart(0, 0), EpochStart(2, 6), EpochStart(9, 11))
         with RangeReader(cluster.bootstrap, **_QUICK) as reader:
             batches = reader.read({tp: OffsetRange(12, 16, 9, epochs=planned)})

@@ -1,4 +1,4 @@
-"""RangeReader while brokers, leaders and topics change under a read: all of the range, or an error that says why."""
+"""RangeReader while brokers, leaders and topics change: the whole range, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNT = 100
 
 @pytest.fixture
 def tp(cluster: ScriptedCluster) -> TopicPartition:
-    """Of a topic with records in batches of their own."""
+    """A partition whose batches hold one record each."""
     (made,) = cluster.add_topic("t")
     fill(cluster, made)
     return made
@@ -46,7 +46,7 @@ def offsets(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 class Clock(Deadline):
-    """A deadline that is over when the test says so."""
+    """A deadline that expires on demand."""
 
     made: list[Clock]
 
@@ -68,7 +68,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> list[Clock]:
     return made
 
 
-def test_a_read_may_take_longer_than_a_leader_may_be_looked_for(
+def test_read_may_outlast_the_leader_lookup_timeout(
     cluster: ScriptedCluster, tp: TopicPartition, clocks: list[Clock]
 ) -> None:
     with RangeReader(cluster.bootstrap, **QUICK, **A_BATCH_AT_A_TIME) as reader:
@@ -79,12 +79,12 @@ def test_a_read_may_take_longer_than_a_leader_may_be_looked_for(
                 clock.has_passed = True
             with cluster.lock:
                 cluster.logs[tp].elect(leader)
-            # More than were fetched before.
+            # More than were prefetched.
             found += offsets(islice(read, 5))
         assert found + offsets(read) == list(range(COUNT))
 
 
-def test_what_is_turned_away_while_another_partition_is_read_still_has_all_its_time(
+def test_partition_rejected_while_another_is_read_keeps_its_full_timeout(
     cluster: ScriptedCluster, clocks: list[Clock]
 ) -> None:
     first, second = cluster.add_topic("t", 2)
@@ -92,7 +92,7 @@ def test_what_is_turned_away_while_another_partition_is_read_still_has_all_its_t
     fill(cluster, second)
 
     def move(node_id: int, key: ApiKey) -> None:
-        """The second one's leader is another when the first Fetch comes."""
+        """The second partition's leader changes when the first Fetch arrives."""
         if key is ApiKey.FETCH and cluster.seen[key] == 1:
             cluster.logs[second].elect(2)
 
@@ -106,9 +106,7 @@ def test_what_is_turned_away_while_another_partition_is_read_still_has_all_its_t
         assert batch.num_rows + len(offsets(read)) == 2 * COUNT
 
 
-def test_a_leader_that_is_not_found_in_time_is_said_with_the_last_trouble(
-    cluster: ScriptedCluster, tp: TopicPartition
-) -> None:
+def test_leader_lookup_timeout_reports_the_last_error(cluster: ScriptedCluster, tp: TopicPartition) -> None:
     cluster.fault_rule = lambda key: ErrorCode.NOT_LEADER_OR_FOLLOWER if key is ApiKey.FETCH else None
     with (
         RangeReader(cluster.bootstrap, **QUICK, **{"default.api.timeout.ms": 200}) as reader,
@@ -117,7 +115,7 @@ def test_a_leader_that_is_not_found_in_time_is_said_with_the_last_trouble(
         offsets(reader.read({tp: (3, COUNT)}))
 
 
-def test_damage_that_a_broker_tells_of_ends_the_read(cluster: ScriptedCluster, tp: TopicPartition) -> None:
+def test_corruption_reported_by_a_broker_fails_the_read(cluster: ScriptedCluster, tp: TopicPartition) -> None:
     cluster.fault_rule = lambda key: ErrorCode.CORRUPT_MESSAGE if key is ApiKey.FETCH else None
     with RangeReader(cluster.bootstrap, **QUICK) as reader, pytest.raises(ClientError) as caught:
         offsets(reader.read({tp: (3, COUNT)}))
@@ -127,10 +125,10 @@ def test_damage_that_a_broker_tells_of_ends_the_read(cluster: ScriptedCluster, t
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_topic_that_is_created_anew_while_it_is_read_is_another_one(
+def test_topic_recreated_during_a_read_is_detected(
     cluster: ScriptedCluster, tp: TopicPartition, is_known: bool
 ) -> None:
-    """Its records have the same offsets and epochs, so only its id tells."""
+    """Its records have the same offsets and epochs, so only the topic id differs."""
     old = cluster.ids["t"]
     with RangeReader(cluster.bootstrap, **QUICK, **A_BATCH_AT_A_TIME) as reader:
         read = reader.read({tp: OffsetRange(0, COUNT, topic_id=old if is_known else None)})

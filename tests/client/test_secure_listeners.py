@@ -38,7 +38,7 @@ class Secured(NamedTuple):
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A broker whose only listener is SASL_SSL; user "anna" has a password for PLAIN and for SCRAM."""
+    """A broker whose only listener is SASL_SSL; user "anna" has passwords for PLAIN and SCRAM."""
     if shutil.which("openssl") is None:
         unavailable("the openssl command is missing")
     folder = tmp_path_factory.mktemp("tls")
@@ -98,7 +98,7 @@ def _settings(secured: Secured, **changes: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_records_go_both_ways(secured: Secured, mechanism: str) -> None:
+def test_records_are_produced_and_consumed(secured: Secured, mechanism: str) -> None:
     settings = _settings(secured, sasl_mechanism=mechanism)
     topic = f"secure-{mechanism}"
     with Admin(settings) as admin, Producer(settings) as producer, RangeReader(settings) as reader:
@@ -109,22 +109,22 @@ def test_records_go_both_ways(secured: Secured, mechanism: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
-def test_a_wrong_password_fails_at_once(secured: Secured, mechanism: str) -> None:
+def test_wrong_password_fails_immediately(secured: Secured, mechanism: str) -> None:
     with Admin(_settings(secured, sasl_mechanism=mechanism, sasl_password="wrong")) as admin:
         with pytest.raises(PeerError, match=r"sasl\.password") as error:
             admin.describe_cluster()
         assert error.value.code is ErrorCode.SASL_AUTHENTICATION_FAILED
 
 
-def test_an_unknown_certificate_is_said(secured: Secured) -> None:
+def test_untrusted_certificate_is_reported(secured: Secured) -> None:
     settings = _settings(secured)
     del settings["ssl.ca.location"]
     with Admin(settings) as admin, pytest.raises(OperatorError, match=r"ssl\.ca\.location"):
         admin.describe_cluster()
 
 
-def test_plaintext_to_a_tls_listener_is_said(secured: Secured) -> None:
-    """At the first attempt, however slow the broker is: no call's time can be over before."""
+def test_plaintext_to_a_tls_listener_is_reported(secured: Secured) -> None:
+    """At the first attempt, however slow the broker is, before any call can time out."""
     host, port = secured.bootstrap.split(":")
     config = ClientConfig.parse("admin", secured.bootstrap, {"request.timeout.ms": 600_000})
     with pytest.raises(ConnectionLost, match=r"security\.protocol|closed it"):

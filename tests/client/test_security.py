@@ -12,7 +12,7 @@ _NONCE = "rOprNGfwEbeRWgbNEkqO"
 _SERVER_FIRST = b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
 
 
-def test_scram_sha_256_is_that_of_rfc_7677() -> None:
+def test_scram_sha_256_matches_rfc_7677() -> None:
     exchange = scram("SCRAM-SHA-256", "user", "pencil", nonce=_NONCE)
     assert next(exchange) == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
     assert exchange.send(_SERVER_FIRST) == (
@@ -31,7 +31,7 @@ def test_scram_sha_256_is_that_of_rfc_7677() -> None:
     ],
     ids=["nonce", "iterations", "signature"],
 )
-def test_a_broker_that_does_not_know_the_secret_is_refused(answers: list[bytes]) -> None:
+def test_broker_without_the_secret_is_rejected(answers: list[bytes]) -> None:
     exchange = scram("SCRAM-SHA-256", "user", "pencil", nonce=_NONCE)
     next(exchange)
     for answer in answers[:-1]:
@@ -44,7 +44,7 @@ def test_plain_is_one_message() -> None:
     assert list(sasl_exchange("PLAIN", "u", "p")) == [b"\0u\0p"]
 
 
-def test_unusable_tls_files_are_an_operators_error() -> None:
+def test_unusable_tls_files_raise_an_operator_error() -> None:
     settings = {"security.protocol": "SSL", "ssl.ca.location": "/does/not/exist"}
     with pytest.raises(OperatorError, match=r"ssl\.ca\.location"):
         tls_context(ClientConfig.parse("admin", "h:1", settings))

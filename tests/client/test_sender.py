@@ -1,4 +1,4 @@
-"""Exactly once and in order, whatever happens on the way: the producer against a cluster that misbehaves."""
+"""Exactly once and in order under any fault: the producer against a misbehaving cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _send_all(cluster: ScriptedCluster, tp: TopicPartition, values: list[bytes],
 
 @pytest.mark.parametrize("fault", [HANG_UP, REFUSE, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.KAFKA_STORAGE_ERROR])
 @pytest.mark.parametrize("position", [0, 1, 5])
-def test_a_passing_fault_neither_loses_nor_doubles_nor_reorders(
+def test_transient_fault_causes_no_loss_duplicate_or_reordering(
     cluster: ScriptedCluster, fault: object, position: int
 ) -> None:
     (tp,) = cluster.add_topic("t")
@@ -40,7 +40,7 @@ def test_a_passing_fault_neither_loses_nor_doubles_nor_reorders(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_faults_neither_lose_nor_double_nor_reorder(cluster: ScriptedCluster, seed: int) -> None:
+def test_random_faults_cause_no_loss_duplicate_or_reordering(cluster: ScriptedCluster, seed: int) -> None:
     rng = random.Random(seed)
     tps = cluster.add_topic("t", 3)
     faults = [HANG_UP, REFUSE, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.CORRUPT_MESSAGE]
@@ -66,7 +66,7 @@ def test_random_faults_neither_lose_nor_double_nor_reorder(cluster: ScriptedClus
         assert cluster.logs[tp].values() == values[tp.partition :: 3]
 
 
-def test_a_moved_leader_is_found_by_the_answers_hint(cluster: ScriptedCluster) -> None:
+def test_moved_leader_is_found_by_the_response_hint(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **_SMALL) as producer:
         producer.send("t", b"a").result(60)
@@ -77,7 +77,7 @@ def test_a_moved_leader_is_found_by_the_answers_hint(cluster: ScriptedCluster) -
         assert cluster.seen[ApiKey.METADATA] <= asked + 1
 
 
-def test_a_refused_batch_fails_alone_and_the_next_go_on_under_a_new_epoch(cluster: ScriptedCluster) -> None:
+def test_rejected_batch_fails_alone_and_later_batches_use_a_new_epoch(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **_SMALL) as producer:
         producer.send("t", b"first").result(60)
@@ -93,7 +93,7 @@ def test_a_refused_batch_fails_alone_and_the_next_go_on_under_a_new_epoch(cluste
     assert last_epoch == 1
 
 
-def test_a_refused_batch_in_the_middle_of_many_in_flight(cluster: ScriptedCluster) -> None:
+def test_rejected_batch_among_many_in_flight(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     cluster.faults[ApiKey.PRODUCE] = [None, None, ErrorCode.MESSAGE_TOO_LARGE]
     values = _values(200)
@@ -105,7 +105,7 @@ def test_a_refused_batch_in_the_middle_of_many_in_flight(cluster: ScriptedCluste
     assert cluster.logs[tp].values() == [v for v in values if v not in failed]
 
 
-def test_records_that_a_leader_lost_are_told(cluster: ScriptedCluster) -> None:
+def test_records_lost_by_the_leader_are_reported(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **_SMALL) as producer:
         for value in (b"a", b"b"):
@@ -118,8 +118,8 @@ def test_records_that_a_leader_lost_are_told(cluster: ScriptedCluster) -> None:
         assert producer.send("t", b"d").result(60).offset == 2
 
 
-def test_what_a_leader_has_forgotten_is_told_and_not_written_twice(cluster: ScriptedCluster) -> None:
-    """A broker of Kafka that was restarted knows the last batch of each producer, and five were on their way."""
+def test_batches_forgotten_by_the_leader_fail_and_are_not_duplicated(cluster: ScriptedCluster) -> None:
+    """A restarted Kafka broker knows only the last batch of each producer, but five were in flight."""
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **{**_SMALL, "batch.size": 1}) as producer:
         producer.send("t", b"before").result(60)
@@ -130,7 +130,7 @@ def test_what_a_leader_has_forgotten_is_told_and_not_written_twice(cluster: Scri
                 return None
             if len(log.batches) < 6:
                 return SILENT if len(log.batches) < 5 else HANG_UP
-            # All five are written, and the first of them comes again.
+            # All five are written, and the first of them is retried.
             cluster.fault_rule = None
             (known,) = log.producers.values()
             del known[:-1]
@@ -147,7 +147,7 @@ def test_what_a_leader_has_forgotten_is_told_and_not_written_twice(cluster: Scri
     assert log.values() == [b"before", *values, b"after"]
 
 
-def test_a_forgotten_producer_starts_anew_without_loss(cluster: ScriptedCluster) -> None:
+def test_unknown_producer_id_is_replaced_without_loss(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **_SMALL) as producer:
         producer.send("t", b"a").result(60)
@@ -156,7 +156,7 @@ def test_a_forgotten_producer_starts_anew_without_loss(cluster: ScriptedCluster)
     assert cluster.logs[tp].values() == [b"a", b"b"]
 
 
-def test_what_can_not_be_delivered_in_time_fails_and_does_not_block_the_rest(cluster: ScriptedCluster) -> None:
+def test_undeliverable_records_time_out_and_do_not_block_the_rest(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **_SMALL, **{"delivery.timeout.ms": 1_500}) as producer:
         producer.send("t", b"a").result(60)
@@ -168,7 +168,7 @@ def test_what_can_not_be_delivered_in_time_fails_and_does_not_block_the_rest(clu
     assert cluster.logs[tp].values() == [b"a", b"b"]
 
 
-def test_a_given_up_batch_that_was_written_after_all_does_not_break_the_sequence(cluster: ScriptedCluster) -> None:
+def test_expired_batch_that_was_written_does_not_break_the_sequence(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **_SMALL, **{"delivery.timeout.ms": 1_500}) as producer:
         producer.send("t", b"a").result(60)
@@ -180,19 +180,19 @@ def test_a_given_up_batch_that_was_written_after_all_does_not_break_the_sequence
     assert cluster.logs[tp].values() == [b"a", b"unknown fate", b"b"]
 
 
-def test_without_idempotence_nothing_carries_a_producer_id(cluster: ScriptedCluster) -> None:
+def test_no_producer_id_is_sent_without_idempotence(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     assert _send_all(cluster, tp, [b"a"], acks=1) == [0]
     assert cluster.seen[ApiKey.INIT_PRODUCER_ID] == 0
     assert not cluster.logs[tp].producers
 
 
-def test_acks_0_sends_and_does_not_wait(cluster: ScriptedCluster) -> None:
+def test_acks_0_does_not_wait_for_a_response(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     assert _send_all(cluster, tp, [b"a"], acks=0) == [-1]
     with Producer(cluster.bootstrap, **_SMALL) as producer:
         producer.send("t", b"b").result(60)
-    # The answer to the second came over another connection; the first one has no answer to wait for.
+    # The second response came over another connection; the first request has no response.
     assert b"b" in cluster.logs[tp].values()
 
 
@@ -203,7 +203,7 @@ def test_old_brokers_without_topic_ids(version: int) -> None:
         assert _send_all(cluster, tp, _values(50)) == list(range(50))
 
 
-def test_closing_sends_what_is_queued(cluster: ScriptedCluster) -> None:
+def test_close_sends_queued_records(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **{**_SMALL, "linger.ms": 60_000, "batch.size": 100_000}) as producer:
         producer.send("t", b"a")

@@ -1,4 +1,4 @@
-"""A log that is cut under a reader is noticed, with the point of divergence (KIP-320, `epochs.md` I)."""
+"""Readers detect a truncated log and its divergence point (KIP-320, `epochs.md` I)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _poll_until(consumer: Consumer, done: Callable[[list[bytes | None]], bool]) 
     found: list[bytes | None] = []
     end_s = time.monotonic() + 60
     while not done(found):
-        assert time.monotonic() < end_s, f"stuck with {found}"
+        assert time.monotonic() < end_s, f"stopped at {found}"
         found += [record.value for record in consumer.poll(50)]
     return found
 
@@ -50,14 +50,14 @@ def _poll_for_error(consumer: Consumer, kind: type[Exception]) -> Exception:
 
 
 _VERSIONS = [
-    pytest.param({}, id="fetch-tells"),
-    pytest.param({ApiKey.FETCH: (4, 11)}, id="validation-tells"),
+    pytest.param({}, id="fetch-reports"),
+    pytest.param({ApiKey.FETCH: (4, 11)}, id="validation-reports"),
 ]
 
 
 @pytest.mark.parametrize("versions", _VERSIONS)
 @pytest.mark.parametrize("policy", ["latest", "earliest", "none"])
-def test_a_consumer_that_had_read_on_is_told(versions: dict[ApiKey, tuple[int, int]], policy: str) -> None:
+def test_truncation_below_read_records_is_raised(versions: dict[ApiKey, tuple[int, int]], policy: str) -> None:
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
         _write(cluster, tp, _values("old", 10))
@@ -79,11 +79,9 @@ def test_a_consumer_that_had_read_on_is_told(versions: dict[ApiKey, tuple[int, i
 
 @pytest.mark.parametrize("versions", _VERSIONS)
 @pytest.mark.parametrize("at_once", [500, 1])
-def test_a_leader_that_comes_back_with_more_of_an_older_epoch(
-    versions: dict[ApiKey, tuple[int, int]], at_once: int
-) -> None:
-    """It had written offsets 6 and 7 when another one was elected without them. Where its epoch ends in its log, at 8,
-    says nothing of what was read at 6 and 7 instead: that began there, the reader knows."""
+def test_leader_returning_with_more_of_an_older_epoch(versions: dict[ApiKey, tuple[int, int]], at_once: int) -> None:
+    """It had written offsets 6 and 7 when another broker was elected without them. Its epoch's end, 8, does not cover
+    the records read at 6 and 7 instead: the reader knows that their epoch started there."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
         _write(cluster, tp, _values("old", 8))
@@ -107,7 +105,7 @@ def test_a_leader_that_comes_back_with_more_of_an_older_epoch(
             assert _poll_until(consumer, lambda found: len(found) == 6) == [*_values("old", 8)[6:], *_values("new", 4)]
 
 
-def test_a_cut_below_what_was_only_fetched_ahead_goes_unnoticed_because_nothing_was_lost(
+def test_truncation_of_only_prefetched_records_raises_nothing(
     cluster: ScriptedCluster,
 ) -> None:
     (tp,) = cluster.add_topic("t")
@@ -116,7 +114,7 @@ def test_a_cut_below_what_was_only_fetched_ahead_goes_unnoticed_because_nothing_
         consumer.assign([tp])
         consumer.seek(tp, 0)
         found = _poll_until(consumer, lambda found: len(found) >= 1)
-        # All ten are buffered by now; only what a poll handed out counts as read.
+        # All ten are buffered by now; only records returned by a poll count as read.
         while len(found) < 3:
             found += [r.value for r in consumer.poll(50, max_records=1)]
     assert found[:3] == _values("old", 3)
@@ -139,7 +137,7 @@ def _poll_one(consumer: Consumer) -> list[bytes | None]:
     return [record.value for record in found]
 
 
-def test_a_committed_offset_with_an_epoch_is_checked_before_anything_is_read(cluster: ScriptedCluster) -> None:
+def test_committed_offset_with_an_epoch_is_validated_before_the_first_read(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     _write(cluster, tp, _values("old", 10))
     cluster.logs[tp].elect(2, cut_to=6)
@@ -152,7 +150,7 @@ def test_a_committed_offset_with_an_epoch_is_checked_before_anything_is_read(clu
         assert (error.offset, error.divergent_offset, error.divergent_epoch) == (9, 6, 0)
 
 
-def test_an_election_without_loss_is_no_event(cluster: ScriptedCluster) -> None:
+def test_lossless_election_raises_nothing(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Consumer(cluster.bootstrap, **_QUICK) as consumer:
         consumer.assign([tp])
@@ -168,7 +166,7 @@ def test_an_election_without_loss_is_no_event(cluster: ScriptedCluster) -> None:
         assert consumer.position_and_epoch(tp)[:2] == (20, 4)
 
 
-def test_lost_connections_and_refusals_are_no_event(cluster: ScriptedCluster) -> None:
+def test_disconnects_and_rejections_raise_nothing(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     _write(cluster, tp, _values("v", 30))
     faults = [HANG_UP, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.OFFSET_NOT_AVAILABLE]
@@ -180,7 +178,7 @@ def test_lost_connections_and_refusals_are_no_event(cluster: ScriptedCluster) ->
         assert _poll_until(consumer, lambda found: len(found) == 30) == _values("v", 30)
 
 
-def test_out_of_range_goes_by_policy_only_when_retention_was_the_reason(cluster: ScriptedCluster) -> None:
+def test_out_of_range_uses_the_reset_policy_only_after_retention(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     _write(cluster, tp, _values("v", 10))
     log = cluster.logs[tp]
@@ -198,7 +196,7 @@ def test_out_of_range_goes_by_policy_only_when_retention_was_the_reason(cluster:
         assert error.offset == 2
 
 
-def test_a_reader_of_a_range_is_told_too(cluster: ScriptedCluster) -> None:
+def test_range_reader_raises_on_truncation(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     _write(cluster, tp, _values("old", 10))
     cluster.logs[tp].elect(2, cut_to=6)
@@ -213,7 +211,7 @@ def test_a_reader_of_a_range_is_told_too(cluster: ScriptedCluster) -> None:
         assert sum(b.num_rows for b in reader.read({tp: OffsetRange(4, 16, 0, max_leader_epoch=1)})) == 12
 
 
-def test_a_range_is_read_through_elections_and_faults(cluster: ScriptedCluster) -> None:
+def test_range_is_read_despite_elections_and_faults(cluster: ScriptedCluster) -> None:
     tps = cluster.add_topic("t", 3)
     for tp in tps:
         _write(cluster, tp, _values(f"{tp.partition}-", 20))
@@ -228,7 +226,7 @@ def test_a_range_is_read_through_elections_and_faults(cluster: ScriptedCluster) 
 
 
 @pytest.mark.parametrize("versions", [{}, {ApiKey.FETCH: (4, 11)}, {ApiKey.FETCH: (4, 10), ApiKey.METADATA: (0, 7)}])
-def test_every_fetch_carries_what_the_client_knows(versions: dict[ApiKey, tuple[int, int]]) -> None:
+def test_every_fetch_carries_the_known_epochs(versions: dict[ApiKey, tuple[int, int]]) -> None:
     with ScriptedCluster(versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
         _write(cluster, tp, _values("v", 6))

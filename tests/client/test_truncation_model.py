@@ -1,9 +1,9 @@
-"""Whatever elections and cuts do to a log, who follows it is told exactly what is gone of what it was given.
+"""Under any elections and truncations a consumer reports exactly the lost ones of the records that it returned.
 
-A model of brokers as lists of epochs: any of them may be elected, with whatever it has; who is deposed may go on as a
-leader that has not heard of it; followers keep their tail until they hear from a leader. A record is its offset and
-the epoch that it was written in. The consumer is `Positions`, driven as the fetcher drives it: with metadata that is
-behind, with answers that are refused, with records fetched ahead that nobody was given.
+Brokers are modelled as lists of epochs. Any broker may be elected with any log; a deposed leader may continue without
+noticing; followers keep their tail until they hear from a leader. A record is its offset and the epoch in which it was
+written. The consumer is `Positions`, driven as the fetcher drives it: with outdated metadata, rejected requests, and
+prefetched records that were never returned.
 
 Rules: `epochs.md` E44-E55, `gaps.md` G6-G9.
 """
@@ -42,7 +42,7 @@ class Broker:
         self.epochs.append((epoch, len(self.records)))
 
     def follow(self, leader: Broker, keeps: int) -> None:
-        """The common prefix, and some of what the leader has behind it."""
+        """Truncates to the common prefix and copies part of the leader's tail."""
         same = next((o for o, (a, b) in enumerate(zip(self.records, leader.records, strict=False)) if a != b), None)
         shared = min(len(self.records), len(leader.records)) if same is None else same
         self.leads_in = None
@@ -75,12 +75,12 @@ class Broker:
         return EpochEnd(lower[-1][0] if lower else epoch, higher[0][1])
 
     def serves(self, leader: LeaderAndEpoch) -> bool:
-        """E2: not one with another epoch, nor who does not lead."""
+        """E2: False for another epoch or a broker that does not lead."""
         return self.leads_in is not None and self.leads_in == leader.epoch
 
 
 class Story:
-    """One cluster, one consumer; every step checks what the consumer says against what lies in the logs."""
+    """One cluster and one consumer; every step compares the consumer's reports with the logs."""
 
     def __init__(self, *, fetch_tells: bool) -> None:
         self.fetch_tells = fetch_tells
@@ -124,7 +124,7 @@ class Story:
         self.given, self.begun_at = {}, offset
 
     def hear(self, how_old: int) -> None:
-        """Metadata: never older than what was heard before (E57)."""
+        """Takes metadata, never older than before (E57)."""
         heard = self.elections[max(0, len(self.elections) - 1 - how_old)]
         if heard.epoch >= self.seen.epoch:
             self.seen = heard
@@ -156,8 +156,8 @@ class Story:
     def assert_nothing_given_is_missing(self) -> None:
         for offset, epoch in self.given.items():
             if offset >= self.leader.log_start:
-                assert offset < len(self.leader.records), f"{offset} is cut off"
-                assert self.leader.records[offset] == epoch, f"{offset} was rewritten"
+                assert offset < len(self.leader.records), f"{offset} was truncated"
+                assert self.leader.records[offset] == epoch, f"{offset} was overwritten"
 
     def assert_the_truncation_is_exact(self) -> None:
         error, leader = self.state.truncation, self.leader
@@ -166,17 +166,17 @@ class Story:
         assert (error.truncated_from, error.leader_epoch) == (self.state.position.offset, self.state.position.epoch)
         lost = [o for o, e in self.given.items() if o >= len(leader.records) or leader.records[o] != e]
         if self.given:
-            assert lost, "nothing that was given is gone"
-            assert lost == list(range(lost[0], error.truncated_from)), "the model: logs part once"
+            assert lost, "no returned record is lost"
+            assert lost == list(range(lost[0], error.truncated_from)), "the model: logs diverge once"
         else:
             before = error.truncated_from - 1
-            assert before >= len(leader.records) or leader.records[before] != error.leader_epoch, "nothing is gone"
+            assert before >= len(leader.records) or leader.records[before] != error.leader_epoch, "nothing was lost"
             lost = [error.truncated_from]
         told_from = max(error.divergent_offset, self.begun_at)
         if lost[0] >= leader.log_start:
             assert told_from == lost[0]
         else:
-            # What the leader has deleted it can not be asked about.
+            # The leader cannot be asked about records that it has deleted.
             assert lost[0] <= told_from <= leader.log_start
         at = error.divergent_offset
         assert at < error.truncated_from
@@ -187,7 +187,7 @@ class Story:
         if at >= self.begun_at:
             assert read_in == set(error.epochs)
         self.truncations += 1
-        # Go on as `on.truncation=rewind` does.
+        # Continue as `on.truncation=rewind` does.
         self.seek(error.divergent_offset, error.divergent_epoch)
 
     def fetch(self, count: int) -> None:
@@ -255,7 +255,7 @@ class Story:
         self.begun_at = found.offset
 
     def restart(self) -> None:
-        """From what was committed: the position that was handed out, and its epoch."""
+        """Restarts from the committed offset: the position after the returned records, and its epoch."""
         position = self.state.position
         if position is not None:
             self.positions.assign([])
@@ -290,7 +290,7 @@ class Story:
             self.reset("latest" if self.state.reset_to == "latest" else "earliest")
 
     def settle(self) -> None:
-        """Metadata catches up and every query is asked: then all that is left of what was given is in the log."""
+        """Brings metadata up to date and sends every query: then all remaining returned records are in the log."""
         while not self.leader.serves(self.seen) or self.seen != self.elections[-1]:
             self.hear(0)
         for _ in range(200):
@@ -298,7 +298,7 @@ class Story:
             if self.state.phase is Phase.FETCHING:
                 break
             self.validate()
-        assert self.state.phase is Phase.FETCHING, "validation comes to an end"
+        assert self.state.phase is Phase.FETCHING, "validation terminates"
         self.assert_nothing_given_is_missing()
 
 
@@ -336,18 +336,20 @@ _G6 = [
 @given(st.lists(_STEPS, max_size=60), st.booleans())
 @example(_G6, False)
 @example(_G6, True)
-def test_a_consumer_is_told_exactly_what_it_was_given_and_lost(steps: list[tuple[str, int, int]], tells: bool) -> None:
+def test_consumer_reports_exactly_the_lost_records(steps: list[tuple[str, int, int]], tells: bool) -> None:
     _play(steps, tells)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_STEPS_WITH_RETENTION, max_size=60), st.booleans())
-def test_so_it_is_where_retention_deletes_the_beginning(steps: list[tuple[str, int, int]], tells: bool) -> None:
+def test_consumer_reports_exactly_the_lost_records_under_retention(
+    steps: list[tuple[str, int, int]], tells: bool
+) -> None:
     _play(steps, tells)
 
 
 @pytest.mark.parametrize("tells", [False, True])
-def test_the_model_can_lose_something(tells: bool) -> None:
+def test_model_can_truncate_read_records(tells: bool) -> None:
     """G6: the leader's epoch 0 ends at 8, behind the position 7; what was read of epoch 1 began at 3."""
     told: list[Any] = []
     story = Story(fetch_tells=tells)

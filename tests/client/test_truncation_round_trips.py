@@ -1,6 +1,6 @@
-"""How many requests lie between a new leader's metadata and the truncation that a polling consumer is told: one.
+"""A polling consumer reports a truncation one request after it learns of the new leader.
 
-Counted, not timed: within one round trip, whatever a round trip takes.
+Requests are counted, not timed, so the result does not depend on latency.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUICK = {
     "reconnect.backoff.ms": 1,
     "fetch.max.wait.ms": 10,
     "auto.offset.reset": "none",
-    # A request that is not answered stays under way.
+    # An unanswered request stays in flight.
     "request.timeout.ms": 600_000,
 }
 _ABOUT_POSITIONS = (ApiKey.FETCH, ApiKey.OFFSET_FOR_LEADER_EPOCH, ApiKey.LIST_OFFSETS)
@@ -40,7 +40,7 @@ def _fill(cluster: ScriptedCluster, tp: TopicPartition, count: int) -> None:
 
 @pytest.fixture(params=[{}, {ApiKey.FETCH: (4, 15)}, {ApiKey.FETCH: (4, 11)}], ids=["fetch-18", "fetch-15", "fetch-11"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[ScriptedCluster]:
-    """Leaders are told by Fetch from version 16 on, divergences from version 12 on."""
+    """Fetch returns leader hints from version 16 and divergence from version 12."""
     with ScriptedCluster(nodes=2, versions=request.param) as scripted:
         yield scripted
 
@@ -63,7 +63,7 @@ def consumer(cluster: ScriptedCluster, tp: TopicPartition) -> Iterator[Consumer]
 def _read(consumer: Consumer, count: int) -> None:
     end_s, found = time.monotonic() + 60, 0
     while found < count:
-        assert time.monotonic() < end_s, f"{found} of {count} records came"
+        assert time.monotonic() < end_s, f"{found} of {count} records arrived"
         found += len(consumer.poll(50))
 
 
@@ -78,7 +78,7 @@ def _told(consumer: Consumer) -> LogTruncationError:
 
 
 @pytest.mark.parametrize("leader", [1, 2], ids=["the same leader", "another leader"])
-def test_one_question_to_the_new_leader(
+def test_truncation_takes_one_request_to_the_new_leader(
     cluster: ScriptedCluster, tp: TopicPartition, consumer: Consumer, leader: int
 ) -> None:
     watched = WatchedConsumer(consumer, tp)
@@ -90,21 +90,21 @@ def test_one_question_to_the_new_leader(
     assert (error.truncated_from, error.divergent_offset) == (READ, CUT_TO)
     asked = watched.asked_since(Learned(leader, 1), *_ABOUT_POSITIONS)
     assert asked[0] == Asked(ApiKey.OFFSET_FOR_LEADER_EPOCH, leader)
-    # What comes after is the look-up of receipts; of the partition nobody is asked anything.
+    # Only the receipt lookup follows; no further request concerns the partition.
     assert [each for each in asked[1:] if each.key is not ApiKey.LIST_OFFSETS] == []
 
 
-def test_the_question_does_not_wait_for_a_fetch_that_is_under_way(
+def test_validation_does_not_wait_for_a_fetch_in_flight(
     cluster: ScriptedCluster, tp: TopicPartition, consumer: Consumer
 ) -> None:
-    """It is parked at the old leader, for as long as that one is gone."""
+    """The fetch is parked at the old leader while that leader is down."""
     watched = WatchedConsumer(consumer, tp)
     _read(consumer, READ)
     cluster.node_rule = lambda node, key: SILENT if (node, key) == (1, ApiKey.FETCH) else None
     seen = len(cluster.fetches)
     end_s = time.monotonic() + 60
     while len(cluster.fetches) == seen:
-        assert time.monotonic() < end_s, "no Fetch is under way"
+        assert time.monotonic() < end_s, "no Fetch is in flight"
         assert consumer.poll(10) == []
     with cluster.lock:
         cluster.logs[tp].elect(2, cut_to=CUT_TO)
@@ -115,10 +115,8 @@ def test_the_question_does_not_wait_for_a_fetch_that_is_under_way(
     assert [each for each in asked if each.key is not ApiKey.LIST_OFFSETS] == [Asked(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2)]
 
 
-def test_the_question_does_not_wait_for_another_try_at_a_leader_that_is_gone(
-    cluster: ScriptedCluster, tp: TopicPartition
-) -> None:
-    """A pause that would be noticed, were it made."""
+def test_validation_does_not_wait_for_a_retry_to_the_old_leader(cluster: ScriptedCluster, tp: TopicPartition) -> None:
+    """The backoff is long enough to fail the test."""
     with Consumer(
         cluster.bootstrap, **{**_QUICK, "retry.backoff.ms": 600_000, "retry.backoff.max.ms": 600_000}
     ) as made:
@@ -129,7 +127,7 @@ def test_the_question_does_not_wait_for_another_try_at_a_leader_that_is_gone(
         cluster.node_rule = lambda node, key: REFUSE if (node, key) == (1, ApiKey.FETCH) else None
         end_s = time.monotonic() + 60
         while not made._async.positions.of(tp).retry_at_s:
-            assert time.monotonic() < end_s, "no Fetch is refused"
+            assert time.monotonic() < end_s, "no Fetch is rejected"
             assert made.poll(10) == []
         with cluster.lock:
             cluster.logs[tp].elect(2, cut_to=CUT_TO)
@@ -138,10 +136,10 @@ def test_the_question_does_not_wait_for_another_try_at_a_leader_that_is_gone(
         assert _told(made).divergent_offset == CUT_TO
 
 
-def test_the_question_is_asked_again_soon_however_long_the_old_leader_was_gone(
+def test_validation_is_retried_soon_after_a_long_outage_of_the_old_leader(
     cluster: ScriptedCluster, tp: TopicPartition
 ) -> None:
-    """Pauses grow with requests that one leader leaves unanswered; the first one to the next leader is lost here."""
+    """Backoff grows with a leader's unanswered requests; here the first request to the next leader is lost."""
     with Consumer(cluster.bootstrap, **{**_QUICK, "retry.backoff.max.ms": 600_000}) as made:
         made.assign([tp])
         made.seek(tp, 0)
@@ -150,7 +148,7 @@ def test_the_question_is_asked_again_soon_however_long_the_old_leader_was_gone(
         cluster.node_rule = lambda node, key: REFUSE if (node, key) == (1, ApiKey.FETCH) else None
         end_s = time.monotonic() + 60
         while not state.unanswered:
-            assert time.monotonic() < end_s, "no Fetch is refused"
+            assert time.monotonic() < end_s, "no Fetch is rejected"
             assert made.poll(10) == []
         with cluster.lock:
             made._on_loop(lambda: setattr(state, "unanswered", 30))
@@ -162,10 +160,10 @@ def test_the_question_is_asked_again_soon_however_long_the_old_leader_was_gone(
         assert not cluster.faults[ApiKey.OFFSET_FOR_LEADER_EPOCH]
 
 
-def test_the_question_does_not_wait_for_another_try_at_a_broker_that_was_away(
+def test_validation_does_not_wait_for_the_reconnect_backoff_of_a_broker(
     cluster: ScriptedCluster, tp: TopicPartition
 ) -> None:
-    """It was elected, so it is back. One that waits for it already does not wait on either."""
+    """An elected broker is up again. A call that already waits for its connection stops waiting, too."""
     with Consumer(
         cluster.bootstrap, **{**_QUICK, "reconnect.backoff.ms": 600_000, "reconnect.backoff.max.ms": 600_000}
     ) as made:
@@ -186,10 +184,10 @@ def test_the_question_does_not_wait_for_another_try_at_a_broker_that_was_away(
         assert waiting.result(60).is_open
 
 
-def test_an_older_history_behind_which_others_went_on_takes_no_more(
+def test_truncation_to_an_older_history_takes_no_more_requests(
     cluster: ScriptedCluster, tp: TopicPartition, consumer: Consumer
 ) -> None:
-    """The leader that comes back had taken more of its epoch than anybody had replicated (`gaps.md G6`)."""
+    """The returning leader had appended more of its epoch than any follower had replicated (`gaps.md G6`)."""
     watched = WatchedConsumer(consumer, tp)
     log = cluster.logs[tp]
     _read(consumer, READ)
@@ -216,11 +214,13 @@ def test_an_older_history_behind_which_others_went_on_takes_no_more(
 @pytest.mark.parametrize(
     ("version", "questions"),
     [(18, []), (11, [Asked(ApiKey.OFFSET_FOR_LEADER_EPOCH, 1)])],
-    ids=["told by the fetch", "out of range"],
+    ids=["reported by the fetch", "out of range"],
 )
-def test_a_cut_without_a_new_epoch_is_told_by_the_next_fetch(version: int, questions: list[Asked], reset: str) -> None:
-    """As when metadata missed two quick elections (`gaps.md G5`). Brokers before version 12 only say that the offset is
-    out of range: one question tells that from retention, before any policy for that counts."""
+def test_truncation_without_a_new_epoch_is_reported_by_the_next_fetch(
+    version: int, questions: list[Asked], reset: str
+) -> None:
+    """As when metadata missed two quick elections (`gaps.md G5`). Brokers before version 12 only report
+    offset out of range: one request distinguishes that from retention before a reset policy applies."""
     with ScriptedCluster(versions={ApiKey.FETCH: (4, version)}) as cluster:
         (tp,) = cluster.add_topic("t")
         _fill(cluster, tp, READ)
@@ -234,7 +234,7 @@ def test_a_cut_without_a_new_epoch_is_told_by_the_next_fetch(version: int, quest
                 log.batches = log.batches[:CUT_TO]
                 fetched = len(cluster.fetches)
             assert _told(consumer).divergent_offset == CUT_TO
-            # One may have been answered already when the log was cut.
+            # One request may have been answered before the truncation.
             assert len(cluster.fetches) - fetched <= 1
             asked = [each for each in watched.story if isinstance(each, Asked)]
             assert [each for each in asked if each.key is ApiKey.OFFSET_FOR_LEADER_EPOCH] == questions

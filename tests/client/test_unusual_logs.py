@@ -1,4 +1,4 @@
-"""Logs out of the ordinary, read as records and as tables: huge records, nothing in records, many partitions, none."""
+"""Unusual logs, read as records and as tables: huge records, null fields, many partitions, no records."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _HUGE_BYTES = 10 * 1024 * 1024
 
 
 def _rows(consumer: Consumer, count: int, *, arrow: bool) -> list[dict[str, Any]]:
-    """At least so many."""
+    """Reads at least `count` rows."""
     found: list[dict[str, Any]] = []
     end_s = time.monotonic() + 60
     while len(found) < count:
-        assert time.monotonic() < end_s, f"only {len(found)} of {count} came"
+        assert time.monotonic() < end_s, f"only {len(found)} of {count} rows arrived"
         found += consumer.poll_arrow(200).to_pylist() if arrow else [r._asdict() for r in consumer.poll(200)]
     return found
 
@@ -43,7 +43,7 @@ def test_records_larger_than_every_limit_of_the_consumer(bootstrap: str, make_to
 
 
 @pytest.mark.parametrize("arrow", [False, True])
-def test_keys_values_and_headers_that_are_not_there(bootstrap: str, make_topic: MakeTopic, arrow: bool) -> None:
+def test_null_keys_values_and_headers(bootstrap: str, make_topic: MakeTopic, arrow: bool) -> None:
     topic = make_topic()
     sent = [(None, None, ()), (b"", b"", ()), (b"key", None, (("", None), ("h", b""))), (None, b"value", ())]
     with Producer(bootstrap) as producer:
@@ -57,7 +57,7 @@ def test_keys_values_and_headers_that_are_not_there(bootstrap: str, make_topic: 
     assert [tuple(each.values()) if isinstance(each, dict) else tuple(each) for each in found] == [*sent[2][2]]
 
 
-def test_a_thousand_partitions_of_which_most_are_empty(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_thousand_mostly_empty_partitions(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic(1_000)
     filled = range(0, 1_000, 100)
     with Producer(bootstrap) as producer:
@@ -72,7 +72,7 @@ def test_a_thousand_partitions_of_which_most_are_empty(bootstrap: str, make_topi
         assert [row["value"] for row in _rows(consumer, 1, arrow=True)] == [b"last"]
 
 
-def test_an_empty_topic_gives_nothing_and_says_nothing(bootstrap: str, make_topic: MakeTopic) -> None:
+def test_empty_topic_returns_nothing_and_logs_nothing(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic()
     with Consumer(bootstrap, **{"auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([TopicPartition(topic, 0)])

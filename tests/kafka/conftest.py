@@ -1,4 +1,4 @@
-"""A real Apache Kafka 4.3.1 and a Fenceline node beside it, one of each for all tests here."""
+"""An Apache Kafka 4.3.1 broker and a Fenceline node, shared by all tests here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAME_SETTINGS = {"node.id": "1", "offsets.topic.replication.factor": "1", "group
 
 @pytest.fixture(scope="package")
 def apache_kafka() -> Iterator[ApacheKafka]:
-    """A running Kafka. Skips with the reason where there can be none; in CI that is a failure."""
+    """A running Kafka. Skips with the reason if Kafka cannot run; in CI that is a failure."""
     need_apache_kafka()
     with small_kafka(overrides=SAME_SETTINGS) as kafka:
         yield kafka

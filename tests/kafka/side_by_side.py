@@ -1,8 +1,8 @@
-"""Two clusters of three nodes, Kafka's and ours, and Kafka's tools told the same words on both.
+"""Two clusters of three nodes, Kafka and Fenceline, and Kafka's tools run with the same arguments on both.
 
-Owns what differs between any two clusters (addresses, ids, folders, times) and takes it out of what is printed.
+Owns the values that differ between any two clusters (addresses, ids, folders, times) and removes them from the output.
 
-In the words of a command `@brokers` and `@controllers` stand for the addresses of a cluster, `@broker1` for that of one
+In a command's arguments `@brokers` and `@controllers` stand for the addresses of a cluster, `@broker1` for that of one
 node, `@dir1` for its data directory, `@id1` for the id of its directory, `@config1` for its properties, and `@root` for
 the cluster's folder.
 """
@@ -53,14 +53,14 @@ _SAME: Final = (
 
 @dataclass(eq=False)
 class Side:
-    """One cluster, and the JVM whose tools ask it."""
+    """One cluster, and the JVM that runs the tools."""
 
     cluster: MixedCluster
     jvm: ToolJvm
 
     @property
     def words(self) -> Mapping[str, str]:
-        """What the words with an `@` stand for."""
+        """The values of the placeholders with an `@`."""
         nodes = self.cluster.nodes
         found = {
             "@brokers": ",".join(node.bootstrap for node in nodes[:VOTERS]),
@@ -79,16 +79,16 @@ class Side:
         return found
 
     def fill(self, text: str) -> str:
-        """The text with this side's own words."""
+        """The text with this side's placeholder values."""
         words = self.words
         return re.sub(r"@[a-z]+\d*", lambda found: words.get(found[0], found[0]), text)
 
     def run(self, name: str, *arguments: str) -> Told:
-        """A tool, as it is."""
+        """Runs a tool with unchanged output."""
         return self.jvm.run(name, *map(self.fill, arguments))
 
     def same(self, printed: str) -> list[str]:
-        """The lines without what differs between any two clusters, sorted: the tools print in no order."""
+        """The lines without cluster-specific values, sorted, since the tools print in no fixed order."""
         for node in self.cluster.nodes:
             for value, name in (
                 (str(node.log_dir), "DIR"),
@@ -106,10 +106,10 @@ class Side:
         return sorted(line for line in lines if line and not line.startswith(_OF_OURS))
 
     def settle(self) -> None:
-        """Wait until every broker knows all that is committed.
+        """Wait until every broker has applied all committed metadata.
 
-        Of Kafka's that is the high watermark, which it moves twice a second. Of ours it is what the leader's node
-        knows: it has applied a change before that is answered, and brokers do not count records of voters.
+        For Kafka that is the high watermark, which it advances twice a second. For Fenceline it is the leader node's
+        metadata: it applies a change before it responds, and brokers do not count voter records.
         """
 
         def look() -> tuple[int, int]:
@@ -127,13 +127,13 @@ class Side:
         eventually(all_know, f"every broker knows the metadata up to {committed}")
 
     def write(self, name: str, text: str) -> None:
-        """A file in the cluster's folder, this side's words in it."""
+        """Writes a file into the cluster's folder, with placeholders replaced."""
         (self.cluster.root / name).write_text(self.fill(text))
 
 
 @dataclass(eq=False)
 class Both:
-    """`run` tells a command to both, notes what differs, and returns what our side's printed."""
+    """`run` runs a command on both sides, records differences, and returns Fenceline's output."""
 
     theirs: Side
     ours: Side
@@ -141,12 +141,12 @@ class Both:
     differences: list[str] = field(default_factory=list)
 
     def each(self, name: str, *arguments: str) -> tuple[Told, Told]:
-        """What each cluster tells: Kafka's first."""
+        """The result of each cluster, Kafka's first."""
         theirs, ours = self.threads.map(lambda side: side.run(name, *arguments), self.sides)
         return theirs, ours
 
     def run(self, name: str, *arguments: str, leave_out: str = "", code: int = 0) -> str:
-        """A command that ends with `code` on both. What matches the pattern `leave_out` is not compared."""
+        """Runs a command that exits with `code` on both. Matches of the pattern `leave_out` are not compared."""
         told, shown = self._ask(name, arguments, leave_out)
         deadline = time.monotonic() + _PATIENCE_S
         is_read = not _READS.isdisjoint(arguments)
@@ -164,7 +164,7 @@ class Both:
         return told[1].printed
 
     def _ask(self, name: str, arguments: tuple[str, ...], leave_out: str) -> tuple[tuple[Told, Told], list[list[str]]]:
-        """What both print, as it is and as it is compared."""
+        """The outputs of both, unchanged and as compared."""
         told = self.each(name, *arguments)
         shown = [side.same(each.printed) for side, each in zip(self.sides, told, strict=True)]
         if leave_out:
@@ -172,7 +172,7 @@ class Both:
         return told, shown
 
     def refuse(self, name: str, *arguments: str, leave_out: str = "") -> str:
-        """A command that both refuse."""
+        """Runs a command that both reject."""
         return self.run(name, *arguments, leave_out=leave_out, code=1)
 
     def write(self, name: str, text: str) -> None:
@@ -185,7 +185,7 @@ class Both:
         return self.theirs, self.ours
 
     def check(self) -> None:
-        """Nothing differed since the last time. Raises AssertionError with all that did."""
+        """Raises AssertionError with all differences since the last call."""
         found, self.differences = self.differences, []
         assert not found, "\n".join(found)
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture(scope="module", params=SCRIPTS)
 def told(request: pytest.FixtureRequest, apache_kafka: ApacheKafka) -> tuple[str, list[Any]]:
-    """A script's name and what Kafka answers to it."""
+    """A script's name and Kafka's answers to it."""
     with RawConnection(apache_kafka.port) as connection:
         return request.param, run_script(connection, SCRIPTS[request.param])
 
@@ -37,14 +37,14 @@ def test_same_answers(told: tuple[str, list[Any]], fenceline_node: EmbeddedNode)
         assert mine == theirs, f"{step.api.name} v{step.version} {step.fields}"
 
 
-def test_recorded_answers_are_kafkas(told: tuple[str, list[Any]]) -> None:
+def test_recorded_answers_match_kafka(told: tuple[str, list[Any]]) -> None:
     name, answers = told
     for step, recorded, answer in zip(SCRIPTS[name], recorded_answers()[name], answers, strict=True):
-        assert recorded == answer, f"{step.api.name} v{step.version} {step.fields}: record them anew"
+        assert recorded == answer, f"{step.api.name} v{step.version} {step.fields}: record them again"
 
 
 def test_every_broker_key_is_known(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
-    """Names, types, whether they can be changed or told; and values and layers where neither side sets its own."""
+    """Names, types, mutability and sensitivity; also values and layers that neither side sets itself."""
     resource = {"resource_type": BROKER, "resource_name": "1", "configuration_keys": None}
     told = []
     for port in (apache_kafka.port, fenceline_node.port):
@@ -63,7 +63,7 @@ def test_every_broker_key_is_known(apache_kafka: ApacheKafka, fenceline_node: Em
             assert [(each.name, each.value, each.source) for each in mine.synonyms] == layers, name
 
 
-def test_every_key_is_explained(fenceline_node: EmbeddedNode) -> None:
+def test_every_key_is_documented(fenceline_node: EmbeddedNode) -> None:
     resource = {"resource_type": BROKER, "resource_name": "1", "configuration_keys": None}
     with RawConnection(fenceline_node.port) as connection:
         answer = connection.call(ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [resource], "include_documentation": True})

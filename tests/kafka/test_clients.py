@@ -1,4 +1,4 @@
-"""Other people's clients on a running node: confluent-kafka, kafka-python, aiokafka, kcat."""
+"""Third-party clients with a running node: confluent-kafka, kafka-python, aiokafka, kcat."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def topic(fenceline_node: EmbeddedNode) -> str:
     """A fresh topic of four partitions."""
     name = f"clients-{next(_names)}"
     admin = AdminClient({"bootstrap.servers": fenceline_node.bootstrap})
-    # Records of years ago stay, however long the tests take.
+    # Keep records with timestamps years in the past.
     admin.create_topics([NewTopic(name, 4, 1, config={"retention.ms": "-1"})])[name].result(60)
     return name
 
@@ -49,7 +49,7 @@ def records(count: int = 200) -> list[tuple[bytes, bytes | None]]:
 def until(condition: Callable[[], bool], wait_s: float = 100) -> None:
     deadline = time.monotonic() + wait_s
     while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
+        assert time.monotonic() < deadline, "the condition was not reached"
 
 
 def codecs_on_disk(node: EmbeddedNode, topic: str, partition: int) -> list[Codec]:
@@ -122,7 +122,7 @@ def test_confluent_kafka_acks(bootstrap: str, topic: str, acks: str) -> None:
 
 
 def test_confluent_kafka_offsets(bootstrap: str, topic: str) -> None:
-    """Commit, resume, look up by time, read from where one wants."""
+    """Commit, resume, look up by timestamp, seek."""
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
     for n in range(100):
         producer.produce(topic, b"%d" % n, partition=0, timestamp=1_700_000_000_000 + n * 10)
@@ -170,7 +170,7 @@ def test_confluent_kafka_out_of_range(bootstrap: str, topic: str) -> None:
 
 
 class Member:
-    """A consumer of a group that is polled by hand, so that a test decides when it takes part."""
+    """A group consumer that a test polls explicitly."""
 
     def __init__(self, bootstrap: str, topic: str, group: str, **more: Any) -> None:
         self.consumer = confluent_kafka.Consumer(
@@ -208,7 +208,7 @@ def _settled(members: list[Member], *sizes: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
-def test_members_come_and_go(bootstrap: str, topic: str, strategy: str) -> None:
+def test_members_join_and_leave(bootstrap: str, topic: str, strategy: str) -> None:
     group = f"rebalance-{topic}"
     members = [Member(bootstrap, topic, group, **{"partition.assignment.strategy": strategy}) for _ in range(2)]
     until(_settled(members, 2, 2))
@@ -225,7 +225,7 @@ def test_members_come_and_go(bootstrap: str, topic: str, strategy: str) -> None:
     members.pop().consumer.close()
 
 
-def test_a_static_member_comes_back_to_its_partitions(bootstrap: str, topic: str) -> None:
+def test_static_member_rejoins_with_its_partitions(bootstrap: str, topic: str) -> None:
     group = f"static-{topic}"
     names = ("one", "two")
     members = [Member(bootstrap, topic, group, **{"group.instance.id": name}) for name in names]
@@ -242,7 +242,7 @@ def test_a_static_member_comes_back_to_its_partitions(bootstrap: str, topic: str
 
 
 def test_offsets_survive_a_rebalance(bootstrap: str, topic: str) -> None:
-    """Every record is read; what was committed is not read again by who comes later."""
+    """Every record is read; later members do not reread committed records."""
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
     for key, value in records():
         producer.produce(topic, value, key)
@@ -257,7 +257,7 @@ def test_offsets_survive_a_rebalance(bootstrap: str, topic: str) -> None:
 # --- kafka-python -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("codec", ["none", "gzip"])  # it has no library for the others here
+@pytest.mark.parametrize("codec", ["none", "gzip"])  # no library for the other codecs is installed
 def test_kafka_python(bootstrap: str, topic: str, codec: str) -> None:
     producer = KafkaProducer(bootstrap_servers=bootstrap, compression_type=None if codec == "none" else codec)
     sent = [producer.send(topic, value, key, headers=[("h", b"1")]) for key, value in records()]

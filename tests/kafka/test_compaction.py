@@ -1,4 +1,4 @@
-"""Compaction beside Apache Kafka's: the same directory cleaned by both, served by Kafka afterwards, and replicated."""
+"""Compaction compared with Apache Kafka: the same directory cleaned by both, then served by Kafka, and replicated."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ KEYS = 60
 
 
 class Batch(NamedTuple):
-    """What a batch is, but for how its records are compressed and from where their timestamps count."""
+    """A batch without its compression and base timestamp."""
 
     base_offset: int
     last_offset: int
@@ -67,7 +67,7 @@ class Batch(NamedTuple):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory of Kafka's with dirty logs that nobody has cleaned, stopped cleanly."""
+    """A cleanly stopped Kafka directory with dirty, uncleaned logs."""
     need_apache_kafka()
     root = tmp_path_factory.mktemp("compaction")
     with small_kafka(data_dir=root, overrides=CLEANER) as kafka:
@@ -80,7 +80,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _settings(topic: str) -> dict[str, str]:
-    """Nothing is cleaned or deleted until a test asks for it."""
+    """Disables cleaning and deletion until a test triggers them."""
     return SETTINGS | ({"cleanup.policy": "compact,delete", "retention.ms": "-1"} if topic == "aged" else {})
 
 
@@ -131,7 +131,7 @@ def _open(root: Path, topic: str) -> PartitionLog:
 
 
 def _compact(root: Path, topic: str) -> int:
-    """What is too old goes, then all sealed segments are compacted, as a node does it. Up to where."""
+    """Applies retention, then compacts all sealed segments like a node. Returns the end of the compacted part."""
     log, disk = _open(root, topic), OsDisk()
     for removed in log.enforce_retention(int(time.time() * 1000)):
         removed.delete()
@@ -178,7 +178,7 @@ def _state(bootstrap: str, topic: str) -> tuple[dict[bytes, bytes], int]:
             try:
                 start, end = consumer.get_watermark_offsets(where, timeout=60)
             except confluent_kafka.KafkaException as error:
-                # A node that has just been started leads a moment after it answers.
+                # A node becomes leader shortly after it starts to respond.
                 if error.args[0].code() != confluent_kafka.KafkaError.NOT_LEADER_FOR_PARTITION:
                     raise
             return end >= 0
@@ -203,7 +203,7 @@ def _first_segment(root: Path, topic: str) -> int:
 
 @pytest.fixture(scope="module")
 def by_kafka(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A copy that Kafka has cleaned, with what its readers got before that."""
+    """A copy cleaned by Kafka, with the records that readers got before."""
     root = tmp_path_factory.mktemp("by-kafka") / "root"
     shutil.copytree(written, root)
     with small_kafka(data_dir=root, overrides=CLEANER) as kafka:
@@ -237,7 +237,9 @@ def by_fenceline(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_the_same_batches_are_left(topic: str, by_kafka: tuple[Path, Any], by_fenceline: Path, written: Path) -> None:
+def test_same_batches_remain_as_in_kafka(
+    topic: str, by_kafka: tuple[Path, Any], by_fenceline: Path, written: Path
+) -> None:
     theirs, ours = _batches(by_kafka[0], topic), _batches(by_fenceline, topic)
     assert ours == theirs
     assert len(ours) < len(_batches(written, topic))
@@ -247,7 +249,7 @@ def test_the_same_batches_are_left(topic: str, by_kafka: tuple[Path, Any], by_fe
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_the_tool_of_kafka_finds_nothing_wrong(topic: str, by_fenceline: Path) -> None:
+def test_kafkas_tool_finds_no_errors(topic: str, by_fenceline: Path) -> None:
     for path in sorted((by_fenceline / "data" / f"{topic}-0").glob("*.log")):
         printed = run_tool("org.apache.kafka.tools.DumpLogSegments", "--deep-iteration", "--files", str(path))
         assert "isvalid: false" not in printed
@@ -257,7 +259,7 @@ def test_the_tool_of_kafka_finds_nothing_wrong(topic: str, by_fenceline: Path) -
             assert "passed sanity check" in found or f"{index} is empty." in found
 
 
-def test_kafka_serves_what_was_compacted_and_cleans_it_further(
+def test_kafka_serves_and_cleans_a_compacted_directory(
     by_kafka: tuple[Path, dict[str, Any]], by_fenceline: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
@@ -276,7 +278,7 @@ def test_kafka_serves_what_was_compacted_and_cleans_it_further(
         kafka.stop()
 
 
-def test_a_directory_in_which_kafka_was_killed_between_two_renames_is_finished(written: Path, tmp_path: Path) -> None:
+def test_cleaning_interrupted_between_renames_is_completed(written: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(written, root)
     before = _open(root, "plain")
@@ -298,7 +300,7 @@ def test_a_directory_in_which_kafka_was_killed_between_two_renames_is_finished(w
 
 
 def leave_alone(cluster: MixedCluster, topic: str) -> None:
-    """Segments of a replica that is copied end elsewhere: it would compact what it got, and go on to differ."""
+    """A copied replica's segments end elsewhere: compacting them would make the replicas differ."""
     with Admin(cluster.nodes[0].bootstrap) as admin:
         admin.alter_configs({("topic", topic): {"min.cleanable.dirty.ratio": "1.0"}})
 
@@ -325,7 +327,7 @@ def send(bootstrap: str, topic: str, keys: Iterable[int], rng: Random) -> dict[b
     return newest
 
 
-def test_kafka_follows_a_leader_that_has_compacted(tmp_path: Path) -> None:
+def test_kafka_replicates_from_a_compacted_leader(tmp_path: Path) -> None:
     need_apache_kafka()
     kinds = ["broker,controller", "kafka:broker"]
     topic, rng = "followed", Random(3)
@@ -348,7 +350,7 @@ def test_kafka_follows_a_leader_that_has_compacted(tmp_path: Path) -> None:
                 for record in records
             }
             assert found == newest, node.kind
-        # Who fetches a compacted log knows of an epoch what is left of it.
+        # A follower of a compacted log knows only the remaining part of an epoch.
         left = [header for header, _ in decode_all(log_bytes(theirs.log_dir, topic))]
         epoch, first = epochs(ours.log_dir, topic)[-1]
         assert first == 0 < left[0].base_offset
@@ -356,8 +358,8 @@ def test_kafka_follows_a_leader_that_has_compacted(tmp_path: Path) -> None:
         assert _state(ours.bootstrap, topic) == (newest, 3_000)
 
 
-def test_a_follower_of_kafkas_compacted_log_knows_where_each_epoch_began(tmp_path: Path) -> None:
-    """Also of epochs whose first batches are gone, which batches do not tell (`epochs.md E13`)."""
+def test_follower_of_a_compacted_kafka_log_knows_all_epoch_starts(tmp_path: Path) -> None:
+    """Also of epochs whose first batches were removed, which the batches do not show (`epochs.md E13`)."""
     need_apache_kafka()
     topic, rng = "followed", Random(3)
     with MixedCluster(

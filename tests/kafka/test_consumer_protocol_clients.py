@@ -1,4 +1,4 @@
-"""Other people's clients in groups of the consumer protocol (KIP-848) on a running node: librdkafka and Kafka's own."""
+"""Third-party clients in consumer protocol groups (KIP-848) on a running node: librdkafka and Kafka's Java client."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fill(node: EmbeddedNode, topic: str, count: int) -> None:
 def until(condition: Callable[[], bool], wait_s: float = 200) -> None:
     deadline = time.monotonic() + wait_s
     while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
+        assert time.monotonic() < deadline, "the condition was not reached"
 
 
 class Member:
@@ -82,7 +82,7 @@ class Member:
             if error is None:
                 self.read.append((message.topic(), message.partition(), message.offset()))
         if len(self.read) > before:
-            # What it has read and does not have any more by now is the next one's to read again.
+            # Records of partitions that it no longer owns are read again by the next owner.
             with suppress(confluent_kafka.KafkaException):
                 self.consumer.commit(asynchronous=False)
 
@@ -110,7 +110,7 @@ def described(node: EmbeddedNode, group: str) -> Any:
     return admin.describe_consumer_groups([group])[group].result(60)
 
 
-def test_two_members_share_and_nothing_is_read_twice(
+def test_two_members_share_partitions_without_duplicates(
     fenceline_node: EmbeddedNode, topic: str, members: ExitStack
 ) -> None:
     one = Member(members, fenceline_node, f"g-{topic}", topic)
@@ -130,7 +130,7 @@ def test_two_members_share_and_nothing_is_read_twice(
     assert [len(member.assignment.topic_partitions) for member in group.members] == [PARTITIONS]
 
 
-def test_a_member_goes_on_where_the_group_was(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
+def test_member_resumes_from_the_committed_offset(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
     first = Member(members, fenceline_node, f"g-{topic}", topic)
     poll_until([first], lambda: len(first.read) >= RECORDS)
     first.close()
@@ -140,7 +140,7 @@ def test_a_member_goes_on_where_the_group_was(fenceline_node: EmbeddedNode, topi
     assert not set(first.read) & set(second.read)
 
 
-def test_a_static_member_has_its_share_again(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
+def test_static_member_regains_its_assignment(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
     other = Member(members, fenceline_node, f"g-{topic}", topic)
     settings = {"group.instance.id": "instance-1"}
     static = Member(members, fenceline_node, f"g-{topic}", topic, **settings)
@@ -173,7 +173,7 @@ def test_a_group_is_migrated_while_it_reads(fenceline_node: EmbeddedNode, topic:
     assert len(set(read)) == 2 * RECORDS
 
 
-def test_topics_are_found_by_expression(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
+def test_topics_are_matched_by_regex(fenceline_node: EmbeddedNode, topic: str, members: ExitStack) -> None:
     reader = Member(members, fenceline_node, f"g-{topic}", f"^{topic}(-more)?$")
     poll_until([reader], lambda: len(reader.read) >= RECORDS)
     admin = AdminClient({"bootstrap.servers": fenceline_node.bootstrap})

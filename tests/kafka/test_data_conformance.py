@@ -41,8 +41,8 @@ def test_same_answers(
     assert not found, "\n".join(found[:20])
 
 
-def test_api_versions_within_kafkas(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
-    """What we speak, Kafka speaks; and the features are told alike."""
+def test_api_versions_are_within_kafkas(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
+    """Kafka supports every version that Fenceline supports; the features are equal."""
     for version in range(5):
         with RawConnection(apache_kafka.port) as kafka, RawConnection(fenceline_node.port) as node:
             theirs, ours = (each.call(ApiKey.API_VERSIONS, version, _SOFTWARE) for each in (kafka, node))
@@ -74,8 +74,8 @@ def test_api_versions_of_unnamed_software(apache_kafka: ApacheKafka, fenceline_n
             assert bool(ours.api_keys) == bool(theirs.api_keys), (each, version)
 
 
-def test_api_versions_of_the_future(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
-    """Any version that a server does not know is answered in version 0: error 35 and what it would take."""
+def test_api_versions_request_of_an_unknown_version(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
+    """An unsupported version is answered in version 0: error 35 and the supported versions."""
     for version in (5, 99):
         answers = []
         for port in (apache_kafka.port, fenceline_node.port):
@@ -87,7 +87,7 @@ def test_api_versions_of_the_future(apache_kafka: ApacheKafka, fenceline_node: E
         assert theirs[:4] == ours[:4] == struct.pack(">i", 7)
         told = [read_response(ApiKey.API_VERSIONS, 0, answer[4:]) for answer in answers]
         assert [each.error_code for each in told] == [35, 35]
-        # Kafka 4.3 names ApiVersions alone; our list is a superset that any client takes.
+        # Kafka 4.3 lists ApiVersions alone; Fenceline's list is a superset that any client accepts.
         assert {(r.api_key, r.min_version, r.max_version) for r in told[0].api_keys} <= {
             (r.api_key, r.min_version, r.max_version) for r in told[1].api_keys
         }

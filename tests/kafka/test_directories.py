@@ -1,4 +1,4 @@
-"""Whole data directories handed from one server to the other and back: nothing is lost, nothing is read differently."""
+"""Whole data directories handed from one server to the other and back: no data is lost or read differently."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUPS = ("g1", "g2", "g3")
 
 
 class Life:
-    """Writes to a server and looks at all that it holds. The producer lives on over every change of server."""
+    """Writes to a server and reads its whole state. The producer persists across server changes."""
 
     def __init__(self) -> None:
         self.producer_id = -1
@@ -62,7 +62,7 @@ class Life:
             ).producer_id
 
     def write(self, port: int) -> None:
-        """One more round: every codec, an idempotent producer whose last batch comes twice, offsets of groups."""
+        """Writes one round: every codec, an idempotent producer whose last batch is sent twice, group offsets."""
         self.round += 1
         with RawConnection(port) as server:
             for topic in TOPICS:
@@ -72,12 +72,12 @@ class Life:
                         for n in range(5)
                     ]
                     assert _produce(server, topic, partition, bytes(build_batch(rows, codec=codec))) == 0
-            for _ in range(25):  # over the size of a segment
+            for _ in range(25):  # larger than a segment
                 rows = [(self.now_ms, b"k", bytes(60_000), ())]
                 assert _produce(server, "small-segments", 0, bytes(build_batch(rows))) == 0
             if self.sequence:
                 assert self._produce_once(server, self.sequence - 1) == 0, "the batch of the round before, again"
-                assert self._produce_once(server, self.sequence + 5) == 45, "a sequence too far"
+                assert self._produce_once(server, self.sequence + 5) == 45, "a sequence with a gap"
             for _ in range(3):
                 assert self._produce_once(server, self.sequence) == 0
                 self.sequence += 1
@@ -114,7 +114,7 @@ def _produce(server: RawConnection, topic: str, partition: int, records: bytes) 
 
 
 def _retry(ask: Callable[[], Any], code: Callable[[Any], int]) -> Any:
-    """Until there is no error, or one that does not go away by itself."""
+    """Retries until success or a non-retriable error."""
     deadline = time.monotonic() + 60
     while True:
         answer = ask()
@@ -140,13 +140,13 @@ def _await_coordinator(server: RawConnection, group: str) -> None:
 
 
 def held(port: int, life: Life) -> dict[str, Any]:
-    """All that a server holds: topics and ids, settings, offsets, every record, epochs, producers, groups."""
+    """The whole state of a server: topics and ids, settings, offsets, every record, epochs, producers, groups."""
     seen: dict[str, Any] = {}
     with RawConnection(port) as server:
         _await_leaders(server)
         told = server.call(ApiKey.METADATA, 12, {"topics": None, "allow_auto_topic_creation": False})
         seen["cluster"] = told.cluster_id
-        # Fenceline tells of records that groups had not read when they were deleted, whenever it finds the time.
+        # Fenceline logs records that were deleted before a group read them, at no fixed time.
         seen["topics"] = {
             row.name: (str(row.topic_id), len(row.partitions)) for row in told.topics if row.name != LOSSES_TOPIC
         }
@@ -214,7 +214,7 @@ def _latest(server: RawConnection, topic: str, partition: int) -> Any:
 
 
 def _epochs(server: RawConnection, partition: int, up_to: int) -> list[Any]:
-    """Where each epoch ends, and whether a reader whose log leaves ours is told so (`epochs.md E8-E13`)."""
+    """Each epoch's end, and whether a diverging reader is answered so (`epochs.md E8-E13`)."""
     end = _latest(server, "plain", partition).offset
     found: list[Any] = []
     for epoch in range(up_to + 1):
@@ -238,7 +238,7 @@ def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def _goes_on(side: ApacheKafka | EmbeddedNode, life: Life, before: dict[str, Any]) -> dict[str, Any]:
-    """One side takes over what the other one held, and writes more; what it holds then."""
+    """One side takes over the other's state and writes more; returns its state afterwards."""
     side.start()
     _compare(before, held(side.port, life))
     life.write(side.port)
@@ -261,7 +261,9 @@ def both(tmp_path: Path) -> Iterator[tuple[ApacheKafka, EmbeddedNode]]:
         node.close()
 
 
-def test_a_directory_goes_from_hand_to_hand(both: tuple[ApacheKafka, EmbeddedNode], tmp_path: Path) -> None:
+def test_directory_alternates_between_kafka_and_fenceline(
+    both: tuple[ApacheKafka, EmbeddedNode], tmp_path: Path
+) -> None:
     """Kafka, stopped -> Fenceline, stopped -> Kafka, killed -> Fenceline, killed -> Kafka."""
     kafka, node = both
     life = Life()
@@ -287,7 +289,7 @@ def test_a_directory_goes_from_hand_to_hand(both: tuple[ApacheKafka, EmbeddedNod
     assert life.epoch >= 4
 
 
-def test_a_directory_born_here_goes_on_in_kafka(both: tuple[ApacheKafka, EmbeddedNode]) -> None:
+def test_kafka_continues_a_directory_created_by_fenceline(both: tuple[ApacheKafka, EmbeddedNode]) -> None:
     kafka, node = both
     life = Life()
     node.start()

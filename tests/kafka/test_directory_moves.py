@@ -1,4 +1,4 @@
-"""Replicas move between directories by Kafka's own tool; what one kind of broker began the other ends."""
+"""Kafka's tool moves replicas between directories; a move started by one broker is completed by the other."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def configure(node: MixedNode, *change: str) -> str:
     )
 
 
-def test_kafkas_tool_moves_a_replica_there_and_back_on_either_kind(tmp_path: Path) -> None:
+def test_kafkas_tool_moves_a_replica_there_and_back_on_either_broker(tmp_path: Path) -> None:
     with MixedCluster(tmp_path, [COMBINED], directories=2) as cluster:
         cluster.wait_ready()
         cluster.wait_complete()
@@ -108,7 +108,7 @@ def test_kafkas_tool_moves_a_replica_there_and_back_on_either_kind(tmp_path: Pat
 
 
 @pytest.mark.parametrize("began", [COMBINED, f"kafka:{COMBINED}"], ids=["fenceline", "kafka"])
-def test_a_move_that_one_kind_began_the_other_ends(tmp_path: Path, began: str) -> None:
+def test_move_started_by_one_broker_is_completed_by_the_other(tmp_path: Path, began: str) -> None:
     """Killed in the middle of the copy."""
     with MixedCluster(tmp_path, [began], directories=2) as cluster:
         cluster.wait_ready()
@@ -135,7 +135,7 @@ def test_a_move_that_one_kind_began_the_other_ends(tmp_path: Path, began: str) -
 
 
 def test_a_follower_moves_while_its_leader_is_written_to(tmp_path: Path) -> None:
-    """Under Kafka's controller, which is told where the replica lies before it does."""
+    """Under Kafka's controller, which is notified of the directory before the move."""
     settings = {"broker.heartbeat.interval.ms": "300"}
     kinds = ["kafka:controller", BROKER, f"kafka:{BROKER}"]
     with MixedCluster(tmp_path, kinds, settings=settings, directories=2) as cluster:
@@ -160,7 +160,7 @@ def test_a_follower_moves_while_its_leader_is_written_to(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", [COMBINED, f"kafka:{COMBINED}"], ids=["fenceline", "kafka"])
-def test_a_cordoned_directory_takes_no_new_replicas(tmp_path: Path, kind: str) -> None:
+def test_cordoned_directory_receives_no_new_replicas(tmp_path: Path, kind: str) -> None:
     """KIP-1066: the same on either kind."""
     with MixedCluster(tmp_path, [kind], directories=2) as cluster:
         cluster.wait_ready()

@@ -1,7 +1,7 @@
-"""Kafka's tools for groups on a cluster of three nodes of ours, beside one of Kafka's; and ours on both.
+"""Kafka's group tools on a Fenceline cluster of three nodes and on a Kafka cluster; and Fenceline's tool on both.
 
-The groups are the same on both sides: some were committed from outside, one has members of librdkafka's. What is
-printed is compared line by line (`side_by_side.py`).
+The groups are equal on both sides: some have only externally committed offsets, one has librdkafka members. The
+output is compared line by line (`side_by_side.py`).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def test_groups_are_reset(both: Both) -> None:
     told(both, *reset, "--topic", "no-such-topic", "--to-latest", "--execute")
 
 
-def test_groups_are_reset_to_what_a_file_says(both: Both, tmp_path: Path) -> None:
+def test_groups_are_reset_from_a_file(both: Both, tmp_path: Path) -> None:
     commit(both, "planned", {0: (10, 0), 1: (10, 0)})
     commit(both, "planned-2", {0: (11, 0)})
     one, two, wrong = (tmp_path / name for name in ("one.csv", "two.csv", "wrong.csv"))
@@ -207,7 +207,7 @@ def test_a_group_with_members(both: Both) -> None:
 
 
 def test_a_group_of_the_consumer_protocol(both: Both) -> None:
-    """KIP-848: what the tool shows of epochs, states and types."""
+    """KIP-848: the epochs, states and types that the tool prints."""
     with members(both, "next", **{"group.protocol": "consumer"}):
         following = ("--group", "next")
         told(both, "--describe", *following, leave_out=BY_CHANCE)
@@ -232,7 +232,7 @@ def test_all_groups_at_once(both: Both) -> None:
     told(both, "--describe", "--all-groups", leave_out=BY_CHANCE)
     told(both, "--describe", "--all-groups", "--offsets", leave_out=BY_CHANCE)
     told(both, "--describe", "--all-groups", "--members", leave_out=BY_CHANCE)
-    # They are named in the order in which brokers list them.
+    # They are printed in the order in which brokers list them.
     told(both, "--delete", "--all-groups", leave_out=r"'[^']*'")
     told(both, "--list")
 
@@ -255,8 +255,8 @@ def same_on_both(both: Both, *words: str, of: Callable[[Any], Any] = lambda foun
     return ours
 
 
-def test_our_own_tool_says_the_same_of_kafkas_cluster(both: Both) -> None:
-    """Marks, too: they are found by what any cluster tells."""
+def test_fenceline_tool_prints_the_same_for_kafkas_cluster(both: Both) -> None:
+    """Marks too: any cluster's answers are sufficient to find them."""
     commit(both, "marked", {0: (15, 0), 1: (12, 0)})
     commit(both, "marked", {0: (10, 1), 1: (11, 0)})
     commit(both, "marked", {1: (70, -1)})

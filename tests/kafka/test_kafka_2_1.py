@@ -1,6 +1,6 @@
-"""The client at a real Apache Kafka 2.1.1, the oldest that it promises to work with: two brokers and a ZooKeeper.
+"""The client with Apache Kafka 2.1.1, the oldest supported version: two brokers and a ZooKeeper.
 
-What such brokers can not tell stands in `tests/client/test_older_kafka.py`, where each answer can be made.
+The limitations of such brokers are tested in `tests/client/test_older_kafka.py`, where each answer can be scripted.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def read(consumer: Consumer, count: int) -> list[ConsumerRecord]:
     found: list[ConsumerRecord] = []
     end_s = time.monotonic() + WAIT_S
     while len(found) < count:
-        assert time.monotonic() < end_s, f"{len(found)} of {count} records came"
+        assert time.monotonic() < end_s, f"{len(found)} of {count} records arrived"
         found += consumer.poll(1000)
     return found
 
 
-def test_all_codecs_come_back(kafka: OldKafka) -> None:
+def test_all_codecs_round_trip(kafka: OldKafka) -> None:
     tp = create(kafka, "codecs")
     for codec in CODECS:
         with Producer(kafka.bootstrap, **{"compression.type": codec}) as producer:
@@ -99,7 +99,7 @@ def test_all_codecs_come_back(kafka: OldKafka) -> None:
     assert {tuple(record.headers) for record in records} == {(("a", b"b"),)}
 
 
-def test_groups_positions_and_ranges_keep_epochs_over_a_new_leader(kafka: OldKafka) -> None:
+def test_groups_positions_and_ranges_keep_epochs_across_a_leader_change(kafka: OldKafka) -> None:
     tp = create(kafka, "epochs")
     before = write(kafka, tp, BEFORE, "before")
     group = {"group.id": "old", "auto.offset.reset": "earliest", "enable.auto.commit": False}
@@ -143,10 +143,10 @@ def queries(kafka: OldKafka) -> Iterator[Callable[[str], Driver]]:
         yield lambda topic: stack.enter_context(Driver(kafka.bootstrap, subscribe=topic))
 
 
-def test_an_unclean_election_is_told_to_all_who_read_what_it_cut_off(
+def test_unclean_election_is_reported_to_all_affected_readers(
     kafka: OldKafka, queries: Callable[[str], Driver], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Broker 1 has 50 records more than broker 2, which leads without them and goes on."""
+    """Broker 1 has 50 records more than broker 2, which leads without them and appends others."""
     tp = create(kafka, "cut", {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"})
     write(kafka, tp, BEFORE, "kept")
     query = queries(tp.topic)
@@ -168,7 +168,7 @@ def test_an_unclean_election_is_told_to_all_who_read_what_it_cut_off(
         write(kafka, tp, 2 * LOST, "new")
         assert_cut(truncation(running))
 
-    # Until it is back nobody coordinates groups.
+    # Until it is back there is no group coordinator.
     kafka.spawn(1)
     kafka.await_ready(1)
     eventually(lambda: in_sync(kafka, tp.topic) == {1, 2}, "both are in sync again", wait_s=WAIT_S)
@@ -184,7 +184,7 @@ def test_an_unclean_election_is_told_to_all_who_read_what_it_cut_off(
         with pytest.raises(LogTruncationError) as cut:
             list(reader.read(wanted))
     assert_cut(cut.value)
-    # A driver that goes on, and one that is started anew from the checkpoint.
+    # A running driver, and one restarted from the checkpoint.
     for driver in (query, queries(tp.topic)):
         with pytest.raises(DataLossError) as lost:
             driver.batch(checkpoint)
@@ -195,7 +195,7 @@ def test_an_unclean_election_is_told_to_all_who_read_what_it_cut_off(
 
 
 def truncation(consumer: Consumer) -> LogTruncationError:
-    """What it is told before it gets another record."""
+    """The truncation that it raises before it returns another record."""
     end_s = time.monotonic() + WAIT_S
     while time.monotonic() < end_s:
         try:
@@ -209,7 +209,7 @@ def assert_cut(error: LogTruncationError) -> None:
     assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (BEFORE + LOST, BEFORE, 0)
 
 
-def test_the_command_line_sees_its_groups(kafka: OldKafka) -> None:
+def test_cli_supports_its_groups(kafka: OldKafka) -> None:
     tp = create(kafka, "listed")
     write(kafka, tp, 3, "value")
     with Admin(kafka.bootstrap) as admin:
@@ -227,7 +227,7 @@ def test_the_command_line_sees_its_groups(kafka: OldKafka) -> None:
     assert "listed" not in run("list")
 
 
-def test_what_it_does_not_know_is_refused(kafka: OldKafka) -> None:
+def test_unsupported_requests_are_rejected(kafka: OldKafka) -> None:
     with Admin(kafka.bootstrap) as admin, pytest.raises(PeerError) as refused:
         admin.describe_quorum()
     assert refused.value.code is ErrorCode.UNSUPPORTED_VERSION

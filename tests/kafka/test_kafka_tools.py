@@ -1,7 +1,7 @@
-"""Kafka's own command line tools: what they print of a Fenceline node is what they print of Kafka.
+"""Kafka's own command line tools: their output for a Fenceline node equals that for Kafka.
 
-Each step is a command told to both servers at the same time; the answers are compared without what differs between any
-two servers (addresses, ids, times, sizes of files).
+Each step runs a command on both servers at the same time; outputs are compared without values that differ between any
+two servers (addresses, ids, times, file sizes).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PATIENT = {
 
 
 def tool(name: str, *arguments: str, stdin: str = "") -> str:
-    """Run a tool to its end; its exit code is told in the first line when it is not 0."""
+    """Run a tool to its end; a nonzero exit code is added in the first line."""
     command = java_command(_TOOLS[name], *arguments, heap="256m", jvm_options=tool_options())
     code, printed = reaper.run(command, stdin=stdin, timeout_s=200)
     out = "\n".join(line for line in printed.splitlines() if not line.startswith("SLF4J"))
@@ -80,7 +80,7 @@ def same(printed: str) -> list[str]:
 
 @dataclass
 class Both:
-    """A Kafka and a node; `run` tells a command to both, notes what differs, and returns what the node's printed."""
+    """A Kafka and a node; `run` runs a command on both, records differences, and returns the node's output."""
 
     kafka: ApacheKafka
     node: EmbeddedNode
@@ -183,8 +183,8 @@ def test_performance_tools(both: Both) -> None:
     both.check()
 
 
-def test_segments_are_dumped_alike(both: Both) -> None:
-    """The same batches were written by the tools to both; DumpLogSegments shows the same, and finds no fault."""
+def test_segment_dumps_are_equal(both: Both) -> None:
+    """The same batches were written by the tools to both; DumpLogSegments prints the same and finds no error."""
     run = both.run
     run("topics", "--create", "--topic", "jd", "--partitions", "1")
     run("producer", "--topic", "jd", "--sync", stdin="".join(f"line {n}\n" for n in range(5)))

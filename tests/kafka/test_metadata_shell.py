@@ -30,8 +30,8 @@ def _ours(*arguments: object) -> Any:
 
 
 def _one_batch(image: MetadataImage) -> SnapshotBatches:
-    """A file that Kafka's shell reads to its end before it looks: it goes ahead at the first offset above 0, which the
-    control batch has as soon as it names voters."""
+    """A file that Kafka's shell reads completely before it runs a command: it starts at the first offset above 0, which
+    the control batch has as soon as it includes voters."""
     return SnapshotBatches(image, now_ms=9, last_log_timestamp_ms=8, kraft_version=0, voters=())
 
 
@@ -41,7 +41,7 @@ def _same_paths(path: Path) -> None:
 
 
 def test_kafkas_shell_reads_our_snapshot(tmp_path: Path) -> None:
-    # Kafka's shell fails on quotas of a default entity, and shows no token that nobody may renew.
+    # Kafka's shell fails on quotas of a default entity, and shows no token without renewers.
     fitting = [each for each in RECORDS if not isinstance(each, ClientQuotaRecord | DelegationTokenRecord)]
     entity = (EntityData("client-id", "a(1)\\"), EntityData("user", "ann"))
     image, _ = apply(EMPTY_IMAGE, (*fitting, ClientQuotaRecord(entity, "consumer_byte_rate", 1.5), *LATER), 99, 3)
@@ -70,7 +70,7 @@ def test_our_shell_reads_kafkas_snapshots_and_log(tmp_path: Path) -> None:
     assert {row["state"] for row in verified} == {"ok"}
     newest = data / DIRECTORY_NAME / verified[-1]["file"]
     assert int(newest.name[:20]) > 0
-    # The same state in Kafka's own shell, from a file that it reads as a whole.
+    # The same state in Kafka's shell, from a file that it reads completely.
     loaded = load_snapshot(newest)
     copy = tmp_path / newest.name
     copy.write_bytes(b"".join(_one_batch(loaded.image)))

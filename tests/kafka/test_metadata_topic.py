@@ -1,4 +1,4 @@
-"""What Kafka's tools and clients see of the metadata topic, which KIP-630 makes readable: its policy is snapshot."""
+"""The metadata topic in Kafka's tools and clients, which KIP-630 makes readable: its cleanup policy is snapshot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tools() -> Iterator[ToolJvm]:
 
 
 @pytest.mark.kafka
-def test_kafka_configs_reads_the_policy_and_can_not_change_it(fenceline_node: EmbeddedNode, tools: ToolJvm) -> None:
+def test_kafka_configs_reads_but_cannot_change_the_policy(fenceline_node: EmbeddedNode, tools: ToolJvm) -> None:
     servers = ("--bootstrap-server", fenceline_node.bootstrap)
     described = tools.run("configs", *servers, "--describe", "--all", *NAMED)
     assert described.code == 0
@@ -35,7 +35,7 @@ def test_kafka_configs_reads_the_policy_and_can_not_change_it(fenceline_node: Em
     assert "is read-only" in altered.printed
 
 
-def test_confluent_kafka_reads_the_policy_and_can_not_change_it(fenceline_node: EmbeddedNode) -> None:
+def test_confluent_kafka_reads_but_cannot_change_the_policy(fenceline_node: EmbeddedNode) -> None:
     admin = AdminClient({"bootstrap.servers": fenceline_node.bootstrap})
     resource = ConfigResource(ConfigResource.Type.TOPIC, METADATA_TOPIC)
     found = admin.describe_configs([resource])[resource].result(timeout=60)

@@ -1,8 +1,8 @@
-"""Groups of the consumer protocol whose coordinator is Kafka's broker and Fenceline's by turns. What one has
-written, the other goes on with.
+"""Consumer protocol groups whose coordinator alternates between a Kafka and a Fenceline broker. Each continues
+from the records that the other wrote.
 
-Every story of `consumer_scripts` is told to a cluster in which the coordinator moves, or is killed, after each request.
-It must be answered as if one broker had heard all of it.
+Every script of `consumer_scripts` runs on a cluster whose coordinator moves, or is killed, after each request.
+The responses must be those of a single broker.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class Story(MixedStage):
         await asyncio.gather(*(run(name, script) for name, script in CONSUMER_SCRIPTS.items()))
 
     def _turn(self) -> int:
-        """The coordinator is one of the other kind afterwards. Its port."""
+        """Moves the coordinator to the other kind of broker; returns its port."""
         self._write(READ, self.written % PARTITIONS, [f"{self.written}"])
         self.written += 1
         self._come_back()
@@ -229,9 +229,9 @@ class Story(MixedStage):
         return coordinator.port
 
     def _coordinator(self) -> MixedNode:
-        """Raises AssertionError while there is none."""
+        """Raises AssertionError while there is no coordinator."""
         leader = self.partition(CONSUMER_OFFSETS_TOPIC, 0).leader
-        assert leader > 0, "nobody coordinates"
+        assert leader > 0, "no coordinator"
         return self.cluster.node(leader)
 
     def _coordinate(self, node: MixedNode) -> int:
@@ -283,19 +283,19 @@ def _even(members: int) -> list[int]:
     ],
 )
 def lived(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """Fenceline controls the first cluster and coordinates first, Kafka the second: both hear every request."""
+    """Fenceline controls the first cluster and coordinates first, Kafka the second: both receive every request."""
     kinds, ours, theirs, first = request.param
     return Story(tmp_path_factory.mktemp("mixed"), kinds, ours=ours, theirs=theirs, first=first).live()
 
 
-def test_the_coordinator_is_of_the_other_kind_in_every_turn(lived: Story) -> None:
+def test_coordinator_alternates_between_fenceline_and_kafka(lived: Story) -> None:
     assert len(lived.coordinated) > max(KILLED_AT) + 1
     assert all(one != other for one, other in zip(lived.coordinated, lived.coordinated[1:], strict=False))
     assert set(lived.killed) == {"kafka", "fenceline"}
 
 
 @pytest.mark.parametrize("name", CONSUMER_SCRIPTS)
-def test_every_story_goes_as_if_nobody_had_moved(lived: Story, name: str) -> None:
+def test_responses_match_those_of_an_unmoved_coordinator(lived: Story, name: str) -> None:
     if name in lived.failures:
         raise lived.failures[name]
     expected = asyncio.run(_told_to_one(CONSUMER_SCRIPTS[name]))
@@ -317,8 +317,8 @@ async def _told_to_one(script: Script) -> list[Any]:
         peer.close()
 
 
-def test_readers_keep_what_they_have(lived: Story) -> None:
-    """No move makes the group compute anything anew, and nothing is read twice or not at all."""
+def test_readers_keep_their_assignments(lived: Story) -> None:
+    """No move triggers a rebalance, and no record is read twice or skipped."""
     assert {state for state, *_ in lived.described} == {"Stable"}
     assert all(each == lived.described[0] for each in lived.described)
     assert lived.shares[0] == lived.shares[1]

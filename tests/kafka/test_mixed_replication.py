@@ -1,4 +1,4 @@
-"""Partitions that Fenceline and Kafka 4.3.1 replicate together: whoever leads, all have the same bytes."""
+"""Partitions replicated by Fenceline and Kafka 4.3.1 together: under any leader, all replicas have the same bytes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_leaders_move_both_ways(lived: Lived) -> None:
         assert lived.epochs[index] == sorted(lived.epochs[index])
 
 
-def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice(lived: Lived) -> None:
+def test_no_acknowledged_record_is_lost_or_duplicated(lived: Lived) -> None:
     assert not lived.doubled
     for index, acknowledged in enumerate(lived.acknowledged):
         found = values(lived.directories[lived.ours], MOVED, index)
@@ -77,7 +77,7 @@ def test_replicas_are_equal_byte_for_byte(lived: Lived, topic: str, index: int) 
     assert epochs(lived.directories[lived.ours], topic, index)
 
 
-def test_batches_are_of_every_kind(lived: Lived) -> None:
+def test_batches_of_every_kind_are_replicated(lived: Lived) -> None:
     """Compressed by each codec, of idempotent producers, transactional, and markers."""
     directory = lived.directories[lived.ours]
     headers = [header for topic, index in EVERYWHERE for header, _ in batches(directory, topic, index)]
@@ -87,15 +87,15 @@ def test_batches_are_of_every_kind(lived: Lived) -> None:
     assert any(header.is_control for header in headers)
 
 
-def test_committed_transactions_are_the_same_whoever_leads(lived: Lived) -> None:
+def test_committed_transactions_are_equal_under_any_leader(lived: Lived) -> None:
     assert lived.committed
     assert lived.read_committed == {lived.theirs: lived.committed, lived.ours: lived.committed}
 
 
 @pytest.mark.parametrize("index", range(2))
 @pytest.mark.parametrize("topic", [TORN, ELECTED])
-def test_unclean_election_makes_the_other_kind_cut(lived: Lived, topic: str, index: int) -> None:
-    """0: Kafka follows Fenceline's history; 1: Fenceline follows Kafka's, and keeps what it cuts."""
+def test_unclean_election_truncates_the_other_broker(lived: Lived, topic: str, index: int) -> None:
+    """0: Kafka follows Fenceline's history; 1: Fenceline follows Kafka's, and keeps the truncated records."""
     ours, theirs = lived.directories[lived.ours], lived.directories[lived.theirs]
     assert log_bytes(ours, topic, index) == log_bytes(theirs, topic, index)
     assert epochs(ours, topic, index) == epochs(theirs, topic, index)
@@ -105,24 +105,24 @@ def test_unclean_election_makes_the_other_kind_cut(lived: Lived, topic: str, ind
     assert evidence(ours, topic, index).endswith(lived.lost[topic, index]) is (index == 1)
 
 
-def test_nobody_leads_uncleanly_before_the_tool_asks(lived: Lived) -> None:
+def test_no_unclean_leader_before_the_tool_requests_it(lived: Lived) -> None:
     """`kafka-leader-election --election-type unclean`, under a controller of either kind."""
     assert lived.without_leader == {0: -1, 1: -1}
 
 
 @pytest.mark.parametrize("topic", [TORN, ELECTED])
-def test_receipts_equal_what_was_lost(lived: Lived, topic: str) -> None:
+def test_receipts_match_the_lost_records(lived: Lived, topic: str) -> None:
     (torn,) = (each for each in lived.receipts if (each["topic"], each["partition"]) == (topic, 1))
     assert (torn["start_offset"], torn["end_offset_exclusive"], torn["records"]) == (50, 150, 100)
     assert torn["bytes"] == len(lived.lost[topic, 1])
-    # After kill -9 a replica knows the high watermark of the last checkpoint.
+    # After kill -9 a replica knows only the high watermark of the last checkpoint.
     assert torn["class"] in ("committed", "maybe_acknowledged")
     assert torn["cause"] == "divergence"
     assert (torn["replica"], torn["leader"]) == (lived.ours, lived.theirs)
 
 
-def test_receipts_are_delivered_to_a_ledger_that_kafka_leads_alone(lived: Lived) -> None:
-    """What Fenceline cut before and after the topic moved is in it, once, in Kafka's files."""
+def test_receipts_are_delivered_to_a_ledger_led_by_kafka_alone(lived: Lived) -> None:
+    """Kafka's files hold each Fenceline receipt from before and after the topic moved once."""
     assert lived.kinds[lived.ledger_led_by] == "kafka"
     whole = log_bytes(lived.directories[lived.theirs], LOSSES_TOPIC)
     assert whole
@@ -131,35 +131,35 @@ def test_receipts_are_delivered_to_a_ledger_that_kafka_leads_alone(lived: Lived)
     assert len(ids) == len(lived.receipts) > 2
 
 
-def test_nothing_else_that_was_acknowledged_is_told_as_lost(lived: Lived) -> None:
-    """What followers cut while leaders moved had not been committed."""
+def test_no_other_acknowledged_record_is_reported_lost(lived: Lived) -> None:
+    """Records that followers truncated during leader changes had not been committed."""
     assert not [each for each in lived.receipts if each["topic"] == MOVED and each["class"] == "committed"]
 
 
-def test_a_leader_that_recovers_aborts_what_kafka_left_open(lived: Lived) -> None:
-    """`recovery.md V38`: by a marker that Kafka takes, too, and leads on with."""
+def test_recovering_leader_aborts_transactions_left_open_by_kafka(lived: Lived) -> None:
+    """`recovery.md V38`: by a marker that Kafka replicates, too."""
     directory = lived.directories[lived.ours]
     assert UNDECIDED in values(directory, TORN, 0).values()
     assert any(header.is_control for header, _ in batches(directory, TORN, 0))
     assert lived.read_torn == dict.fromkeys((lived.ours, lived.theirs), lived.kept[TORN, 0])
 
 
-def test_no_partition_recovers_for_ever(lived: Lived) -> None:
-    """`recovery.md V28`, V38: a controller of either kind hears from leaders of ours that they have recovered."""
+def test_no_partition_stays_in_recovery(lived: Lived) -> None:
+    """`recovery.md V28`, V38: Fenceline leaders report their recovery to a controller of either kind."""
     log_dir = lived.directories[lived.controller]
     image = image_before(log_dir, 1 + max(entry.offset for entry in MetadataFiles.at(log_dir).log_entries())).image
     states = {
         (topic.name, index): partition.leader_recovery_state
         for topic in image.topics_by_name.values()
         for index, partition in enumerate(topic.partitions)
-        if lived.ours in partition.replicas  # Kafka's leader says so only when another joins it
+        if lived.ours in partition.replicas  # Kafka's leader reports it only when another replica joins
     }
     assert {(topic, index) for topic in (TORN, ELECTED) for index in range(2)} <= states.keys()
     assert set(states.values()) == {LeaderRecoveryState.RECOVERED}
 
 
 @pytest.mark.parametrize(("index", "leader_is_ours"), [(0, True), (1, False)])
-def test_a_follower_far_behind_begins_anew(lived: Lived, index: int, leader_is_ours: bool) -> None:
+def test_follower_far_behind_restarts_its_log(lived: Lived, index: int, leader_is_ours: bool) -> None:
     ours, theirs = (log_bytes(lived.directories[each], BEHIND, index) for each in (lived.ours, lived.theirs))
     leaders, followers = (ours, theirs) if leader_is_ours else (theirs, ours)
     assert followers
@@ -169,7 +169,7 @@ def test_a_follower_far_behind_begins_anew(lived: Lived, index: int, leader_is_o
     assert min(values(lived.directories[follower], BEHIND, index)) <= lived.began_at[index]
 
 
-def test_the_only_replica_moves_from_kind_to_kind(lived: Lived) -> None:
+def test_only_replica_moves_between_fenceline_and_kafka(lived: Lived) -> None:
     at_kafka, at_fenceline, back_at_kafka = lived.migrated
     assert 0 < len(at_kafka) < len(at_fenceline) < len(back_at_kafka)
     assert at_fenceline.startswith(at_kafka)

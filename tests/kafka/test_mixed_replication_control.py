@@ -1,4 +1,4 @@
-"""Partitions of both kinds of brokers, while controllers of both kinds are killed: nothing acknowledged is lost."""
+"""Partitions of both kinds of brokers, while controllers of both kinds are killed: no acknowledged record is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_replicas_are_equal_whoever_controls(tmp_path: Path) -> None:
+def test_replicas_are_equal_under_any_controller(tmp_path: Path) -> None:
     """AlterPartition goes from brokers of each kind to controllers of each kind, and from one to the next."""
     kinds = (COMBINED, COMBINED, f"kafka:{COMBINED}")
     lived = Story(tmp_path, kinds, ours=2, theirs=3).live_by_control()

@@ -1,4 +1,4 @@
-"""Transactional producers of every client where no broker coordinates transactions: refused at once, with words.
+"""Transactional producers of every client without a transaction coordinator: rejected immediately with a message.
 
 Each has time-outs of ten minutes, so a client that waits for one does not pass.
 """
@@ -62,7 +62,7 @@ def test_aiokafka(node: EmbeddedNode) -> None:
 
 
 @pytest.mark.kafka
-def test_kafkas_own(node: EmbeddedNode) -> None:
+def test_kafkas_java_client(node: EmbeddedNode) -> None:
     printed = run_tool(
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", "t", "--num-records", "1", "--record-size", "10", "--throughput", "-1"),

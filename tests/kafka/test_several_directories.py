@@ -58,7 +58,7 @@ def go_on_as(node: MixedNode, *, kafka: bool) -> None:
     eventually(lambda: node.knows([1]), "it is registered")
 
 
-def test_directories_go_from_hand_to_hand(tmp_path: Path) -> None:
+def test_directories_alternate_between_kafka_and_fenceline(tmp_path: Path) -> None:
     """Formatted by Kafka, opened here, written by both, and back."""
     with MixedCluster(tmp_path, [f"kafka:{COMBINED}"], directories=2) as cluster:
         cluster.wait_ready()
@@ -105,7 +105,7 @@ def under_kafka(tmp_path: Path) -> Iterator[MixedCluster]:
         yield cluster
 
 
-def test_kafkas_controller_hears_of_a_failed_directory(under_kafka: MixedCluster) -> None:
+def test_failed_directory_is_reported_to_kafkas_controller(under_kafka: MixedCluster) -> None:
     cluster = under_kafka
     brokers = cluster.nodes[1:]
     create(cluster, "spread", partitions=PARTITIONS, replicas=2)

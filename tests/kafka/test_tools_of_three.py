@@ -1,7 +1,7 @@
-"""Kafka 4.3.1's own tools on a cluster of three nodes of ours, beside one of Kafka's: the same words, the same answers.
+"""Kafka 4.3.1's tools on a Fenceline and on a Kafka cluster of three nodes: the same arguments, the same output.
 
-Each test tells both clusters the same script; what is printed and the exit codes are compared (`side_by_side.py`).
-Where they differ on purpose, `docs/protocol.md` and `docs/skipped.md` say so, and a test here holds it.
+Each test runs the same commands on both clusters; output and exit codes are compared (`side_by_side.py`).
+Intended differences are documented in `docs/protocol.md` and `docs/skipped.md`, and tested here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 
 @pytest.fixture
 def both(clusters: Both) -> Iterator[Both]:
-    """The two clusters; what differed in the test's commands fails it."""
+    """The two clusters; any difference in the test's commands fails it."""
     yield clusters
     clusters.check()
 
@@ -206,7 +206,7 @@ def test_configs_of_groups_and_metrics(both: Both) -> None:
 
 
 def test_log_levels(both: Both) -> None:
-    """Ours has one logger, which is there under Kafka's name for it."""
+    """Fenceline has one logger, listed under Kafka's name for it."""
     logger = ("--broker-logger", "1")
     for level in ("DEBUG", "WARN"):
         both.run("configs", *BROKERS, "--alter", *logger, "--add-config", f"root={level}")
@@ -248,7 +248,7 @@ def test_configs_through_controllers(both: Both) -> None:
     ],
     ids=" ".join,
 )
-def test_what_is_not_built_says_so(both: Both, asked: tuple[str, ...]) -> None:
+def test_unsupported_features_are_reported(both: Both, asked: tuple[str, ...]) -> None:
     told = both.ours.run(*asked)
     assert told.code == 1
     assert re.search("UnsupportedVersionException: The node does not support [A-Z_]+", told.printed), told.printed
@@ -258,7 +258,7 @@ def test_what_is_not_built_says_so(both: Both, asked: tuple[str, ...]) -> None:
 
 
 def test_features(both: Both) -> None:
-    """Through brokers and through controllers. Who decides differs from cluster to cluster, and how long the log is."""
+    """Through brokers and through controllers. The finalizing node and the log length differ between clusters."""
     not_same = r"Epoch: \d+|Local controller \d"
     good = [
         "describe",
@@ -306,7 +306,7 @@ def test_features(both: Both) -> None:
 
 
 def describe_quorum(both: Both) -> None:
-    """Who leads, how long the log is and when somebody fetched differs."""
+    """The leader, the log length and fetch times differ."""
     moving = r"^[MHL]\w+: .*| -?\d+ \d+ (TIME|\d+ ms ago) (TIME|\d+ ms ago) (Leader|Follower)$"
     of_observers = r"| \d+ \d+ (TIME|\d+ ms ago) (TIME|\d+ ms ago)(?= Observer)"
     for listener in LISTENERS:
@@ -369,8 +369,8 @@ def test_controllers_are_added_and_removed(both: Both) -> None:
         side.cluster.node(LATE).stop()
 
 
-def test_voters_that_are_not_and_that_are(both: Both) -> None:
-    """The same errors; their words name all voters with Kafka, and the one that was meant with us."""
+def test_removing_unknown_and_adding_existing_voters_fails(both: Both) -> None:
+    """The same errors; Kafka's messages list all voters, Fenceline's the requested one."""
     words = r"(?<=VoterNotFoundException: ).*|(?<=DuplicateVoterException: ).*"
     both.write("broker.properties", "process.roles=broker\n")
     for listener in LISTENERS:
@@ -396,7 +396,7 @@ def test_the_cluster(both: Both) -> None:
 
 
 def test_versions_of_the_protocol(both: Both) -> None:
-    """What we speak, we speak in Kafka's versions; what we do not is said to be unsupported."""
+    """Supported APIs have Kafka's versions; others are listed as unsupported."""
     for listener in LISTENERS:
         told = both.each("broker-api-versions", *listener)
         assert [each.code for each in told] == [told[0].code] * 2
@@ -448,7 +448,7 @@ def test_partitions_are_reassigned(both: Both) -> None:
     both.run("configs", *BROKERS, "--describe", "--broker", "1")
 
 
-def test_a_reassignment_is_throttled_let_go_and_verified(both: Both) -> None:
+def test_reassignment_is_throttled_resumed_and_verified(both: Both) -> None:
     """More than one fetch has to move, at a rate that lets one pass and then nothing for a quarter of an hour; the tool
     raises it while the replicas move, and takes all settings away when they have.
     """
@@ -518,7 +518,7 @@ def test_offsets_records_and_directories(both: Both) -> None:
         return ("delete-records", *BROKERS, "--offset-json-file", f"@root/{name}.json")
 
     both.run(*delete("some", ("o1", 0, 0), ("o1", 1, 5)))
-    # No broker tells where the metadata lies, so the tool never comes to ask (the node would refuse it).
+    # No broker reports the metadata directory, so the tool never sends the request (the node would reject it).
     both.write("quick.properties", "default.api.timeout.ms=3000\nrequest.timeout.ms=2000\n")
     quick = ("--command-config", "@root/quick.properties")
     both.run(*delete("metadata", (DIRECTORY_NAME.rpartition("-")[0], 0, 0)), *quick, leave_out="TimeoutException.*")
@@ -534,7 +534,7 @@ def directory_id(data: Path) -> str:
     return (data / "meta.properties").read_text().partition("directory.id=")[2].split()[0]
 
 
-def test_storage_tells_of_running_nodes(both: Both) -> None:
+def test_kafka_storage_info_of_running_nodes(both: Both) -> None:
     both.run("storage", "info", "--config", "@config1")
     for words in ("version-mapping", "version-mapping --release-version 4.1", "feature-dependencies --feature a=1"):
         both.run("storage", *words.split(), code=int("a=1" in words))
@@ -546,7 +546,7 @@ FEATURES = ("--release-version", "4.1", "--feature", "group.version=0", "--featu
 VOTING = "1@127.0.0.1:17093:JEXY6aqzQY-32P5TStzaFg,2@127.0.0.1:17094:MvDxzVmcRsaTz33bUuRU6A"
 
 
-def test_directories_are_formatted_alike(both: Both) -> None:
+def test_formatted_directories_are_equal(both: Both) -> None:
     """By `kafka-storage format` on Kafka's side, by `fenceline format` on ours: the same files, the same records."""
     both.write(
         "formatted.properties",
@@ -576,7 +576,7 @@ def test_directories_are_formatted_alike(both: Both) -> None:
                 both.run(*dump, "--skip-record-metadata", leave_out=same_file)
 
 
-def test_a_node_starts_where_kafkas_tool_has_formatted(both: Both, tmp_path: Path) -> None:
+def test_node_starts_on_a_directory_formatted_by_kafka(both: Both, tmp_path: Path) -> None:
     """With the features that were asked for, whichever kind it is."""
     told = []
     for side, kind in zip(both.sides, ("kafka:", ""), strict=True):

@@ -1,4 +1,4 @@
-"""`fenceline verify` over directories that Apache Kafka wrote, beside what Kafka's own tool says of them."""
+"""`fenceline verify` on directories written by Apache Kafka, compared with the output of Kafka's own tool."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def said(reports: dict[str, Report], severity: Severity) -> list[str]:
     return [str(f) for report in reports.values() for f in report.findings.kept if f.severity is severity]
 
 
-def test_a_kafka_that_runs_is_whole(written: Written) -> None:
+def test_running_kafka_is_intact(written: Written) -> None:
     reports = written.running
     assert said(reports, Severity.ERROR) == []
     assert (reports["plain-0"].end_offset, reports["plain-0"].records) == (5040, 5040)
@@ -58,13 +58,13 @@ def test_a_kafka_that_runs_is_whole(written: Written) -> None:
     assert {"__cluster_metadata-0", "__transaction_state-0", "paid-0"} <= set(reports)
 
 
-def test_a_kafka_that_was_stopped_is_whole(written: Written) -> None:
+def test_stopped_kafka_is_intact(written: Written) -> None:
     reports = verified(written.log_dir)
     assert said(reports, Severity.ERROR) == []
     assert said(reports, Severity.NOTE) == []
 
 
-def test_damage_is_found_where_kafka_finds_it(written: Written, tmp_path: Path) -> None:
+def test_finds_the_same_damage_as_kafka(written: Written, tmp_path: Path) -> None:
     shutil.copytree(written.log_dir / "plain-0", tmp_path / "plain-0")
     path = tmp_path / "plain-0" / "00000000000000000000.log"
     content = bytearray(path.read_bytes())
@@ -78,7 +78,7 @@ def test_damage_is_found_where_kafka_finds_it(written: Written, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["plain-0", "paid-0"])
-def test_bytes_of_every_kind_are_missed_when_they_change(written: Written, name: str, tmp_path: Path) -> None:
+def test_changed_byte_of_any_kind_is_detected(written: Written, name: str, tmp_path: Path) -> None:
     """Each byte of the first and the last header, and some of the records."""
     shutil.copytree(written.log_dir / name, tmp_path / name)
     path = sorted((tmp_path / name).glob("*.log"))[-1]

@@ -1,4 +1,4 @@
-"""A metadata log directory on a simulated disk, with a history that is known offset by offset."""
+"""A metadata log directory on a simulated disk, whose content is known at every offset."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VOTERS = (VOTER,)
 
 
 def records_of(number: int) -> list[MetadataRecord]:
-    """The records of the batch `number` of every history: they fit on those before."""
+    """The records of batch `number` of every history; they apply after the previous batches."""
     if number == 0:
         broker = RegisterBrokerRecord(broker_id=1, broker_epoch=4, log_dirs=(UUID(int=7),))
         return [FeatureLevelRecord("metadata.version", 30), broker]
@@ -49,7 +49,7 @@ def records_of(number: int) -> list[MetadataRecord]:
 
 
 class History:
-    """A log that grows batch by batch, and the image after each of them."""
+    """A log that grows by batches, and the image after each batch."""
 
     def __init__(self, disk: SimDisk | LifeDisk, *, segment_bytes: int = 1 << 20) -> None:
         self.disk = disk
@@ -69,14 +69,14 @@ class History:
         self._flushed(MetadataDelta(EMPTY_IMAGE).build(self.log.end_offset - 1, EPOCH)[0])
 
     def grow(self, batches: int = 1) -> None:
-        """More committed batches; their time is 1000 ms and their first offset."""
+        """Appends committed batches; their timestamp is 1000 ms plus their base offset."""
         for _ in range(batches):
             records = records_of(self.number)
             self.number += 1
             self.commit(records)
 
     def commit(self, records: Sequence[MetadataRecord]) -> None:
-        """One more committed batch."""
+        """Appends one committed batch."""
         now_ms = 1000 + self.log.end_offset
         self.log.append(record_batch(records, 30, now_ms), EPOCH, now_ms)
         delta = MetadataDelta(self.image)
@@ -93,7 +93,7 @@ class History:
         self.images[self.committed_offset] = image
 
     def snapshot(self) -> SnapshotId:
-        """Of what is there now, frozen and registered."""
+        """Writes a frozen and registered snapshot of the current state."""
         snapshot = SnapshotId(self.image.offset + 1, EPOCH)
         timestamp_ms = self.log.timestamp_at_end_of(self.image.offset, EPOCH)()
         assert timestamp_ms is not None
@@ -103,7 +103,7 @@ class History:
 
 
 def with_snapshots(disk: SimDisk, count: int, segment_bytes: int = 300) -> History:
-    """A history of `count` snapshots, with two batches before each."""
+    """A history with `count` snapshots, each after two batches."""
     history = History(disk, segment_bytes=segment_bytes)
     history.begin()
     for _ in range(count):
@@ -123,7 +123,7 @@ def snapshot_of(image: MetadataImage, timestamp_ms: int = 0) -> SnapshotBatches:
 
 
 def image_after(batches: int, end_offset: int, epoch: int) -> MetadataImage:
-    """Of the first `batches` of every history, as another node has it."""
+    """The image of the first `batches` of every history, as on another node."""
     delta = MetadataDelta(EMPTY_IMAGE)
     for number in range(batches):
         for record in records_of(number):
@@ -138,9 +138,9 @@ def crash_at_every_call(
     boot: Callable[[LifeDisk], object] | None = None,
     seeds: int = 6,
 ) -> int:
-    """Play the story with a loss of power at its first, second, ... change of the disk, until it gets to its end; look
-    at the disk after each, and after each that `boot` is hit by another one, at its first, second, ... change. How many
-    changes there were in the story."""
+    """Run the story with a power loss at its first, second, ... disk change until it completes. Check the disk after
+    each, and after a second power loss at each disk change of the following `boot`. Returns the number of disk
+    changes in the story."""
     for changes in range(10_000):
         crashed = False
         for seed in range(seeds):
@@ -164,7 +164,7 @@ def crash_at_every_call(
 def crash_at_every_call_of(
     boot: Callable[[LifeDisk], object], found: SimDisk, check: Callable[[SimDisk], None]
 ) -> None:
-    """A loss of power at each change that `boot` makes of the disk as it was found."""
+    """A power loss at each disk change that `boot` makes."""
     for changes in range(1000):
         disk = deepcopy(found)
         life = a_life(disk, changes, changes)

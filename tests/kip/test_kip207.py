@@ -1,8 +1,8 @@
-"""KIP-207, sentence by sentence: end offsets that a client is told never go back, also when the leader moves.
+"""KIP-207, sentence by sentence: end offsets returned to clients never decrease, even across leader changes.
 
-`§` names the section of the KIP, a number such as L11 the rule of `docs/rules/list_offsets.md`. Where Kafka as released
-differs from the KIP's text, the test says which of the two holds. The KIP's client side (retry, no refresh of metadata)
-is the client's: `tests/client`.
+`§` names the section of the KIP, a number such as L11 the rule of `docs/rules/list_offsets.md`. Where released Kafka
+differs from the KIP's text, the test names the behaviour that applies. The KIP's client side (retry, no refresh of
+metadata) is tested in `tests/client`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _catch_up(desk: Desk) -> None:
     [(version, ErrorCode.LEADER_NOT_AVAILABLE) for version in (1, 2, 3, 4)]
     + [(version, ErrorCode.OFFSET_NOT_AVAILABLE) for version in (5, 6, 7, 10, 11)],
 )
-def test_a_new_leader_refuses_until_its_high_watermark_has_caught_up(version: int, code: ErrorCode) -> None:
+def test_new_leader_rejects_until_its_high_watermark_has_caught_up(version: int, code: ErrorCode) -> None:
     """§ Proposed Changes 1, § Public Interfaces: 78 from version 5 on, LEADER_NOT_AVAILABLE below; L11-L12."""
 
     async def story(desk: Desk) -> None:
@@ -51,8 +51,8 @@ def test_a_new_leader_refuses_until_its_high_watermark_has_caught_up(version: in
     told(story)
 
 
-def test_it_answers_as_soon_as_every_replica_in_sync_has_reached_the_epochs_start() -> None:
-    """§ Proposed Changes 2; L15, L39: nobody is told, the client asks again."""
+def test_answers_once_all_in_sync_replicas_reach_the_epoch_start() -> None:
+    """§ Proposed Changes 2; L15, L39: no notification, the client retries."""
 
     async def story(desk: Desk) -> None:
         _moved_away_and_back(desk)
@@ -65,7 +65,7 @@ def test_it_answers_as_soon_as_every_replica_in_sync_has_reached_the_epochs_star
     told(story)
 
 
-def test_it_answers_when_a_replica_that_lags_leaves_the_in_sync_set() -> None:
+def test_answers_when_a_lagging_replica_leaves_the_isr() -> None:
     """§ Proposed Changes 2; L39."""
 
     async def story(desk: Desk) -> None:
@@ -78,7 +78,7 @@ def test_it_answers_when_a_replica_that_lags_leaves_the_in_sync_set() -> None:
     told(story)
 
 
-def test_the_bar_is_the_log_end_at_the_election_not_what_came_later() -> None:
+def test_required_high_watermark_is_the_log_end_at_the_election() -> None:
     """§ Proposed Changes 1; L10-L11: the high watermark at the epoch's start is enough."""
 
     async def story(desk: Desk) -> None:
@@ -91,7 +91,7 @@ def test_the_bar_is_the_log_end_at_the_election_not_what_came_later() -> None:
     told(story)
 
 
-def test_fetches_go_on_meanwhile() -> None:
+def test_fetches_are_served_meanwhile() -> None:
     """§ Proposed Changes: only ListOffsets is refused; L15."""
 
     async def story(desk: Desk) -> None:
@@ -103,8 +103,8 @@ def test_fetches_go_on_meanwhile() -> None:
     told(story)
 
 
-def test_a_replica_is_never_refused() -> None:
-    """§ Proposed Changes: brokers ask with their id; L9."""
+def test_replica_is_never_rejected() -> None:
+    """§ Proposed Changes: brokers send their replica id; L9."""
 
     async def story(desk: Desk) -> None:
         _moved_away_and_back(desk)
@@ -115,8 +115,8 @@ def test_a_replica_is_never_refused() -> None:
 
 
 @pytest.mark.parametrize("timestamp", [EARLIEST, EARLIEST_LOCAL])
-def test_the_start_is_told_all_the_same(timestamp: int) -> None:
-    """The KIP refuses every kind; Kafka as released, and Fenceline, the end alone (L13c, G12)."""
+def test_start_offset_is_answered_immediately(timestamp: int) -> None:
+    """The KIP rejects every lookup; Kafka as released, and Fenceline, only the end offset (L13c, G12)."""
 
     async def story(desk: Desk) -> None:
         _moved_away_and_back(desk)
@@ -130,8 +130,8 @@ def test_the_start_is_told_all_the_same(timestamp: int) -> None:
     ("timestamp", "code", "offset"),
     [(11, 0, 1), (13, ErrorCode.OFFSET_NOT_AVAILABLE, -1), (100, ErrorCode.OFFSET_NOT_AVAILABLE, -1)],
 )
-def test_times_are_looked_up_below_the_high_watermark(timestamp: int, code: int, offset: int) -> None:
-    """L13b: what is found below is told, since it stays; what is not, or lies above, is refused."""
+def test_timestamps_are_looked_up_below_the_high_watermark(timestamp: int, code: int, offset: int) -> None:
+    """L13b: a result below is returned, since it is committed; a missing result or one above is rejected."""
 
     async def story(desk: Desk) -> None:
         _moved_away_and_back(desk)
@@ -141,7 +141,7 @@ def test_times_are_looked_up_below_the_high_watermark(timestamp: int, code: int,
     told(story)
 
 
-def test_the_largest_time_is_refused_where_it_lies_above() -> None:
+def test_max_timestamp_above_the_high_watermark_is_rejected() -> None:
     """L13b."""
 
     async def story(desk: Desk) -> None:
@@ -154,7 +154,7 @@ def test_the_largest_time_is_refused_where_it_lies_above() -> None:
     told(story)
 
 
-def test_what_lies_in_tiers_is_nothing_and_no_secret() -> None:
+def test_tiered_offsets_are_answered_as_absent() -> None:
     """L21: there are no tiers."""
 
     async def story(desk: Desk) -> None:
@@ -178,7 +178,7 @@ def test_offsets_after_a_leader_change_are_monotonic() -> None:
             desk.follower_fetched(follower, 2)
         assert (await desk.list_offset(LATEST)).offset == 2
         beyond = await desk.list_offset(100)
-        assert (beyond.error_code, beyond.offset) == (0, -1), "no leader change yet: a plain empty answer"
+        assert (beyond.error_code, beyond.offset) == (0, -1), "no leader change yet: an empty result without error"
         desk.follow(9, leader=2, isr=(1, 2, 3))
         desk.lead(10, isr=(1, 2, 3))
         assert (await desk.list_offset(LATEST)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
@@ -191,8 +191,8 @@ def test_offsets_after_a_leader_change_are_monotonic() -> None:
     told(story)
 
 
-def test_a_follower_that_becomes_leader_tells_no_end_below_what_its_leader_told() -> None:
-    """§ Motivation: the follower's high watermark is behind its leader's, so its word would go back."""
+def test_promoted_follower_reports_no_end_below_its_former_leaders() -> None:
+    """§ Motivation: the follower's high watermark is behind its leader's, so its answer would decrease."""
 
     async def story(desk: Desk) -> None:
         desk.follow(3, leader=2, isr=(1, 2))
@@ -220,7 +220,7 @@ def test_the_same_leader_in_a_newer_epoch_counts_as_a_change() -> None:
     told(story)
 
 
-def test_a_change_of_the_in_sync_set_alone_does_not() -> None:
+def test_isr_change_alone_does_not_count_as_a_leader_change() -> None:
     """L10; PartitionTest.testDoNotUpdateEpochStartOffsetIfLeaderEpochIsNotBumped."""
 
     async def story(desk: Desk) -> None:
@@ -235,7 +235,7 @@ def test_a_change_of_the_in_sync_set_alone_does_not() -> None:
     told(story)
 
 
-def test_a_leader_without_followers_is_never_caught_between() -> None:
+def test_leader_without_followers_never_rejects() -> None:
     """L16, L38."""
 
     async def story(desk: Desk) -> None:
@@ -247,8 +247,8 @@ def test_a_leader_without_followers_is_never_caught_between() -> None:
     told(story)
 
 
-def test_too_few_in_sync_keep_the_end_hidden() -> None:
-    """L16: the high watermark does not move, so the refusal lasts."""
+def test_end_offset_stays_unavailable_while_the_isr_is_too_small() -> None:
+    """L16: the high watermark does not move, so the rejection lasts."""
 
     async def story(desk: Desk) -> None:
         desk.topic_settings = {"min.insync.replicas": "2"}
@@ -263,7 +263,7 @@ def test_too_few_in_sync_keep_the_end_hidden() -> None:
     told(story)
 
 
-def test_read_committed_is_measured_by_the_high_watermark_too() -> None:
+def test_read_committed_also_waits_for_the_high_watermark() -> None:
     """L11."""
 
     async def story(desk: Desk) -> None:
@@ -275,7 +275,7 @@ def test_read_committed_is_measured_by_the_high_watermark_too() -> None:
 
 
 def test_unclean_elections_are_no_exception() -> None:
-    """The KIP answers at once where unclean elections are allowed; Kafka as released never looks (L14, G13)."""
+    """The KIP answers at once where unclean elections are allowed; Kafka as released never checks that (L14, G13)."""
 
     async def story(desk: Desk) -> None:
         desk.topic_settings = {"unclean.leader.election.enable": "true"}
@@ -292,7 +292,7 @@ def test_unclean_elections_are_no_exception() -> None:
     ("epoch", "code"),
     [(9, ErrorCode.FENCED_LEADER_EPOCH), (11, ErrorCode.UNKNOWN_LEADER_EPOCH), (10, ErrorCode.OFFSET_NOT_AVAILABLE)],
 )
-def test_a_wrong_epoch_comes_before_the_refusal(epoch: int, code: ErrorCode) -> None:
+def test_epoch_is_checked_before_offset_availability(epoch: int, code: ErrorCode) -> None:
     """L35."""
 
     async def story(desk: Desk) -> None:
@@ -302,7 +302,7 @@ def test_a_wrong_epoch_comes_before_the_refusal(epoch: int, code: ErrorCode) -> 
     told(story)
 
 
-def test_a_leader_that_recovers_is_no_leader_yet() -> None:
+def test_recovering_leader_answers_not_leader() -> None:
     """KIP-704 before KIP-207 (V37)."""
 
     async def story(desk: Desk) -> None:
@@ -312,7 +312,7 @@ def test_a_leader_that_recovers_is_no_leader_yet() -> None:
     told(story)
 
 
-def test_one_partitions_refusal_is_its_own() -> None:
+def test_rejection_is_per_partition() -> None:
     """§ Public Interfaces: the error is the partition's."""
 
     async def story(desk: Desk) -> None:

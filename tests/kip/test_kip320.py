@@ -1,10 +1,10 @@
-"""KIP-320, sentence by sentence, the broker's side: epochs fence every request, fetchers hear where logs part.
+"""KIP-320, sentence by sentence, the broker side: epochs fence requests, and fetchers learn the divergence point.
 
-`§` names the section of the KIP, a number such as E2 the rule of `docs/rules/epochs.md`. Each test asks a broker's real
-handlers over real logs. What a follower does with the answers is `tests/replica/test_follower.py`'s and
-`test_fetcher.py`'s.
+`§` names the section of the KIP, a number such as E2 the rule of `docs/rules/epochs.md`. Each test calls a
+broker's real handlers over real logs. Followers are tested in `tests/replica/test_follower.py` and
+`test_fetcher.py`.
 
-The consumer's side is in `test_kip320_consumer.py`.
+The consumer side is in `test_kip320_consumer.py`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def _table(desk: Desk) -> None:
     assert replica.high_watermark == replica.log.log_end_offset == 17
 
 
-# -- § Leader epoch validation: who is fenced ----------------------------------------------------------------------
+# -- § Leader epoch validation: fencing ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
 @pytest.mark.parametrize(("epoch", "code"), [(-1, 0), (4, FENCED), (5, 0), (6, UNKNOWN)])
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_a_fetch_with_another_epoch_is_refused(version: int, epoch: int, code: int, role: str) -> None:
+def test_fetch_with_another_epoch_is_rejected(version: int, epoch: int, code: int, role: str) -> None:
     """E1-E2; FetchRequestTest.testCurrentEpochValidation, PartitionTest.testLeaderEpochValidationOnLeader, OnFollower.
 
-    A consumer that knows of followers (v11) is served by one; another has to go to the leader.
+    A consumer that knows of followers (v11) is served by a follower; older ones must use the leader.
     """
 
     async def story(desk: Desk) -> None:
@@ -59,7 +59,7 @@ def test_a_fetch_with_another_epoch_is_refused(version: int, epoch: int, code: i
 @pytest.mark.parametrize(("epoch", "code"), [(-1, 0), (4, FENCED), (5, 0), (6, UNKNOWN)])
 @pytest.mark.parametrize("role", ["leader", "follower"])
 @pytest.mark.parametrize("api", ["latest", "earliest", "time", "epoch end"])
-def test_offsets_and_epochs_of_another_epoch_are_refused(epoch: int, code: int, role: str, api: str) -> None:
+def test_offset_and_epoch_lookups_with_another_epoch_are_rejected(epoch: int, code: int, role: str, api: str) -> None:
     """E2-E3, L5-L6; PartitionTest.testFetchOffsetForTimestampEpochValidation*, testOffsetForLeaderEpochValidation*."""
 
     async def story(desk: Desk) -> None:
@@ -73,7 +73,7 @@ def test_offsets_and_epochs_of_another_epoch_are_refused(epoch: int, code: int, 
     told(story)
 
 
-def test_an_old_version_has_no_epoch_to_be_fenced_by() -> None:
+def test_old_versions_without_an_epoch_are_not_fenced() -> None:
     """§ Compatibility; E1: Fetch below 9, ListOffsets below 4."""
 
     async def story(desk: Desk) -> None:
@@ -84,7 +84,7 @@ def test_an_old_version_has_no_epoch_to_be_fenced_by() -> None:
     told(story)
 
 
-def test_the_first_epoch_counts_like_any_other() -> None:
+def test_first_epoch_is_checked_like_any_other() -> None:
     """E5."""
 
     async def story(desk: Desk) -> None:
@@ -98,13 +98,13 @@ def test_the_first_epoch_counts_like_any_other() -> None:
 
 
 @pytest.mark.parametrize(("code", "number"), [(FENCED, 74), (UNKNOWN, 75)])
-def test_numbers_on_the_wire(code: ErrorCode, number: int) -> None:
+def test_error_codes_on_the_wire(code: ErrorCode, number: int) -> None:
     """§ Public Interfaces; gaps.md G1-G2: 75, not 76, and one name for 74."""
     assert code == number
 
 
-def test_the_epoch_comes_before_the_leadership_and_before_the_log() -> None:
-    """E2: an offset that is out of range, a reader that is no replica and a role that is lost come after it."""
+def test_epoch_is_checked_before_leadership_and_offsets() -> None:
+    """E2: out of range offsets, readers that are no replicas and a lost role are checked after it."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5)
@@ -118,8 +118,8 @@ def test_the_epoch_comes_before_the_leadership_and_before_the_log() -> None:
     told(story)
 
 
-def test_resolution_comes_before_the_epoch() -> None:
-    """E4: unknown, and known but not here."""
+def test_partition_lookup_precedes_the_epoch_check() -> None:
+    """E4: unknown, and known but not hosted here."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5)
@@ -135,7 +135,7 @@ def test_resolution_comes_before_the_epoch() -> None:
     told(story)
 
 
-def test_a_partition_that_is_offline_says_so() -> None:
+def test_offline_partition_reports_its_error() -> None:
     """E4."""
 
     async def story(desk: Desk) -> None:
@@ -150,8 +150,8 @@ def test_a_partition_that_is_offline_says_so() -> None:
 
 
 @pytest.mark.parametrize("version", [9, 12, 16])
-def test_a_session_is_fenced_by_the_epoch_that_it_was_opened_with(version: int) -> None:
-    """E5; FetchRequestTest.testEpochValidationWithinFetchSession: until the partition is sent again."""
+def test_session_is_fenced_by_the_epoch_that_opened_it(version: int) -> None:
+    """E5; FetchRequestTest.testEpochValidationWithinFetchSession: until the partition is included again."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5)
@@ -166,7 +166,7 @@ def test_a_session_is_fenced_by_the_epoch_that_it_was_opened_with(version: int) 
         assert go_on(1) == []
         desk.lead(6)
         assert go_on(2) == [FENCED]
-        assert go_on(3) == [FENCED], "an error is told again each time"
+        assert go_on(3) == [FENCED], "an error is returned on every fetch"
         assert go_on(4, desk.wanted(version=version, current_leader_epoch=7)) == [UNKNOWN]
         assert go_on(5, desk.wanted(version=version, current_leader_epoch=6)) == [0]
         assert go_on(6) == []
@@ -177,7 +177,7 @@ def test_a_session_is_fenced_by_the_epoch_that_it_was_opened_with(version: int) 
 @pytest.mark.parametrize("reader", [{}, {"replica_id": 2, "replica_epoch": 102}])
 @pytest.mark.parametrize("in_session", [False, True])
 @pytest.mark.parametrize("change", ["epoch", "role", "recovering", "deleted"])
-def test_a_parked_fetch_is_fenced_at_once(reader: dict[str, int], in_session: bool, change: str) -> None:
+def test_parked_fetch_is_fenced_immediately(reader: dict[str, int], in_session: bool, change: str) -> None:
     """E7; DelayedFetchTest.testFetchWithFencedEpoch, testNotLeaderOrFollower."""
 
     async def story(desk: Desk) -> None:
@@ -206,8 +206,8 @@ def test_a_parked_fetch_is_fenced_at_once(reader: dict[str, int], in_session: bo
     told(story)
 
 
-def test_a_parked_fetch_without_an_epoch_hears_that_the_leader_moved() -> None:
-    """E7, E3: a replica; a consumer that takes followers' records waits on."""
+def test_parked_fetch_without_an_epoch_is_answered_when_the_leader_moves() -> None:
+    """E7, E3: for a replica; a consumer that may read from followers keeps waiting."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5, isr=(1, 2))
@@ -222,8 +222,8 @@ def test_a_parked_fetch_without_an_epoch_hears_that_the_leader_moved() -> None:
     told(story)
 
 
-def test_a_look_up_by_time_is_checked_again_when_its_answer_is_there() -> None:
-    """E7: the log is read by a thread, and the leader may move meanwhile."""
+def test_timestamp_lookup_is_fenced_again_before_answering() -> None:
+    """E7: a thread reads the log, and the leader may change meanwhile."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5)
@@ -240,11 +240,11 @@ def test_a_look_up_by_time_is_checked_again_when_its_answer_is_there() -> None:
     told(story)
 
 
-# -- § Leader hints (KIP-951 goes on where KIP-320 began) ----------------------------------------------------------
+# -- § Leader hints (KIP-951 extends KIP-320) ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("listener", ["PLAINTEXT", "OUTSIDE"])
-def test_who_asked_the_wrong_leader_is_told_the_right_one(listener: str) -> None:
+def test_request_to_a_former_leader_returns_a_leader_hint(listener: str) -> None:
     """E6: on 6 and 74, from version 16 on, with the address on the reader's own listener."""
 
     async def story(desk: Desk) -> None:
@@ -259,7 +259,7 @@ def test_who_asked_the_wrong_leader_is_told_the_right_one(listener: str) -> None
     told(story)
 
 
-# -- § Truncation detection: fetches tell the last epoch -----------------------------------------------------------
+# -- § Truncation detection: fetches carry the last epoch ----------------------------------------------------------
 
 
 def _outcome(fetched: FetchedPartition) -> Any:
@@ -284,7 +284,7 @@ def _outcome(fetched: FetchedPartition) -> Any:
         (-1, 18, OUT_OF_RANGE),
     ],
 )
-def test_where_logs_part(reader: dict[str, int], last_epoch: int, offset: int, outcome: Any) -> None:
+def test_divergence_point(reader: dict[str, int], last_epoch: int, offset: int, outcome: Any) -> None:
     """E8-E12; PartitionTest.testLastFetchedOffsetValidation, FetchRequestTest.testLastFetchedEpochValidation."""
 
     async def story(desk: Desk) -> None:
@@ -298,7 +298,7 @@ def test_where_logs_part(reader: dict[str, int], last_epoch: int, offset: int, o
     ("last_epoch", "offset", "outcome"),
     [(2, 8, (2, 5)), (0, 5, "ok"), (3, 5, "ok"), (0, 0, OUT_OF_RANGE)],
 )
-def test_where_logs_part_above_the_log_start(last_epoch: int, offset: int, outcome: Any) -> None:
+def test_divergence_point_above_the_log_start(last_epoch: int, offset: int, outcome: Any) -> None:
     """E9, E12: after the log start moved to 5."""
 
     async def story(desk: Desk) -> None:
@@ -309,7 +309,7 @@ def test_where_logs_part_above_the_log_start(last_epoch: int, offset: int, outco
     told(story)
 
 
-def test_below_the_log_start_is_out_of_range_even_where_logs_part() -> None:
+def test_below_the_log_start_is_out_of_range_even_after_divergence() -> None:
     """E9."""
 
     async def story(desk: Desk) -> None:
@@ -320,7 +320,7 @@ def test_below_the_log_start_is_out_of_range_even_where_logs_part() -> None:
     told(story)
 
 
-def test_an_answer_that_tells_of_divergence_has_no_records_and_all_the_rest() -> None:
+def test_diverging_response_has_no_records_but_all_other_fields() -> None:
     """E10."""
 
     async def story(desk: Desk) -> None:
@@ -333,8 +333,8 @@ def test_an_answer_that_tells_of_divergence_has_no_records_and_all_the_rest() ->
     told(story)
 
 
-def test_divergence_is_told_at_once_and_counts_for_nothing() -> None:
-    """E10, E31: no wait, and the leader does not take the follower for caught up."""
+def test_divergence_is_answered_immediately_and_updates_no_follower_state() -> None:
+    """E10, E31: no wait, and the follower does not count as caught up."""
 
     async def story(desk: Desk) -> None:
         desk.lead(3, isr=(1, 2))
@@ -353,8 +353,8 @@ def test_divergence_is_told_at_once_and_counts_for_nothing() -> None:
     told(story)
 
 
-def test_a_session_hears_of_divergence_each_time() -> None:
-    """E10 with KIP-227: it is news until the reader asks elsewhere."""
+def test_session_reports_divergence_on_every_fetch() -> None:
+    """E10 with KIP-227: returned until the reader fetches from another offset."""
 
     async def story(desk: Desk) -> None:
         _table(desk)
@@ -367,8 +367,8 @@ def test_a_session_hears_of_divergence_each_time() -> None:
     told(story)
 
 
-def test_a_parked_fetch_that_diverges_is_answered_at_once() -> None:
-    """E7; DelayedFetchTest.testDivergingEpoch: the partition became another log's between."""
+def test_diverging_parked_fetch_is_answered_immediately() -> None:
+    """E7; DelayedFetchTest.testDivergingEpoch: the leader's log changed while the fetch was parked."""
 
     async def story(desk: Desk) -> None:
         desk.follow(3, leader=2)
@@ -389,8 +389,8 @@ def test_a_parked_fetch_that_diverges_is_answered_at_once() -> None:
     ("offset", "replica_id", "outcome"),
     [(0, -1, 2), (2, -1, 0), (3, -1, 0), (5, -1, 0), (6, -1, "out"), (2, 2, 3), (5, 2, 0), (6, 2, "out")],
 )
-def test_how_far_each_reader_reads(offset: int, replica_id: int, outcome: int | str) -> None:
-    """E11, E43: between the bound and the log end there is nothing to read yet, above it is out of range."""
+def test_read_limit_of_each_reader(offset: int, replica_id: int, outcome: int | str) -> None:
+    """E11, E43: between the limit and the log end the result is empty, above the log end out of range."""
 
     async def story(desk: Desk) -> None:
         desk.lead(3, isr=(1, 2, 3))
@@ -428,7 +428,7 @@ def test_how_far_each_reader_reads(offset: int, replica_id: int, outcome: int | 
         (11, -1, -1),
     ],
 )
-def test_the_end_of_an_epoch(version: int, asked: int, epoch: int, end: int) -> None:
+def test_epoch_end_offset(version: int, asked: int, epoch: int, end: int) -> None:
     """§ OffsetForLeaderEpoch; E13, E21, asked of the leader."""
 
     async def story(desk: Desk) -> None:
@@ -439,8 +439,8 @@ def test_the_end_of_an_epoch(version: int, asked: int, epoch: int, end: int) -> 
     told(story)
 
 
-def test_the_end_of_an_epoch_below_the_first_that_is_known() -> None:
-    """E13d: the epoch comes back as it was asked, with where the first known one begins."""
+def test_epoch_end_offset_below_the_first_known_epoch() -> None:
+    """E13d: the requested epoch is returned with the start of the first known one."""
 
     async def story(desk: Desk) -> None:
         desk.lead(0)
@@ -472,10 +472,10 @@ def test_an_error_has_no_epoch_and_no_offset() -> None:
     told(story)
 
 
-# -- § Leader epochs in answers ------------------------------------------------------------------------------------
+# -- § Leader epochs in responses ----------------------------------------------------------------------------------
 
 
-def test_offsets_come_with_the_epoch_that_they_belong_to() -> None:
+def test_offsets_are_returned_with_their_epoch() -> None:
     """§ ListOffsets; L17-L18, L22; ListOffsetsRequestTest.testResponseIncludesLeaderEpoch."""
 
     async def story(desk: Desk) -> None:
@@ -498,7 +498,7 @@ def test_offsets_come_with_the_epoch_that_they_belong_to() -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 12))
-def test_an_epoch_is_told_from_version_4_on(version: int) -> None:
+def test_epoch_is_returned_from_version_4(version: int) -> None:
     """L24; ListOffsetsRequestTest.testResponseDefaultOffsetAndLeaderEpochForAllVersions."""
 
     async def story(desk: Desk) -> None:
@@ -514,8 +514,8 @@ def test_an_epoch_is_told_from_version_4_on(version: int) -> None:
     told(story)
 
 
-def test_records_carry_the_epoch_of_who_took_them() -> None:
-    """§ Motivation; E17: the log remembers in which epoch each record came."""
+def test_records_carry_the_epoch_of_the_appending_leader() -> None:
+    """§ Motivation; E17: the log stores the epoch of each record."""
 
     async def story(desk: Desk) -> None:
         desk.lead(2)
@@ -528,10 +528,10 @@ def test_records_carry_the_epoch_of_who_took_them() -> None:
     told(story)
 
 
-# -- § Followers: what their fetches prove -------------------------------------------------------------------------
+# -- § Followers: state updates by their fetches -------------------------------------------------------------------
 
 
-def test_a_stranger_is_no_follower() -> None:
+def test_fetch_from_a_non_replica_is_rejected() -> None:
     """E30; PartitionTest.testFetchFromUnrecognizedFollower, FetchRequestTest.testFetchRequestToNonReplica."""
 
     async def story(desk: Desk) -> None:
@@ -542,8 +542,8 @@ def test_a_stranger_is_no_follower() -> None:
     told(story)
 
 
-def test_a_process_that_was_replaced_is_no_follower() -> None:
-    """E31; PartitionTest.testFenceFollowerFetchWithStaleBrokerEpoch, within a session too."""
+def test_fetch_with_a_stale_broker_epoch_is_rejected() -> None:
+    """E31; PartitionTest.testFenceFollowerFetchWithStaleBrokerEpoch, also within a session."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5, isr=(1, 2))
@@ -560,8 +560,8 @@ def test_a_process_that_was_replaced_is_no_follower() -> None:
     told(story)
 
 
-def test_only_a_fetch_that_arrives_proves_something() -> None:
-    """E7, E31: one that was parked is read again without a word of the follower."""
+def test_only_an_arriving_fetch_updates_follower_state() -> None:
+    """E7, E31: a parked fetch is read again without a new request of the follower."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5, isr=(1, 2))
@@ -581,7 +581,7 @@ def test_only_a_fetch_that_arrives_proves_something() -> None:
 
 
 @pytest.mark.parametrize(("in_epoch", "joins"), [(2, False), (3, True)])
-def test_a_follower_joins_when_it_has_reached_the_leaders_epoch(in_epoch: int, joins: bool) -> None:
+def test_follower_joins_the_isr_after_reaching_the_leader_epoch(in_epoch: int, joins: bool) -> None:
     """E35, E64-iv; PartitionTest.testFollowerDoesNotJoinISRUntilCaughtUpToOffsetWithinCurrentLeaderEpoch."""
 
     async def story(desk: Desk) -> None:
@@ -598,8 +598,8 @@ def test_a_follower_joins_when_it_has_reached_the_leaders_epoch(in_epoch: int, j
 # -- § Metadata ----------------------------------------------------------------------------------------------------
 
 
-def test_a_partition_without_a_leader_has_an_epoch_all_the_same() -> None:
-    """E60 and E2: a replica of a partition that nobody leads fences by the epoch that it knows."""
+def test_leaderless_partition_still_fences_by_epoch() -> None:
+    """E60 and E2: a replica of a leaderless partition fences by the epoch that it knows."""
 
     async def story(desk: Desk) -> None:
         desk.tell(leader=-1, leader_epoch=6, isr=(2,))
@@ -610,7 +610,7 @@ def test_a_partition_without_a_leader_has_an_epoch_all_the_same() -> None:
     told(story)
 
 
-def test_deleting_records_is_for_leaders() -> None:
+def test_delete_records_requires_leadership() -> None:
     """§ Other requests: DeleteRecords and Produce carry no epoch (gaps.md G14d); the leadership alone decides."""
 
     async def story(desk: Desk) -> None:

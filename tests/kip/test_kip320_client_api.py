@@ -1,6 +1,6 @@
-"""KIP-320, § Public Interfaces and § Consumer Handling: what a program sees of leader epochs and truncations.
+"""KIP-320, § Public Interfaces and § Consumer Handling: leader epochs and truncations in the client API.
 
-One test for each sentence that binds a client's API; how the consumer finds a truncation is in
+One test for each sentence about a client's API; truncation detection by the consumer is in
 `test_kip320_consumer.py`. Names differ from Java's where `docs/client.md` says so.
 """
 
@@ -50,8 +50,8 @@ def _cut(cluster: ScriptedCluster, *tps: TopicPartition, to: int = 6) -> None:
 # -- § LogTruncationException --------------------------------------------------------------------------------------
 
 
-def test_it_extends_the_out_of_range_error_for_compatibility(cluster: ScriptedCluster) -> None:
-    """Who catches that one with auto.offset.reset=none goes on catching it, with the facts that it has."""
+def test_truncation_error_extends_the_out_of_range_error(cluster: ScriptedCluster) -> None:
+    """Code that catches that error with auto.offset.reset=none also catches this one, with the same attributes."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     with reading(cluster, tp, 0) as consumer:
@@ -64,7 +64,7 @@ def test_it_extends_the_out_of_range_error_for_compatibility(cluster: ScriptedCl
     assert error.offset_out_of_range_partitions == {tp: 10}
 
 
-def test_e50_it_includes_all_partitions_that_were_truncated_and_their_offsets_of_divergence(
+def test_e50_error_includes_all_truncated_partitions_and_divergence_offsets(
     cluster: ScriptedCluster,
 ) -> None:
     first, second, whole = cluster.add_topic("t", 3)
@@ -87,7 +87,7 @@ def test_e50_it_includes_all_partitions_that_were_truncated_and_their_offsets_of
         assert (str(copy), copy.truncation_offsets) == (str(error), error.truncation_offsets)
         assert told(consumer).truncation_offsets == error.truncation_offsets, "until a seek"
         assert [(met.partition, met.others) for met in consumer.truncations()] == [(0, ()), (1, ())]
-        # Users who handle it seek to these.
+        # Handlers seek to these offsets.
         for tp, offset in error.truncation_offsets.items():
             consumer.seek(tp, offset)
         new = write(cluster, first, "b", 2) + write(cluster, second, "c", 2)
@@ -95,11 +95,11 @@ def test_e50_it_includes_all_partitions_that_were_truncated_and_their_offsets_of
 
 
 def _until_lost(consumer: Consumer, count: int) -> None:
-    """The answer of the leader is one for all of them, but a test's brokers are elected one after the other."""
+    """A leader answers for all partitions at once, but a test elects its leaders one after the other."""
     eventually(lambda: len(consumer._on_loop(consumer._async.positions.lost)) == count)
 
 
-def test_g4_a_partition_whose_divergence_is_unknown_is_not_among_the_offsets(cluster: ScriptedCluster) -> None:
+def test_g4_partition_with_unknown_divergence_has_no_offset(cluster: ScriptedCluster) -> None:
     known, unknown = cluster.add_topic("t", 2)
     for tp in (known, unknown):
         write(cluster, tp, "a", 10)
@@ -117,7 +117,7 @@ def test_g4_a_partition_whose_divergence_is_unknown_is_not_among_the_offsets(clu
     assert error.truncation_offsets == {known: (6, 0, "")}
 
 
-def test_a_function_decides_for_each_partition_and_the_others_fail_together(cluster: ScriptedCluster) -> None:
+def test_callback_decides_per_partition_and_the_rest_fail_together(cluster: ScriptedCluster) -> None:
     tps = cluster.add_topic("t", 3)
     for tp in tps:
         write(cluster, tp, "a", 10)
@@ -137,7 +137,7 @@ def test_a_function_decides_for_each_partition_and_the_others_fail_together(clus
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-def test_e49_with_a_reset_policy_the_position_is_reset_by_itself_to_where_the_logs_part(
+def test_e49_reset_policy_resets_the_position_to_the_divergence(
     cluster: ScriptedCluster, reset: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both modes alike, "as precisely as possible"; the consumer logs a message and raises nothing."""
@@ -163,16 +163,14 @@ def test_e50_without_a_reset_policy_the_error_is_raised(cluster: ScriptedCluster
 
 
 @pytest.mark.parametrize(("reset", "position"), [("earliest", 0), ("latest", 6)])
-def test_e48_where_the_divergence_is_unknown_the_policy_says_where(
-    cluster: ScriptedCluster, reset: str, position: int
-) -> None:
+def test_e48_unknown_divergence_uses_the_reset_policy(cluster: ScriptedCluster, reset: str, position: int) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
 
     def decide(error: LogTruncationError) -> str:
         assert error.truncation_offsets == {}
         with cluster.lock:
-            cluster.logs[tp].epochs = [(0, 0), (1, 6)]  # from here on it knows again
+            cluster.logs[tp].epochs = [(0, 0), (1, 6)]  # the leader knows its epochs again
         return "reset"
 
     with reading(cluster, tp, 0, **{"on.truncation": decide, "auto.offset.reset": reset}) as consumer:
@@ -194,8 +192,8 @@ def _poll_until(consumer: Consumer, found: list[int], done: Callable[[], bool]) 
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-def test_our_default_raises_whatever_the_policy_of_resets(cluster: ScriptedCluster, reset: str) -> None:
-    """Different on purpose: that policy is set for offsets that retention removed, and says nothing about a loss."""
+def test_default_raises_regardless_of_the_reset_policy(cluster: ScriptedCluster, reset: str) -> None:
+    """Different on purpose: that policy is meant for offsets that retention removed, not for losses."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     with reading(cluster, tp, 0, **{"auto.offset.reset": reset}) as consumer:
@@ -214,7 +212,7 @@ def test_our_default_raises_whatever_the_policy_of_resets(cluster: ScriptedClust
         (ErrorCode.UNKNOWN_LEADER_EPOCH, UnknownLeaderEpochError),
     ],
 )
-def test_the_new_codes_are_retriable_errors(code: ErrorCode, kind: type[ClientError]) -> None:
+def test_new_error_codes_are_retriable(code: ErrorCode, kind: type[ClientError]) -> None:
     error = broker_error(code, "a fetch of t-0")
     assert type(error) is kind
     assert isinstance(error, RetriableError)
@@ -222,13 +220,13 @@ def test_the_new_codes_are_retriable_errors(code: ErrorCode, kind: type[ClientEr
     assert (error.code, code in RETRIABLE) == (code, True)
 
 
-def test_what_no_retry_mends_is_not_retriable() -> None:
+def test_permanent_errors_are_not_retriable() -> None:
     for code in ErrorCode:
         assert isinstance(broker_error(code, "a test"), RetriableError) == (code in RETRIABLE), code
     assert not isinstance(LogTruncationError("t", 0, 1, 0), RetriableError)
 
 
-def test_a_stale_epoch_of_a_question_is_fenced_with_the_error_of_its_kind(cluster: ScriptedCluster) -> None:
+def test_stale_epoch_in_a_lookup_raises_its_fencing_error(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 1)
     cluster.logs[tp].elect(1)
@@ -236,7 +234,7 @@ def test_a_stale_epoch_of_a_question_is_fenced_with_the_error_of_its_kind(cluste
         admin.offsets_for_leader_epoch({tp: (0, 0)})
 
 
-def test_a_call_that_ends_while_the_broker_is_behind_names_that_as_its_cause(cluster: ScriptedCluster) -> None:
+def test_timeout_while_the_broker_is_behind_reports_that_cause(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     cluster.fault_rule = lambda key: ErrorCode.UNKNOWN_LEADER_EPOCH if key is ApiKey.LIST_OFFSETS else None
     with (
@@ -250,7 +248,7 @@ def test_a_call_that_ends_while_the_broker_is_behind_names_that_as_its_cause(clu
 # -- § Offsets with epochs: records, seek, commits -----------------------------------------------------------------
 
 
-def test_e55_what_poll_gives_has_the_next_offsets_with_epochs(cluster: ScriptedCluster) -> None:
+def test_e55_poll_result_has_next_offsets_with_epochs(cluster: ScriptedCluster) -> None:
     first, _ = cluster.add_topic("t", 2)
     write(cluster, first, "a", 4)
     cluster.logs[first].elect(2)
@@ -265,14 +263,14 @@ def test_e55_what_poll_gives_has_the_next_offsets_with_epochs(cluster: ScriptedC
             given = consumer.poll(60_000)
             rest += given
         assert given.next_offsets() == {first: CommittedOffset(6, 1)}
-        assert records.next_offsets() == {first: CommittedOffset(3, 0)}, "those of its own poll"
+        assert records.next_offsets() == {first: CommittedOffset(3, 0)}, "the offsets of its own poll"
         nothing = consumer.poll(20)
         assert (nothing, nothing.next_offsets(), consumer.next_offsets()) == ([], {}, {})
         copy = pickle.loads(pickle.dumps(given))
         assert (copy, copy.next_offsets()) == (given, given.next_offsets())
 
 
-def test_e55_so_do_tables(cluster: ScriptedCluster) -> None:
+def test_e55_tables_have_next_offsets_with_epochs(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 0) as consumer:
@@ -294,8 +292,8 @@ def test_e55_so_do_tables(cluster: ScriptedCluster) -> None:
     asyncio.run(story())
 
 
-def test_e53_seek_takes_an_offset_with_its_epoch_from_a_store_outside(cluster: ScriptedCluster) -> None:
-    """Where the log was truncated since the offset was stored, the next poll raises."""
+def test_e53_seek_accepts_an_externally_stored_offset_and_epoch(cluster: ScriptedCluster) -> None:
+    """If the log was truncated after the offset was stored, the next poll raises."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     with reading(cluster, tp, 0) as consumer:

@@ -1,8 +1,8 @@
-"""KIP-320, sentence by sentence, the consumer's side: it proves where it stands before it reads on.
+"""KIP-320, sentence by sentence, the consumer side: it validates its position before it continues reading.
 
-`§` names the section of the KIP, a number such as E46 the rule of `docs/rules/epochs.md`. The brokers are a script that
-speaks the protocol, so that every version and every refusal can be had; what the state machine does in each cell is
-`tests/client/test_positions.py`'s, whole histories are `tests/client/test_truncation_model.py`'s.
+`§` names the section of the KIP, a number such as E46 the rule of `docs/rules/epochs.md`. The brokers are a scripted
+cluster, so every version and every error can be produced. The state machine is tested cell by cell in
+`tests/client/test_positions.py`, whole histories in `tests/client/test_truncation_model.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def write(cluster: ScriptedCluster, tp: TopicPartition, stem: str, count: int) -
 
 @contextmanager
 def reading(cluster: ScriptedCluster, tp: TopicPartition, *at: int, **config: Any) -> Iterator[Consumer]:
-    """A consumer that begins `at` an offset, or at an offset and the epoch of the record before it."""
+    """A consumer that starts at offset `at`, or at an offset and the epoch of the record before it."""
     with Consumer(cluster.bootstrap, **{**QUICK, **config}) as consumer:
         consumer.assign([tp])
         consumer.seek(tp, *at)
@@ -84,11 +84,11 @@ def told(consumer: Consumer, kind: type[Exception] = LogTruncationError) -> Any:
 def _until(done: Callable[[], object]) -> None:
     end_s = time.monotonic() + 60
     while not done():
-        assert time.monotonic() < end_s, "it did not come to that"
+        assert time.monotonic() < end_s, "the expected state was not reached"
 
 
 def asked(cluster: ScriptedCluster) -> list[tuple[int, int]]:
-    """(epoch asked for, current leader epoch) of every question where an epoch ends."""
+    """(requested epoch, current leader epoch) of every OffsetForLeaderEpoch request."""
     return [
         (int(p.leader_epoch), int(p.current_leader_epoch))
         for key, _, request in cluster.requests
@@ -98,10 +98,10 @@ def asked(cluster: ScriptedCluster) -> list[tuple[int, int]]:
     ]
 
 
-# -- § Consumer: validation before reading on ----------------------------------------------------------------------
+# -- § Consumer: validation before the next fetch ------------------------------------------------------------------
 
 
-def test_e46_a_change_of_the_leader_epoch_is_validated_before_the_next_fetch(cluster: ScriptedCluster) -> None:
+def test_e46_leader_epoch_change_is_validated_before_the_next_fetch(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 0) as consumer:
@@ -121,7 +121,7 @@ def test_e46_a_change_of_the_leader_epoch_is_validated_before_the_next_fetch(clu
 
 
 def test_e46_the_first_fetch_from_a_committed_offset_is_validated(cluster: ScriptedCluster) -> None:
-    """§ Committed offsets; ConsumerCoordinatorTest.testRefreshOffsetWithValidation. A seek takes the same way."""
+    """§ Committed offsets; ConsumerCoordinatorTest.testRefreshOffsetWithValidation. A seek is handled alike."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 2, 0) as consumer:
@@ -129,7 +129,7 @@ def test_e46_the_first_fetch_from_a_committed_offset_is_validated(cluster: Scrip
     assert asked(cluster) == [(0, 0)]
 
 
-def test_e53_a_seek_without_an_epoch_is_not(cluster: ScriptedCluster) -> None:
+def test_e53_seek_without_an_epoch_is_not_validated(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 2) as consumer:
@@ -149,8 +149,8 @@ def test_e53_a_seek_without_an_epoch_is_not(cluster: ScriptedCluster) -> None:
     ],
 )
 @pytest.mark.parametrize("key", [ApiKey.FETCH, ApiKey.OFFSET_FOR_LEADER_EPOCH])
-def test_e51_e52_refusals_that_pass_are_asked_again(cluster: ScriptedCluster, key: ApiKey, code: ErrorCode) -> None:
-    """§ Fencing: 74 looks for another leader, 75 asks this one again; nobody is told."""
+def test_e51_e52_retriable_errors_are_retried(cluster: ScriptedCluster, key: ApiKey, code: ErrorCode) -> None:
+    """§ Fencing: 74 looks up the leader, 75 retries the same one; no error is raised."""
 
     def metadata_requests() -> int:
         with cluster.lock:
@@ -178,14 +178,14 @@ def test_e51_e52_refusals_that_pass_are_asked_again(cluster: ScriptedCluster, ke
 
 
 @pytest.mark.parametrize("key", [ApiKey.FETCH, ApiKey.OFFSET_FOR_LEADER_EPOCH])
-def test_e51_a_refusal_for_good_is_told(cluster: ScriptedCluster, key: ApiKey) -> None:
+def test_e51_permanent_error_is_raised(cluster: ScriptedCluster, key: ApiKey) -> None:
     (tp,) = cluster.add_topic("t")
     cluster.faults[key] = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
     with reading(cluster, tp, 0, 0) as consumer:
         assert told(consumer, PeerError).code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
-def test_a_leader_that_does_not_answer_holds_up_its_own_partitions_only(cluster: ScriptedCluster) -> None:
+def test_unresponsive_leader_blocks_only_its_own_partitions(cluster: ScriptedCluster) -> None:
     first, second = cluster.add_topic("t", 2)
     write(cluster, first, "a", 2)
     write(cluster, second, "b", 2)
@@ -205,7 +205,7 @@ def test_a_leader_that_does_not_answer_holds_up_its_own_partitions_only(cluster:
 
 
 @pytest.mark.parametrize("versions", VERSIONS)
-def test_e49_e50_a_truncation_names_the_position_and_where_the_histories_part(
+def test_e49_e50_truncation_reports_the_position_and_the_divergence(
     versions: dict[ApiKey, tuple[int, int]],
 ) -> None:
     """§ LogTruncationException: raised by poll, again until a seek; the partition is not fetched meanwhile."""
@@ -225,7 +225,7 @@ def test_e49_e50_a_truncation_names_the_position_and_where_the_histories_part(
             assert "records 3 to 7, read in epochs 0 and 1, were removed" in str(error)
             assert told(consumer).truncated_from == 8
             assert [e.truncated_from for e in consumer.truncations()] == [8]
-            # A position that is lost is not committed (E44).
+            # A lost position is not committed (E44).
             assert consumer._on_loop(consumer._async.committable) == {}
             consumer.seek(tp, error.divergent_offset, error.divergent_epoch)
             assert consumer._on_loop(consumer._async.committable) == {tp: (3, 0, "")}
@@ -233,7 +233,7 @@ def test_e49_e50_a_truncation_names_the_position_and_where_the_histories_part(
 
 
 def _told_of_an_older_log(cluster: ScriptedCluster) -> Any:
-    """Nine are read, from 5 on in epoch 1. Then the log that was cut there is back: twelve records of epoch 0."""
+    """Nine are read, from 5 on in epoch 1. Then the log truncated there returns: twelve records of epoch 0."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 12)
     log = cluster.logs[tp]
@@ -249,10 +249,10 @@ def _told_of_an_older_log(cluster: ScriptedCluster) -> Any:
 
 
 @pytest.mark.parametrize("versions", VERSIONS)
-def test_g5_g6_a_lower_epoch_than_the_positions_is_a_truncation_whatever_its_end(
+def test_g5_g6_lower_epoch_than_the_position_is_a_truncation(
     versions: dict[ApiKey, tuple[int, int]],
 ) -> None:
-    """Kafka's consumer accepts the answer (epoch 0, end 12) for a position at 9 of epoch 1, and keeps what is gone."""
+    """Kafka's consumer accepts (epoch 0, end 12) for a position at 9 of epoch 1, and keeps the lost records."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         error = _told_of_an_older_log(cluster)
         assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (9, 5, 0)
@@ -260,8 +260,8 @@ def test_g5_g6_a_lower_epoch_than_the_positions_is_a_truncation_whatever_its_end
 
 
 @pytest.mark.parametrize("versions", VERSIONS)
-def test_the_search_goes_on_below_an_epoch_that_was_never_read(versions: dict[ApiKey, tuple[int, int]]) -> None:
-    """E25: read in epochs 0 and 3; the log that came back has epoch 1 instead, from 4 on."""
+def test_search_continues_below_an_epoch_that_was_never_read(versions: dict[ApiKey, tuple[int, int]]) -> None:
+    """E25: read in epochs 0 and 3; the returning log has epoch 1 instead, from 4 on."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
         write(cluster, tp, "a", 6)
@@ -274,7 +274,7 @@ def test_the_search_goes_on_below_an_epoch_that_was_never_read(versions: dict[Ap
             log.epochs, log.leader_epoch = [(0, 0)], 2
         write_first = [b"a4'", b"a5'"]
         with cluster.lock:
-            # Another one went on from the same four with two of epoch 0, then epoch 3 began.
+            # Another leader continued from the same four with two of epoch 0, then started epoch 3.
             log.leader_epoch = 0
         for value in write_first:
             write(cluster, tp, value.decode(), 1)
@@ -292,7 +292,7 @@ def test_the_search_goes_on_below_an_epoch_that_was_never_read(versions: dict[Ap
             assert error.epochs == (0, 3)
 
 
-def test_e48_where_the_leader_can_not_tell_the_divergence_is_unknown(cluster: ScriptedCluster) -> None:
+def test_e48_undefined_epoch_end_means_unknown_divergence(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 0) as consumer:
@@ -306,8 +306,8 @@ def test_e48_where_the_leader_can_not_tell_the_divergence_is_unknown(cluster: Sc
         assert error.epochs == (0,)
 
 
-def test_what_is_in_doubt_is_not_handed_out(cluster: ScriptedCluster) -> None:
-    """Ten are fetched, one is given; nine wait until the new leader has answered, and are dropped for what it has."""
+def test_unvalidated_records_are_not_returned(cluster: ScriptedCluster) -> None:
+    """Ten are fetched, one is returned; nine are held until the new leader answers, then replaced by its records."""
     (tp,) = cluster.add_topic("t")
     old = write(cluster, tp, "a", 10)
     with reading(cluster, tp, 0, **{"max.poll.records": 1}) as consumer:
@@ -325,7 +325,7 @@ def test_what_is_in_doubt_is_not_handed_out(cluster: ScriptedCluster) -> None:
 
 
 def _nothing(consumer: Consumer) -> bool:
-    """Makes the client look at its leader, without taking a record."""
+    """Makes the client check its leader without returning a record."""
     consumer.lag(TopicPartition("t", 0))
     return False
 
@@ -334,7 +334,7 @@ def _nothing(consumer: Consumer) -> bool:
 
 
 def _cut_under(cluster: ScriptedCluster, **config: Any) -> tuple[Consumer, TopicPartition, list[bytes]]:
-    """A consumer that has read 10 records, of which the log kept 6; four new ones lie behind these."""
+    """A consumer that has read 10 records, of which the log kept 6; four new ones follow."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     consumer = Consumer(cluster.bootstrap, **{**QUICK, **config})
@@ -346,10 +346,10 @@ def _cut_under(cluster: ScriptedCluster, **config: Any) -> tuple[Consumer, Topic
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
-def test_on_truncation_rewind_reads_on_from_where_the_histories_part(
+def test_on_truncation_rewind_continues_from_the_divergence(
     cluster: ScriptedCluster, reset: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """E49: to the divergence, whatever the reset policy; it is logged and kept."""
+    """E49: to the divergence under any reset policy; the truncation is logged and kept."""
     consumer, tp, new = _cut_under(cluster, **{"on.truncation": "rewind", "auto.offset.reset": reset})
     with consumer, caplog.at_level(logging.WARNING, "fenceline.client"):
         assert read(consumer, 4) == new
@@ -359,7 +359,7 @@ def test_on_truncation_rewind_reads_on_from_where_the_histories_part(
         assert "it diverges at offset 6" in caplog.text
 
 
-def test_on_truncation_latest_reads_on_from_the_end(cluster: ScriptedCluster) -> None:
+def test_on_truncation_latest_continues_from_the_end(cluster: ScriptedCluster) -> None:
     consumer, tp, _ = _cut_under(cluster, **{"on.truncation": "latest"})
     with consumer:
         _until(lambda: consumer.poll(20) or consumer.truncations())
@@ -387,8 +387,8 @@ def test_on_truncation_may_be_a_function(cluster: ScriptedCluster, choice: Any, 
             assert len(met) == 1
 
 
-def test_the_function_may_seek_and_use_the_consumer(cluster: ScriptedCluster) -> None:
-    """It runs in the thread that polls."""
+def test_callback_may_seek_and_use_the_consumer(cluster: ScriptedCluster) -> None:
+    """The callback runs in the polling thread."""
     made: list[Consumer] = []
 
     def decide(error: LogTruncationError) -> None:
@@ -402,14 +402,14 @@ def test_the_function_may_seek_and_use_the_consumer(cluster: ScriptedCluster) ->
         assert read(consumer, 3) == new[1:]
 
 
-def test_what_a_function_returns_is_checked(cluster: ScriptedCluster) -> None:
+def test_callback_result_is_validated(cluster: ScriptedCluster) -> None:
     consumer, _, _ = _cut_under(cluster, on_truncation=lambda error: "somewhere")
     with consumer:
         assert "'somewhere'" in str(told(consumer, OperatorError))
 
 
 @pytest.mark.parametrize(("reset", "offset"), [("earliest", 0), ("latest", 4)])
-def test_e48_a_rewind_to_an_unknown_place_goes_by_the_reset_policy(
+def test_e48_rewind_with_unknown_divergence_uses_the_reset_policy(
     cluster: ScriptedCluster, reset: str, offset: int
 ) -> None:
     (tp,) = cluster.add_topic("t")
@@ -418,7 +418,7 @@ def test_e48_a_rewind_to_an_unknown_place_goes_by_the_reset_policy(
     def decide(error: LogTruncationError) -> str:
         assert error.divergent_offset == -1
         with cluster.lock:
-            cluster.logs[tp].epochs = [(0, 0), (1, 4)]  # from here on it knows again
+            cluster.logs[tp].epochs = [(0, 0), (1, 4)]  # the leader knows its epochs again
         return "rewind"
 
     with reading(cluster, tp, 0, **{"on.truncation": decide, "auto.offset.reset": reset}) as consumer:
@@ -436,8 +436,8 @@ def test_e48_a_rewind_to_an_unknown_place_goes_by_the_reset_policy(
 # -- § Unknown epochs, metadata ------------------------------------------------------------------------------------
 
 
-def test_e54_g7_g8_an_epoch_above_metadatas_waits_for_metadata(cluster: ScriptedCluster) -> None:
-    """Kafka's consumer asks the old leader, which can not tell, and takes that for a truncation."""
+def test_e54_g7_g8_epoch_newer_than_metadata_waits_for_metadata(cluster: ScriptedCluster) -> None:
+    """Kafka's consumer asks the old leader, which does not know the epoch, and treats that as a truncation."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 4, 1) as consumer:
@@ -450,8 +450,8 @@ def test_e54_g7_g8_an_epoch_above_metadatas_waits_for_metadata(cluster: Scripted
         assert consumer.truncations() == []
 
 
-def test_an_epoch_that_no_leader_ever_has_is_told_in_the_end(cluster: ScriptedCluster) -> None:
-    """A checkpoint of another cluster: nothing is read, and nothing else is harmed."""
+def test_epoch_that_never_existed_is_finally_reported(cluster: ScriptedCluster) -> None:
+    """A checkpoint of another cluster: nothing is read, and other partitions are unaffected."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 2, 77, **{"default.api.timeout.ms": 200}) as consumer:
@@ -461,8 +461,8 @@ def test_an_epoch_that_no_leader_ever_has_is_told_in_the_end(cluster: ScriptedCl
         assert read(consumer, 2) == [b"a2", b"a3"]
 
 
-def test_g9_a_truncation_before_the_first_record_loses_nothing_and_skips_nothing(cluster: ScriptedCluster) -> None:
-    """To be read from the end at 10, which was cut to 6 before anything came: what came then is all new."""
+def test_g9_truncation_before_the_first_record_loses_and_skips_nothing(cluster: ScriptedCluster) -> None:
+    """Reading starts at the end, 10, which was truncated to 6 before the first record: all later records are new."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     with Consumer(cluster.bootstrap, **{**QUICK, "auto.offset.reset": "latest"}) as consumer:
@@ -475,10 +475,10 @@ def test_g9_a_truncation_before_the_first_record_loses_nothing_and_skips_nothing
         assert consumer.truncations() == []
 
 
-def test_e59_kip951_a_refusal_that_names_the_new_leader_needs_no_metadata(cluster: ScriptedCluster) -> None:
+def test_e59_kip951_leader_hint_needs_no_metadata_request(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
-    # A pause that would be noticed, were it made.
+    # A backoff that would fail the test.
     with Consumer(
         cluster.bootstrap, **{**QUICK, "retry.backoff.ms": 30_000, "retry.backoff.max.ms": 30_000}
     ) as consumer:
@@ -493,8 +493,8 @@ def test_e59_kip951_a_refusal_that_names_the_new_leader_needs_no_metadata(cluste
 
 
 @pytest.mark.parametrize("versions", VERSIONS)
-def test_a_truncation_is_found_with_one_question_to_the_new_leader(versions: dict[ApiKey, tuple[int, int]]) -> None:
-    """Within one round trip of knowing the new leader: no Fetch of the new epoch comes before it."""
+def test_truncation_is_detected_with_one_request_to_the_new_leader(versions: dict[ApiKey, tuple[int, int]]) -> None:
+    """Within one round trip after learning of the new leader, and before any Fetch of the new epoch."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         consumer, _, _ = _cut_under(cluster)
         with consumer:
@@ -507,7 +507,7 @@ def test_a_truncation_is_found_with_one_question_to_the_new_leader(versions: dic
 # -- § Offsets with epochs -----------------------------------------------------------------------------------------
 
 
-def test_e55_offsets_come_with_epochs(cluster: ScriptedCluster) -> None:
+def test_e55_offsets_include_epochs(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     cluster.logs[tp].elect(2)
@@ -519,8 +519,8 @@ def test_e55_offsets_come_with_epochs(cluster: ScriptedCluster) -> None:
         assert consumer.beginning_offsets([tp])[tp].leader_epoch == 1
 
 
-def test_g15_an_offset_that_is_not_available_yet_is_asked_again_without_metadata(cluster: ScriptedCluster) -> None:
-    """KIP-207 made the code so that clients do not look for another leader."""
+def test_g15_offset_not_available_is_retried_without_metadata(cluster: ScriptedCluster) -> None:
+    """KIP-207 chose the code so that clients do not look for another leader."""
     (tp,) = cluster.add_topic("t")
     with Admin(cluster.bootstrap, **QUICK) as admin:
         admin.list_offsets({tp: "latest"})
@@ -534,14 +534,14 @@ def test_g15_an_offset_that_is_not_available_yet_is_asked_again_without_metadata
 # -- § Compatibility -----------------------------------------------------------------------------------------------
 
 OLD: list[Any] = [
-    pytest.param({ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 1), ApiKey.METADATA: (0, 9)}, id="no fenced questions"),
+    pytest.param({ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 1), ApiKey.METADATA: (0, 9)}, id="no fenced lookups"),
     pytest.param({ApiKey.METADATA: (0, 6), ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 1)}, id="2.0"),
-    pytest.param({ApiKey.METADATA: (0, 7), ApiKey.LIST_OFFSETS: (1, 3)}, id="nor epochs of offsets"),
+    pytest.param({ApiKey.METADATA: (0, 7), ApiKey.LIST_OFFSETS: (1, 3)}, id="no epochs of offsets"),
 ]
 
 
 @pytest.mark.parametrize("older", OLD)
-def test_e46_a_broker_that_is_too_old_is_not_asked(
+def test_e46_too_old_broker_is_not_asked(
     older: dict[ApiKey, tuple[int, int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     versions = {ApiKey.FETCH: (4, 10), ApiKey.LIST_OFFSETS: (1, 5), **older}
@@ -561,8 +561,8 @@ def read_all(cluster: ScriptedCluster, consumer: Consumer, tp: TopicPartition, c
     return read(consumer, count) == new
 
 
-def test_records_of_an_older_epoch_betray_a_truncation_to_old_brokers_clients() -> None:
-    """A log's epochs never go down: what follows was written before what was read."""
+def test_records_of_an_older_epoch_reveal_a_truncation_on_old_brokers() -> None:
+    """A log's epochs never decrease: the next record was written before the ones already read."""
     versions = {
         ApiKey.FETCH: (4, 8),
         ApiKey.LIST_OFFSETS: (1, 3),
@@ -581,7 +581,7 @@ def _readers(cluster: ScriptedCluster) -> set[int]:
     return {node for node, _, _ in cluster.fetches}
 
 
-def test_kip392_a_consumer_with_a_rack_reads_from_the_replica_that_the_leader_names(cluster: ScriptedCluster) -> None:
+def test_kip392_consumer_with_a_rack_reads_from_the_preferred_replica(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     values = write(cluster, tp, "a", 4)
     cluster.logs[tp].read_replica = 2
@@ -596,7 +596,7 @@ def test_kip392_a_consumer_with_a_rack_reads_from_the_replica_that_the_leader_na
         assert (request.rack_id, request.partitions[0].last_fetched_epoch) == ("here", 0)
 
 
-def test_kip392_without_a_rack_it_stays_with_the_leader(cluster: ScriptedCluster) -> None:
+def test_kip392_consumer_without_a_rack_reads_from_the_leader(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     values = write(cluster, tp, "a", 4)
     cluster.logs[tp].read_replica = 2
@@ -606,8 +606,8 @@ def test_kip392_without_a_rack_it_stays_with_the_leader(cluster: ScriptedCluster
 
 
 @pytest.mark.parametrize("trouble", ["behind", "out of range", "out of range and of time", "hangs up", "refuses"])
-def test_e52_a_replica_that_does_not_serve_is_left_for_the_leader(cluster: ScriptedCluster, trouble: str) -> None:
-    """One that is behind, having lost its disk, calls that a divergence (E10): only the leader can tell."""
+def test_e52_failing_replica_is_abandoned_for_the_leader(cluster: ScriptedCluster, trouble: str) -> None:
+    """A lagging replica that lost its disk reports a divergence (E10): only the leader can decide."""
     (tp,) = cluster.add_topic("t")
     values = write(cluster, tp, "a", 4)
     log = cluster.logs[tp]
@@ -620,7 +620,7 @@ def test_e52_a_replica_that_does_not_serve_is_left_for_the_leader(cluster: Scrip
             if (node, key) != (2, ApiKey.FETCH):
                 return None
             if trouble == "out of range and of time":
-                # While it is asked, its turn to be asked ends.
+                # Its preferred lease ends while the request is in flight.
                 consumer._async.positions.of(tp).read_replica = -1
             return HANG_UP if trouble == "hangs up" else ErrorCode.OFFSET_OUT_OF_RANGE
 
@@ -640,7 +640,7 @@ def test_e52_a_replica_that_does_not_serve_is_left_for_the_leader(cluster: Scrip
         assert consumer.truncations() == []
 
 
-def test_kip392_a_truncation_is_told_by_the_replica_too(cluster: ScriptedCluster) -> None:
+def test_kip392_replica_also_reports_truncation(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     log = cluster.logs[tp]
@@ -652,8 +652,8 @@ def test_kip392_a_truncation_is_told_by_the_replica_too(cluster: ScriptedCluster
         assert told(consumer).divergent_offset == 6
 
 
-def test_e52_out_of_range_without_a_truncation_goes_by_the_policy(cluster: ScriptedCluster) -> None:
-    """Retention has taken what was to be read next."""
+def test_e52_out_of_range_without_truncation_uses_the_reset_policy(cluster: ScriptedCluster) -> None:
+    """Retention has deleted the next records."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 10)
     log = cluster.logs[tp]

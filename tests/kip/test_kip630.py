@@ -1,8 +1,8 @@
-"""KIP-630, sentence by sentence, on one directory: what a snapshot is, when there is one, what may go.
+"""KIP-630, sentence by sentence, on one directory: snapshot format, generation and deletion.
 
 `§` names the section of the KIP and the sentence in it, a number such as N11 the rule of
-`docs/rules/snapshots.md`. Where Kafka as released differs from the KIP, the test says which of the two holds. What is
-loaded is `test_kip630_loading.py`'s, the transfer between nodes `test_kip630_transfer.py`'s.
+`docs/rules/snapshots.md`. Where released Kafka differs from the KIP, the test names the behaviour that applies.
+Loading is tested in `test_kip630_loading.py`, the transfer between nodes in `test_kip630_transfer.py`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _batches(content: bytes) -> list[Any]:
 # -- § Snapshot, § Metadata Topic Partition ---------------------------------------------------------------------------
 
 
-def test_a_snapshot_is_named_by_the_end_offset_and_the_epoch_of_the_last_record(history: History) -> None:
+def test_snapshot_id_is_the_end_offset_and_epoch_of_the_last_record(history: History) -> None:
     """§ Snapshot 1-2; N1: the end offset is exclusive and the next offset to fetch."""
     snapshot = history.snapshot()
     assert snapshot == (history.log.end_offset, EPOCH)
@@ -73,14 +73,14 @@ def test_snapshots_are_ordered_by_epoch_then_offset(disk: SimDisk, history: Hist
     assert found == [(9, 1), (4, 2), (3, 3), (5, 3)]
 
 
-def test_the_file_lies_beside_the_segments_under_its_own_suffix(disk: SimDisk, history: History) -> None:
+def test_snapshot_file_is_next_to_the_segments_with_its_own_suffix(disk: SimDisk, history: History) -> None:
     """§ Snapshot Format, file name; N2: Kafka writes the epoch with 10 digits, the KIP has 20 (G23)."""
     history.snapshot()
     assert "00000000000000000013-0000000003.checkpoint" in disk.listdir(DIRECTORY)
     assert snapshot_files.snapshot_of("00000000000000000017-00000000000000000003.checkpoint") is None
 
 
-def test_a_file_in_the_making_has_another_suffix(disk: SimDisk, history: History) -> None:
+def test_partial_file_has_another_suffix(disk: SimDisk, history: History) -> None:
     """§ Snapshot Format, atomicity; N3, N16."""
     seen: list[list[str]] = []
     batches = snapshot_of(history.image)
@@ -97,7 +97,7 @@ def test_a_file_in_the_making_has_another_suffix(disk: SimDisk, history: History
     ]
 
 
-def test_it_is_durable_before_it_has_its_name(disk: SimDisk, history: History) -> None:
+def test_snapshot_is_durable_before_the_rename(disk: SimDisk, history: History) -> None:
     """§ Snapshot Format; N16: fsync, rename, fsync of the directory."""
     order: list[str] = []
     for name in ("fsync", "rename", "fsync_dir"):
@@ -112,7 +112,7 @@ def test_it_is_durable_before_it_has_its_name(disk: SimDisk, history: History) -
     assert order == ["fsync", "rename", "fsync_dir"]
 
 
-def test_a_file_that_could_not_be_written_leaves_nothing(disk: SimDisk, history: History) -> None:
+def test_failed_write_leaves_no_file(disk: SimDisk, history: History) -> None:
     """§ Snapshot Format; N16."""
     calls: tuple[Literal["write", "fsync", "rename"], ...] = ("write", "fsync", "rename")
     for call in calls:
@@ -126,7 +126,7 @@ def test_a_file_that_could_not_be_written_leaves_nothing(disk: SimDisk, history:
 # -- § Snapshot Format ------------------------------------------------------------------------------------------------
 
 
-def test_the_form_is_that_of_the_log(history: History) -> None:
+def test_snapshot_uses_the_log_format(history: History) -> None:
     """§ Snapshot Format 1; N6: batches of magic 2, uncompressed, offsets from 0, the snapshot's epoch in each."""
     batches = _batches(content_of(history, history.snapshot()))
     content = content_of(history, history.log.snapshots[-1])
@@ -137,7 +137,7 @@ def test_the_form_is_that_of_the_log(history: History) -> None:
 
 
 def test_the_first_batch_is_a_control_batch_with_the_header(history: History) -> None:
-    """§ Snapshot Format, header; N7: version 0 and the append time of the last batch that it stands for."""
+    """§ Snapshot Format, header; N7: version 0 and the append time of the last batch that it covers."""
     (header, records), *_ = _batches(content_of(history, history.snapshot()))
     assert header.is_control
     controls = [decode_control(one.key, one.value) for one in records]
@@ -152,7 +152,7 @@ def test_the_last_batch_is_a_control_batch_with_the_footer(history: History) -> 
     assert [decode_control(one.key, one.value) for one in records] == [SnapshotFooter()]
 
 
-def test_between_them_is_the_whole_state_and_nothing_else(history: History) -> None:
+def test_snapshot_holds_exactly_the_complete_state(history: History) -> None:
     """§ Snapshot Format 2-4; N10: complete, no deletion, metadata.version first."""
     values = [
         one.value
@@ -167,8 +167,8 @@ def test_between_them_is_the_whole_state_and_nothing_else(history: History) -> N
     assert image_of(records, history.image.offset, EPOCH) == history.image
 
 
-def test_large_states_become_many_batches(history: History) -> None:
-    """N6: 1024 records in a batch, and few bytes where records are large."""
+def test_large_state_is_split_into_batches(history: History) -> None:
+    """N6: at most 1024 records in a batch, fewer if records are large."""
     from fenceline.metadata.delta import MetadataDelta
     from fenceline.metadata.records import ConfigRecord
 
@@ -186,7 +186,7 @@ def test_large_states_become_many_batches(history: History) -> None:
 
 
 class Quorum:
-    """What a snapshot asks of the quorum."""
+    """The quorum as a snapshot needs it."""
 
     slowest_fetch_offset: int | None = None
     leader_log_start_offset: int | None = None
@@ -197,7 +197,7 @@ class Quorum:
 
 
 class Node:
-    """Snapshots of a history, with a clock that stands still."""
+    """Snapshots of a history, with a stopped clock."""
 
     def __init__(self, history: History, settings: Mapping[str, str], executor: AtOnce | None = None) -> None:
         overrides = {
@@ -216,7 +216,7 @@ class Node:
             await self.commit(self.history.grow)
 
     async def commit(self, step: Callable[[], None]) -> None:
-        """A step of the history, as the node hears of it."""
+        """One step of the history, as the node receives it."""
         before = self.history.log.size_bytes
         step()
         size = self.history.log.size_bytes - before
@@ -234,12 +234,12 @@ def _run(story: Any) -> None:
 
 
 async def _turns() -> None:
-    """Threads here work at once: a few turns of the loop, and what they found is taken in."""
+    """Threads finish immediately here: after a few turns of the loop their results are processed."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-def test_after_so_many_bytes(history: History) -> None:
+def test_snapshot_is_taken_after_max_bytes(history: History) -> None:
     """§ When to Snapshot; N11: bytes of committed records since the last one."""
 
     async def story() -> None:
@@ -256,8 +256,8 @@ def test_after_so_many_bytes(history: History) -> None:
     _run(story())
 
 
-def test_after_so_much_time_when_something_is_committed(history: History) -> None:
-    """Not in the KIP; N12, N13: Kafka's second limit, either of the two is enough. 0 is never."""
+def test_snapshot_is_taken_after_max_interval_if_records_were_committed(history: History) -> None:
+    """Not in the KIP; N12, N13: Kafka's second limit; either of the two is sufficient. 0 disables it."""
 
     async def story(interval_ms: int) -> int:
         node = Node(history, {_INTERVAL: str(interval_ms)})
@@ -277,7 +277,7 @@ _RATIO = "metadata.snapshot.min.changed_records.ratio"
 
 
 def _counting(history: History, ratio: str = "0.5") -> Node:
-    """Bytes are always enough, time is never: the ratio decides."""
+    """The byte limit is always reached and the time limit never, so the ratio decides."""
     node = Node(history, {_RATIO: ratio, _BYTES: "1", _INTERVAL: "0"})
     node.snapshots.count_changes(history.image)
     return node
@@ -287,8 +287,8 @@ def _settings(name: str, count: int, value: str) -> list[ConfigRecord]:
     return [ConfigRecord(2, name, f"key-{number}", value) for number in range(count)]
 
 
-def test_only_when_enough_of_the_last_snapshot_was_deleted_or_modified(disk: SimDisk) -> None:
-    """§ When to Snapshot, changed ratio; G23: records that are new since do not count, whatever their bytes."""
+def test_snapshot_requires_the_minimum_changed_ratio(disk: SimDisk) -> None:
+    """§ When to Snapshot, changed ratio; G23: new records do not count, whatever their size."""
 
     async def story() -> None:
         history = History(disk)
@@ -300,7 +300,7 @@ def test_only_when_enough_of_the_last_snapshot_was_deleted_or_modified(disk: Sim
         assert node.snapshots.generated_count == 1, "a hundred new records change none of the ten"
         await node.commit(lambda: history.commit(_settings("a", 4, "2")))
         await node.commit(lambda: history.commit(_settings("a", 4, "3")))
-        assert node.snapshots.generated_count == 1, "4 of 10, however often each was modified"
+        assert node.snapshots.generated_count == 1, "4 of 10, each counted once"
         await node.commit(lambda: history.commit([ConfigRecord(2, "a", "key-8", None)]))
         assert node.snapshots.generated_count == 2, "and 1 deleted: 5 of 10"
         newest = history.log.newest_snapshot
@@ -310,11 +310,11 @@ def test_only_when_enough_of_the_last_snapshot_was_deleted_or_modified(disk: Sim
         await node.snapshots.finish()
 
     _run(story())
-    assert ALL_CONFIGS[_RATIO].default == "0", "not set: as Kafka"
+    assert ALL_CONFIGS[_RATIO].default == "0", "not set: as in Kafka"
 
 
-def test_what_was_added_counts_when_it_is_modified_or_deleted(disk: SimDisk) -> None:
-    """§ When to Snapshot, changed ratio: the KIP names this case."""
+def test_added_records_count_once_modified_or_deleted(disk: SimDisk) -> None:
+    """§ When to Snapshot, changed ratio: the KIP mentions this case."""
 
     async def story() -> None:
         history = History(disk)
@@ -332,8 +332,8 @@ def test_what_was_added_counts_when_it_is_modified_or_deleted(disk: SimDisk) -> 
     _run(story())
 
 
-def test_a_restart_forgets_no_change(disk: SimDisk) -> None:
-    """§ When to Snapshot, changed ratio: what differs between the snapshot on the disk and the image is looked up."""
+def test_change_count_survives_a_restart(disk: SimDisk) -> None:
+    """§ When to Snapshot, changed ratio: the difference between the snapshot on disk and the image is computed."""
 
     async def story() -> None:
         history = History(disk)
@@ -352,7 +352,7 @@ def test_a_restart_forgets_no_change(disk: SimDisk) -> None:
     _run(story())
 
 
-def test_a_snapshot_of_the_leader_begins_the_count_anew(disk: SimDisk) -> None:
+def test_loaded_leader_snapshot_resets_the_change_count(disk: SimDisk) -> None:
     """§ When to Snapshot, changed ratio; N14."""
 
     async def story() -> None:
@@ -375,7 +375,7 @@ def test_a_snapshot_of_the_leader_begins_the_count_anew(disk: SimDisk) -> None:
     _run(story())
 
 
-def test_a_snapshot_that_could_not_be_written_takes_no_change_away(disk: SimDisk) -> None:
+def test_failed_snapshot_keeps_the_change_count(disk: SimDisk) -> None:
     """§ When to Snapshot, changed ratio; G32."""
 
     async def story() -> None:
@@ -396,8 +396,8 @@ def test_a_snapshot_that_could_not_be_written_takes_no_change_away(disk: SimDisk
     _run(story())
 
 
-def test_one_at_a_time_of_an_image_that_does_not_change(history: History) -> None:
-    """§ When to Snapshot; N14, N16: the log goes on while a thread writes; what comes meanwhile is not in it."""
+def test_one_snapshot_at_a_time_of_an_immutable_image(history: History) -> None:
+    """§ When to Snapshot; N14, N16: the log grows while a thread writes; new records are not included."""
 
     async def story() -> None:
         held = Held()
@@ -423,8 +423,8 @@ def test_one_at_a_time_of_an_image_that_does_not_change(history: History) -> Non
     _run(story())
 
 
-def test_only_of_committed_ends_of_batches(history: History) -> None:
-    """§ When to Snapshot; N15, N53: not inside of a batch, past the high watermark or of another epoch."""
+def test_snapshot_ends_at_a_committed_batch_boundary(history: History) -> None:
+    """§ When to Snapshot; N15, N53: not inside a batch, past the high watermark or of another epoch."""
     log = history.log
     end = log.end_offset
     assert log.timestamp_at_end_of(end - 1, EPOCH)() is not None
@@ -434,8 +434,8 @@ def test_only_of_committed_ends_of_batches(history: History) -> None:
     assert log.timestamp_at_end_of(end, EPOCH)() is None
 
 
-def test_it_stores_the_voters_of_its_own_end(history: History) -> None:
-    """N7: not those of a change that may be undone."""
+def test_snapshot_stores_the_voters_at_its_end_offset(history: History) -> None:
+    """N7: not those of a change that may be reverted."""
     asked: list[int] = []
 
     class Changing(Quorum):
@@ -490,7 +490,7 @@ def test_the_log_starts_at_0_or_at_a_snapshot(disk: SimDisk) -> None:
     assert log.replay().image == history.image
 
 
-def test_the_newest_snapshot_always_stays(disk: SimDisk) -> None:
+def test_newest_snapshot_is_never_deleted(disk: SimDisk) -> None:
     """§ When to Delete Snapshots; N19, N20: so both limits are soft."""
     log = with_snapshots(disk, 3).log
     newest = log.newest_snapshot
@@ -498,8 +498,8 @@ def test_the_newest_snapshot_always_stays(disk: SimDisk) -> None:
     assert log.snapshots == [newest]
 
 
-def test_the_oldest_go_while_they_are_too_old(disk: SimDisk) -> None:
-    """§ When to Delete Snapshots; N18: by the time in the header, the oldest first, until one is young enough."""
+def test_expired_snapshots_are_deleted_oldest_first(disk: SimDisk) -> None:
+    """§ When to Delete Snapshots; N18: by the time in the header, oldest first, until one is recent enough."""
     log = with_snapshots(disk, 4).log
     snapshots = list(log.snapshots)
     timestamps = log.snapshot_timestamps(snapshots)
@@ -518,7 +518,7 @@ _LAG = "metadata.start.offset.lag.time.max.ms"
 
 
 def _cleaning(disk: SimDisk, quorum: Quorum, lag_ms: str) -> Node:
-    """Of three snapshots, all of them too old to stay."""
+    """A history of three snapshots that have all expired."""
     history = with_snapshots(disk, 3)
     node = Node(history, {"metadata.max.retention.ms": "1000", _LAG: lag_ms, _INTERVAL: "0"})
     node.clock.ms = 10_000_000
@@ -532,8 +532,8 @@ async def _cleaned(node: Node) -> list[SnapshotId]:
     return list(node.history.log.snapshots)
 
 
-def test_a_leader_keeps_what_a_live_replica_still_fetches(disk: SimDisk) -> None:
-    """§ When to Increase the Log Begin Offset 2a; G30: all live replicas have what lies before the new start."""
+def test_leader_keeps_records_that_a_live_replica_still_fetches(disk: SimDisk) -> None:
+    """§ When to Increase the Log Begin Offset 2a; G30: all live replicas have the records before the new start."""
 
     async def story() -> None:
         quorum = Quorum()
@@ -542,18 +542,18 @@ def test_a_leader_keeps_what_a_live_replica_still_fetches(disk: SimDisk) -> None
         quorum.slowest_fetch_offset = second.end_offset - 1
         assert await _cleaned(node) == [oldest, second, newest]
         quorum.slowest_fetch_offset = second.end_offset
-        assert await _cleaned(node) == [second, newest], "it has passed one"
+        assert await _cleaned(node) == [second, newest], "it is past one snapshot"
         quorum.slowest_fetch_offset = None
-        assert await _cleaned(node) == [newest], "nobody is live"
+        assert await _cleaned(node) == [newest], "no replica is live"
         await node.snapshots.finish()
 
     _run(story())
     assert ALL_CONFIGS[_LAG].default == "604800000"
 
 
-def test_a_leader_waits_until_the_new_start_is_so_old(disk: SimDisk) -> None:
+def test_leader_waits_for_the_start_offset_lag_time(disk: SimDisk) -> None:
     """§ When to Increase the Log Begin Offset 2b: metadata.start.offset.lag.time.max.ms, by the time in the header of
-    the snapshot where the log is to start; so a restart or another leader begins no new wait."""
+    the snapshot where the log is to start; so a restart or a leader change does not restart the wait."""
 
     async def story() -> None:
         quorum = Quorum()
@@ -572,7 +572,7 @@ def test_a_leader_waits_until_the_new_start_is_so_old(disk: SimDisk) -> None:
     _run(story())
 
 
-def test_no_wait_where_none_is_wanted(disk: SimDisk) -> None:
+def test_zero_start_offset_lag_time_disables_the_wait(disk: SimDisk) -> None:
     """§ When to Increase the Log Begin Offset 2b: 0 ms is Kafka's behaviour (N22)."""
 
     async def story() -> None:
@@ -585,9 +585,9 @@ def test_no_wait_where_none_is_wanted(disk: SimDisk) -> None:
     _run(story())
 
 
-def test_a_follower_goes_no_further_than_its_leader_and_its_own_newest_snapshot(disk: SimDisk) -> None:
-    """§ When to Increase the Log Begin Offset, followers: at most the leader's, and only at a snapshot of one's own
-    (N19); G30: also at most so long, and up to twice the bytes."""
+def test_follower_start_is_bounded_by_its_leader_and_its_newest_snapshot(disk: SimDisk) -> None:
+    """§ When to Increase the Log Begin Offset, followers: at most the leader's, and only at a local snapshot
+    (N19); G30: also bounded in time, and by twice the byte limit."""
 
     async def story() -> None:
         quorum = Quorum()
@@ -597,7 +597,7 @@ def test_a_follower_goes_no_further_than_its_leader_and_its_own_newest_snapshot(
         assert await _cleaned(node) == [oldest, second, newest]
         quorum.leader_log_start_offset = newest.end_offset - 1
         assert await _cleaned(node) == [second, newest]
-        assert node.history.log.start_offset == second.end_offset, "a snapshot that is here, below the leader's start"
+        assert node.history.log.start_offset == second.end_offset, "a local snapshot below the leader's start"
         quorum.leader_log_start_offset = newest.end_offset + 1000
         assert await _cleaned(node) == [newest]
         assert node.history.log.start_offset == newest.end_offset
@@ -606,7 +606,7 @@ def test_a_follower_goes_no_further_than_its_leader_and_its_own_newest_snapshot(
     _run(story())
 
 
-def test_twice_the_bytes_are_not_kept_for_anybody(disk: SimDisk) -> None:
+def test_twice_the_byte_limit_is_never_kept(disk: SimDisk) -> None:
     """G30."""
     history = with_snapshots(disk, 3)
     log = history.log
@@ -623,8 +623,8 @@ def test_twice_the_bytes_are_not_kept_for_anybody(disk: SimDisk) -> None:
     assert len(log.snapshots) < 3
 
 
-def test_a_start_forgets_where_the_log_began_and_serves_as_before(disk: SimDisk) -> None:
-    """G31, N43: it begins again with its first segment; the oldest snapshot lies at or behind that."""
+def test_restart_begins_with_the_first_segment_and_serves_as_before(disk: SimDisk) -> None:
+    """G31, N43: the log starts at its first segment; the oldest snapshot is at or after that."""
     history = with_snapshots(disk, 3)
     sizes = history.log.snapshot_sizes(history.log.snapshots)
     history.log.forget_oldest(sizes, 0, 0)
@@ -638,7 +638,7 @@ def test_a_start_forgets_where_the_log_began_and_serves_as_before(disk: SimDisk)
     assert log.replay().image == history.image
 
 
-def test_nobody_writes_into_a_frozen_snapshot(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_snapshot_is_immutable(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """N5."""
     opened: list[str] = []
     open_append = disk.open_append
@@ -656,8 +656,8 @@ def test_nobody_writes_into_a_frozen_snapshot(disk: SimDisk, monkeypatch: pytest
     assert not [path for path in opened if path.endswith(".checkpoint")]
 
 
-def test_segments_go_only_whole_and_below_the_start(disk: SimDisk) -> None:
-    """§ When to Increase the Log Begin Offset; N18, N20: no retention of its own takes a segment."""
+def test_only_whole_segments_below_the_start_are_deleted(disk: SimDisk) -> None:
+    """§ When to Increase the Log Begin Offset; N18, N20: no separate retention deletes segments."""
     log = with_snapshots(disk, 4).log
     before = len(log.partition_log.segments)
     log.partition_log.enforce_retention(10**13)
@@ -672,8 +672,8 @@ def test_segments_go_only_whole_and_below_the_start(disk: SimDisk) -> None:
     assert MetadataLog.open(disk, DATA, now_ms=0).start_offset <= log.start_offset, "G31: never checkpointed"
 
 
-def test_who_reads_a_snapshot_that_goes_reads_it_to_its_end(disk: SimDisk) -> None:
-    """§ When to Delete Snapshots; N21: another name at once, deleted later."""
+def test_reader_of_a_deleted_snapshot_reads_it_to_the_end(disk: SimDisk) -> None:
+    """§ When to Delete Snapshots; N21: renamed immediately, deleted later."""
     log = with_snapshots(disk, 2).log
     oldest = log.snapshots[0]
     fd = disk.open_read(log.path_of(oldest))
@@ -686,8 +686,8 @@ def test_who_reads_a_snapshot_that_goes_reads_it_to_its_end(disk: SimDisk) -> No
     assert disk.pread(fd, 100, 0)
 
 
-def test_cleaning_comes_with_time(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """N18: now and then, by both limits, without a new snapshot."""
+def test_cleaning_runs_periodically(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N18: periodically, by both limits, without a new snapshot."""
     monkeypatch.setattr("fenceline.node.metadata_snapshots._CLEANING_S", 0.001)
 
     async def story() -> None:

@@ -1,9 +1,9 @@
-"""A loss of power between any two disk operations of a node that writes, cleans, downloads or loads snapshots, and
-another one between any two of the start that follows.
+"""A power loss between any two disk operations while a node writes, cleans, downloads or loads snapshots, and a second
+one between any two of the following start.
 
-Rules: snapshots.md N43-N53. What is checked after every crash: the node starts; nothing committed is lost; the image
-is that of its offset; no file in the making is left but a download that can go on; the log starts at 0 or a snapshot
-stands for what was before.
+Rules: snapshots.md N43-N53. Checked after every crash: the node starts; no committed record is lost; the image
+matches its offset; no partial file is left except a resumable download; the log starts at 0 or a snapshot covers the
+records before its start.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def _reopened(disk: SimDisk) -> MetadataLog:
 
 
 def _boot(life: LifeDisk) -> None:
-    """N43-N47, as a node begins."""
+    """N43-N47, as at the start of a node."""
     MetadataLog.open(life, DATA, now_ms=0, segment_bytes=400).replay()
 
 
-def test_writing_and_cleaning() -> None:
-    """N46: during generation the log holds everything; during cleaning either both remain or one goes."""
+def test_crash_while_writing_and_cleaning() -> None:
+    """N46: during generation the log holds everything; during cleaning both remain or one is deleted."""
     committed: dict[str, int] = {}
     images: dict[int, object] = {}
 
@@ -83,7 +83,7 @@ def test_writing_and_cleaning() -> None:
         assert not [name for name in disk.listdir(DIRECTORY) if name.endswith(".part")]
         replayed = log.replay()
         offset = replayed.image.offset
-        assert offset >= committed["offset"], "what was committed is lost"
+        assert offset >= committed["offset"], "a committed record is lost"
         if offset in images:
             assert replayed.image == images[offset]
         again = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=400)
@@ -96,8 +96,8 @@ def test_writing_and_cleaning() -> None:
     assert crash_at_every_call(story, check) > 50
 
 
-def test_download_and_load() -> None:
-    """N46: during the download the old log is whole; after the rename the load is finished; G29: a download goes on."""
+def test_crash_during_download_and_load() -> None:
+    """N46: during the download the old log is intact; after the rename the load completes; G29: a download resumes."""
     theirs = SnapshotId(200, EPOCH + 1)
     image = image_after(9, theirs.end_offset, theirs.epoch)
     content = b"".join(snapshot_of(image, 77))
@@ -148,8 +148,8 @@ def test_download_and_load() -> None:
     assert seen == {"loaded", "resumed", "begun"}
 
 
-def test_a_second_loss_of_power_while_the_node_starts() -> None:
-    """N43-N47: whatever the first one left, and wherever the second one strikes."""
+def test_second_power_loss_during_start() -> None:
+    """N43-N47: for any state after the first crash, and any time of the second."""
     theirs = SnapshotId(200, EPOCH + 1)
     content = b"".join(snapshot_of(image_after(5, theirs.end_offset, theirs.epoch), 77))
     committed: dict[str, int] = {}
@@ -183,8 +183,8 @@ def test_a_second_loss_of_power_while_the_node_starts() -> None:
     assert crash_at_every_call(story, check, boot=_boot, seeds=1) > 30
 
 
-def test_a_log_that_begins_anew() -> None:
-    """G24: at any moment the directory holds the log, or what was acknowledged of it is written down."""
+def test_crash_while_the_log_is_reset() -> None:
+    """G24: at any moment the directory holds the log, or the acknowledged end is recorded."""
     done: dict[str, LogEnd] = {}
     seen: set[str] = set()
 
@@ -234,8 +234,8 @@ def test_a_log_that_begins_anew() -> None:
     assert seen == {"whole", "anew"}
 
 
-def test_a_log_that_ends_before_a_hole() -> None:
-    """G24: at any moment what was acknowledged is in the log, or its end is written down and its bytes are kept."""
+def test_crash_while_the_log_is_ended_before_a_hole() -> None:
+    """G24: at any moment acknowledged records are in the log, or its end is recorded and its bytes are kept."""
     done: dict[str, Any] = {}
     seen: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""KIP-630, sentence by sentence, on what is loaded: § Loading Snapshots, § Interaction with the Finalized Feature.
+"""KIP-630, sentence by sentence, loading: § Loading Snapshots, § Interaction with the Finalized Feature.
 
 Sections and rules are named as in `test_kip630.py`.
 """
@@ -37,7 +37,7 @@ from .snapshot_directory import (
 )
 
 
-def test_the_state_is_the_newest_snapshot_and_the_log_behind_it(disk: SimDisk, history: History) -> None:
+def test_state_is_the_newest_snapshot_and_the_log_after_it(disk: SimDisk, history: History) -> None:
     """§ When to Load Snapshots 1, at boot; N40."""
     snapshot = history.snapshot()
     history.grow(2)
@@ -62,8 +62,8 @@ def test_the_state_is_the_newest_snapshot_and_the_log_behind_it(disk: SimDisk, h
     ],
     ids=["cut", "half", "empty", "bit", "longer", "headless", "footless", "another epoch", "no snapshot"],
 )
-def test_what_is_not_whole_is_never_loaded(disk: SimDisk, history: History, break_it: Callable[[bytes], bytes]) -> None:
-    """§ Loading; N9, G24: it is set aside, and the older one with the log behind it leads to the same state."""
+def test_damaged_snapshot_is_never_loaded(disk: SimDisk, history: History, break_it: Callable[[bytes], bytes]) -> None:
+    """§ Loading; N9, G24: it is quarantined, and the older one plus the log after it gives the same state."""
     older = history.snapshot()
     history.grow(2)
     broken = history.snapshot()
@@ -83,15 +83,15 @@ def test_what_is_not_whole_is_never_loaded(disk: SimDisk, history: History, brea
     assert MetadataLog.open(disk, DATA, now_ms=0).replay().image == history.image
 
 
-def test_without_any_whole_snapshot_the_log_from_0_is_enough(disk: SimDisk, history: History) -> None:
+def test_log_from_0_is_sufficient_without_an_intact_snapshot(disk: SimDisk, history: History) -> None:
     """G24."""
     path = history.log.path_of(history.snapshot())
     disk.truncate(disk.open_append(path), 10)
     assert MetadataLog.open(disk, DATA, now_ms=0).replay().image == history.image
 
 
-def test_where_nothing_else_holds_it_the_operator_is_asked(disk: SimDisk) -> None:
-    """G24: the file stays where it is."""
+def test_start_fails_when_only_a_damaged_snapshot_has_the_state(disk: SimDisk) -> None:
+    """G24: the file is left in place."""
     log = with_snapshots(disk, 2).log
     for delete in log.forget_oldest({}, 0, 0):
         delete()
@@ -102,8 +102,8 @@ def test_where_nothing_else_holds_it_the_operator_is_asked(disk: SimDisk) -> Non
     assert disk.stat(path) is not None
 
 
-def test_a_damaged_snapshot_never_costs_the_log(disk: SimDisk, history: History) -> None:
-    """G24, N45: one that is beyond the log's end is looked through before the log is cut for it."""
+def test_damaged_snapshot_never_truncates_the_log(disk: SimDisk, history: History) -> None:
+    """G24, N45: a snapshot past the log end is verified before the log is truncated for it."""
     ahead = SnapshotId(500, EPOCH + 1)
     content = b"".join(snapshot_of(image_after(9, 500, EPOCH + 1)))
     disk.write(disk.open_append(f"{DIRECTORY}/{ahead.file_name}"), content[:-75])
@@ -112,8 +112,8 @@ def test_a_damaged_snapshot_never_costs_the_log(disk: SimDisk, history: History)
     assert log.replay().image == history.image
 
 
-def test_a_log_of_an_older_epoch_is_cut_for_a_snapshot(disk: SimDisk, history: History) -> None:
-    """N35, N45: a snapshot is beyond the log by its epoch, even where the log is longer."""
+def test_log_of_an_older_epoch_is_truncated_for_a_snapshot(disk: SimDisk, history: History) -> None:
+    """N35, N45: a snapshot of a newer epoch is past the log, even if the log is longer."""
     ahead = SnapshotId(5, EPOCH + 1)
     image = image_after(1, 5, EPOCH + 1)
     disk.write(disk.open_append(f"{DIRECTORY}/{ahead.file_name}"), b"".join(snapshot_of(image)))
@@ -122,8 +122,8 @@ def test_a_log_of_an_older_epoch_is_cut_for_a_snapshot(disk: SimDisk, history: H
     assert log.replay().image == image
 
 
-def test_without_the_snapshot_that_the_log_begins_with_there_is_no_start(disk: SimDisk) -> None:
-    """N44: nothing is deleted before that is said."""
+def test_start_fails_without_the_snapshot_at_the_log_start(disk: SimDisk) -> None:
+    """N44: nothing is deleted before the error is reported."""
     log = with_snapshots(disk, 3).log
     for delete in log.forget_oldest({}, 0, 0):
         delete()
@@ -135,7 +135,7 @@ def test_without_the_snapshot_that_the_log_begins_with_there_is_no_start(disk: S
 
 
 def test_leftovers_are_removed_at_boot(disk: SimDisk, history: History) -> None:
-    """N43; G29: but for a download that can go on."""
+    """N43; G29: except a resumable download."""
     kept = snapshot_files.download_name(SnapshotId(900, 9), 2)
     names = [
         "00000000000000000005-0000000003.checkpoint.part",
@@ -192,8 +192,8 @@ def _everything(seed: int) -> MetadataImage:
     return apply(image, records, 60, EPOCH)[0]
 
 
-def test_loading_replaces_everything_as_one_change() -> None:
-    """§ When to Load Snapshots, at run time; N41: what is not in the snapshot disappears, of every kind."""
+def test_load_replaces_the_whole_image_in_one_delta() -> None:
+    """§ When to Load Snapshots, at run time; N41: anything of any kind that is not in the snapshot is removed."""
     before, after = _everything(10), image_after(2, 100, EPOCH + 1)
     loaded = image_of(image_records(after), 99, EPOCH + 1)
     delta = difference(before, loaded)
@@ -210,7 +210,7 @@ def test_loading_replaces_everything_as_one_change() -> None:
 
 
 @pytest.mark.parametrize("kind", ["client_quotas", "acls", "scram", "delegation_tokens"])
-def test_each_kind_of_security_is_noticed(kind: str) -> None:
+def test_security_change_of_each_kind_is_detected(kind: str) -> None:
     """N41."""
     from dataclasses import replace
 
@@ -219,8 +219,8 @@ def test_each_kind_of_security_is_noticed(kind: str) -> None:
     assert difference(before, before).is_empty
 
 
-def test_two_snapshots_of_one_state_hold_the_same(history: History) -> None:
-    """N50, G33: whoever writes them, in whatever order things came."""
+def test_snapshots_of_equal_state_have_equal_content(history: History) -> None:
+    """N50, G33: independent of the writer and of the order of changes."""
     from fenceline.metadata.delta import MetadataDelta
 
     other = MetadataDelta(EMPTY_IMAGE)
@@ -231,7 +231,7 @@ def test_two_snapshots_of_one_state_hold_the_same(history: History) -> None:
     assert b"".join(snapshot_of(first)) == b"".join(snapshot_of(second))
 
 
-def test_an_empty_log_behind_a_snapshot_ends_in_its_epoch(disk: SimDisk, history: History) -> None:
+def test_empty_log_after_a_snapshot_ends_in_the_snapshots_epoch(disk: SimDisk, history: History) -> None:
     """§ Fetch, LastFetchedEpoch; N36, N47."""
     snapshot = history.snapshot()
     history.log.partition_log.truncate_fully_and_start_at(snapshot.end_offset)

@@ -1,7 +1,7 @@
-"""KIP-630, sentence by sentence, on how a snapshot gets from the leader to another node.
+"""KIP-630, sentence by sentence: the transfer of a snapshot from the leader to another node.
 
-Who asks and who answers is played by one quorum among scripted peers (`tests/quorum/machine.py`); what happens to the
-file is played on simulated disks. Rules: snapshots.md N24-N39; gaps.md G24-G29.
+Requests and responses are tested with one quorum among scripted peers (`tests/quorum/machine.py`), the file on
+simulated disks. Rules: snapshots.md N24-N39; gaps.md G24-G29.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _answer(machine: Machine, **changed: Any) -> None:
 # -- § Fetch ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_fetch_below_the_start_of_the_log_is_answered_with_the_newest_snapshot() -> None:
+def test_fetch_below_the_log_start_returns_the_newest_snapshot_id() -> None:
     """§ Fetch, handling 1; N25, N26: no records, no error, at once."""
     machine, older = _leader(2)
     newer = machine.log.write_snapshot(3)
@@ -102,28 +102,28 @@ def test_a_fetch_below_the_start_of_the_log_is_answered_with_the_newest_snapshot
     assert machine.found(ServeRecords) == []
 
 
-def test_so_is_the_first_fetch_of_an_empty_node() -> None:
-    """§ Fetch; N24: as released, even where the log still starts at 0."""
+def test_first_fetch_of_an_empty_node_returns_the_newest_snapshot_id() -> None:
+    """§ Fetch; N24: as released, even if the log still starts at 0."""
     machine, snapshot = _leader()
     assert machine.ask(machine.fetch(2, 0)).snapshot_id == snapshot
 
 
-def test_a_fetch_inside_of_the_log_is_answered_with_records() -> None:
+def test_fetch_inside_the_log_returns_records() -> None:
     """§ Fetch, handling 2; N26."""
     machine, snapshot = _leader()
     machine.ask(machine.fetch(2, snapshot.end_offset, snapshot.epoch))
     assert len(machine.found(ServeRecords)) == 1
 
 
-def test_a_fetch_that_is_answered_with_a_snapshot_says_nothing_of_the_follower() -> None:
-    """N25: neither its offset nor its being alive counts."""
+def test_fetch_answered_with_a_snapshot_does_not_update_follower_state() -> None:
+    """N25: neither its offset nor its last fetch time is updated."""
     machine, _ = _leader()
     machine.ask(machine.fetch(2, 0))
     assert machine.found(AdvanceHighWatermark) == []
 
 
-def test_the_voters_that_a_snapshot_stores() -> None:
-    """N7: those in force before its end; a set that came later is not in it."""
+def test_voters_stored_in_a_snapshot() -> None:
+    """N7: those in force before its end; a later set is not included."""
     machine = Machine(history=(1, 1, 1))
     members = machine.quorum.voters
     machine.log.append(1, [VotersAt(machine.log.end_offset, 1, members[:2])])
@@ -154,8 +154,8 @@ def _ask(snapshot: SnapshotId, **changed: Any) -> FetchSnapshotRequest:
         ({"cluster_id": None}, ErrorCode.NONE),
     ],
 )
-def test_what_a_leader_refuses(changed: dict[str, Any], code: ErrorCode) -> None:
-    """§ FetchSnapshot, request handling 1-6; N28, N29, G28: each error says who leads."""
+def test_leader_rejects_invalid_fetch_snapshot_requests(changed: dict[str, Any], code: ErrorCode) -> None:
+    """§ FetchSnapshot, request handling 1-6; N28, N29, G28: each error names the leader."""
     machine, snapshot = _leader()
     answer = machine.ask(_ask(snapshot, **changed))
     if code is ErrorCode.NONE:
@@ -166,7 +166,7 @@ def test_what_a_leader_refuses(changed: dict[str, Any], code: ErrorCode) -> None
         assert (answer.partition_error_code, answer.leader_id, answer.size) == (code, 1, 0)
 
 
-def test_who_does_not_lead_refuses() -> None:
+def test_non_leader_rejects_fetch_snapshot() -> None:
     """§ FetchSnapshot, request handling; N32."""
     machine = _follower(history=(1, 1))
     snapshot = machine.log.write_snapshot(2)
@@ -175,8 +175,8 @@ def test_who_does_not_lead_refuses() -> None:
     assert (answer.partition_error_code, answer.leader_id) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 2)
 
 
-def test_an_answer_names_size_position_and_id_and_bounds_the_piece() -> None:
-    """§ FetchSnapshot, response; N30, N31, G28: at most what was asked for and what the server allows."""
+def test_response_has_size_position_and_id_and_limits_the_chunk() -> None:
+    """§ FetchSnapshot, response; N30, N31, G28: at most the requested size and the server's limit."""
     machine, snapshot = _leader()
     size = machine.log.snapshot_size(snapshot)
     assert size is not None
@@ -190,7 +190,7 @@ def test_an_answer_names_size_position_and_id_and_bounds_the_piece() -> None:
 
 
 @pytest.mark.parametrize(("asked", "given"), [(99, 99), (100, 100), (1 << 31, 100)])
-def test_no_answer_has_more_bytes_than_the_request_and_the_configuration_allow(asked: int, given: int) -> None:
+def test_response_bytes_are_limited_by_the_request_and_the_config(asked: int, given: int) -> None:
     """§ FetchSnapshot, request handling 3; G28: the smaller of MaxBytes and replica.fetch.response.max.bytes."""
     machine, snapshot = _leader(snapshot_response_max_bytes=100)
     machine.ask(_ask(snapshot, max_bytes=asked))
@@ -199,16 +199,16 @@ def test_no_answer_has_more_bytes_than_the_request_and_the_configuration_allow(a
 
 
 @pytest.mark.parametrize(("configured", "bound"), [("5000", 5000), ("10485760", 10485760), ("0", 1024)])
-def test_the_bound_is_the_one_of_replica_fetches(configured: str, bound: int) -> None:
-    """§ FetchSnapshot, request handling 3: a bound of nothing would never end."""
+def test_byte_limit_is_the_one_of_replica_fetches(configured: str, bound: int) -> None:
+    """§ FetchSnapshot, request handling 3: a limit of 0 would never make progress."""
     config = NodeConfig.load(None, {"replica.fetch.response.max.bytes": configured}, {})
     assert quorum_settings(config, "c", ()).snapshot_response_max_bytes == bound
 
 
 @pytest.mark.parametrize("names", [[], [METADATA_TOPIC, METADATA_TOPIC], [METADATA_TOPIC, "other"]])
-def test_a_request_names_one_partition(names: list[str]) -> None:
-    """§ FetchSnapshot, request handling 3, several partitions share the bytes: the quorum has one partition, so there
-    are no others to share with; any other shape is refused (G27)."""
+def test_request_must_name_one_partition(names: list[str]) -> None:
+    """§ FetchSnapshot, request handling 3, several partitions share the bytes: the quorum has one partition, so
+    nothing is shared; any other request is rejected (G27)."""
     topics = [{"name": name, "partitions": [{"partition": 0}]} for name in names]
     entity = read_request(ApiKey.FETCH_SNAPSHOT, 1, write_request(ApiKey.FETCH_SNAPSHOT, 1, {"topics": topics}))
     with pytest.raises(quorum_wire.UnexpectedPartition) as refused:
@@ -219,7 +219,7 @@ def test_a_request_names_one_partition(names: list[str]) -> None:
 # -- § FetchSnapshot, the follower ------------------------------------------------------------------------------------
 
 
-def test_a_follower_stops_fetching_records_and_asks_for_the_snapshot_from_0() -> None:
+def test_follower_stops_fetching_and_requests_the_snapshot_from_0() -> None:
     """§ Fetch, response handling 1; N33."""
     machine = _offered()
     assert machine.found(BeginDownload) == [BeginDownload(THEIRS, 2)]
@@ -229,7 +229,7 @@ def test_a_follower_stops_fetching_records_and_asks_for_the_snapshot_from_0() ->
     assert (ask.snapshot_id, ask.position, ask.current_leader_epoch) == (THEIRS, 0, 3)
 
 
-def test_each_piece_is_appended_and_the_next_one_begins_where_it_ends() -> None:
+def test_each_chunk_is_appended_and_the_next_request_starts_at_its_end() -> None:
     """§ FetchSnapshot, response handling 1-3; N33."""
     machine = _downloading()
     for position in range(0, 900, 100):
@@ -241,7 +241,7 @@ def test_each_piece_is_appended_and_the_next_one_begins_where_it_ends() -> None:
         assert machine.found(VerifyAndFreeze) == []
 
 
-def test_the_whole_file_is_looked_at_frozen_and_loaded() -> None:
+def test_complete_file_is_verified_frozen_and_loaded() -> None:
     """§ FetchSnapshot, response handling 4-5; N35, N36, G24; then records from its end."""
     machine = _downloading(history=(1, 1))
     _answer(machine, size=100)
@@ -250,7 +250,7 @@ def test_the_whole_file_is_looked_at_frozen_and_loaded() -> None:
     assert machine.found(LoadSnapshot) == []
     machine.do(machine.quorum.snapshot_frozen(0, THEIRS))
     assert machine.found(LoadSnapshot) == [LoadSnapshot(THEIRS)]
-    assert machine.log.end_offset == 2, "the log is as it was until then"
+    assert machine.log.end_offset == 2, "the log is unchanged until then"
     machine.log.snapshots[THEIRS] = b'{"chain": "x", "voters": [0, 1, [1, 2, 3], [1001, 1002, 1003]]}'
     machine.log.load_snapshot(THEIRS)
     machine.do(machine.quorum.snapshot_loaded(0))
@@ -273,8 +273,8 @@ def test_the_whole_file_is_looked_at_frozen_and_loaded() -> None:
         {"size": -5},
     ],
 )
-def test_an_answer_that_does_not_fit_goes_back_to_fetching(changed: dict[str, Any]) -> None:
-    """§ FetchSnapshot, errors; N34, G25: dropped and told, a little later a Fetch, never fatal."""
+def test_mismatched_response_returns_to_fetching(changed: dict[str, Any]) -> None:
+    """§ FetchSnapshot, errors; N34, G25: dropped and logged, then a Fetch shortly after, never fatal."""
     machine = _downloading()
     _answer(machine, **changed)
     assert machine.found(DropDownload) == [DropDownload(THEIRS)]
@@ -284,14 +284,14 @@ def test_an_answer_that_does_not_fit_goes_back_to_fetching(changed: dict[str, An
 
 
 @pytest.mark.parametrize("offered", [SnapshotId(-1, 3), SnapshotId(5, -1), SnapshotId(0, 0)])
-def test_an_id_that_can_not_be_is_no_offer(offered: SnapshotId) -> None:
+def test_invalid_snapshot_id_is_ignored(offered: SnapshotId) -> None:
     """N4, N33."""
     machine = _follower(history=(3,))
     machine.fetched(snapshot_id=offered)
     assert machine.found(BeginDownload) == []
 
 
-def test_a_snapshot_that_is_here_already_is_not_fetched_again() -> None:
+def test_existing_snapshot_is_not_fetched_again() -> None:
     """N33."""
     machine = _follower(history=(1, 1, 3))
     snapshot = machine.log.write_snapshot(2)
@@ -300,14 +300,14 @@ def test_a_snapshot_that_is_here_already_is_not_fetched_again() -> None:
     assert machine.found(BeginDownload) == []
 
 
-def test_without_answers_a_voter_looks_for_another_leader() -> None:
+def test_voter_without_responses_looks_for_another_leader() -> None:
     """§ Fetch timeout; N37, N38."""
     machine = _downloading()
     machine.now_ms = 1500
     _answer(machine)
     machine.do(machine.quorum.piece_written(machine.now_ms, THEIRS, 100))
     machine.pass_time(1500)
-    assert machine.sent(VoteRequest) == {}, "each answer begins the timeout anew"
+    assert machine.sent(VoteRequest) == {}, "each response restarts the timeout"
     machine.pass_time(2500)
     assert machine.sent(VoteRequest)
 
@@ -329,7 +329,7 @@ def _content() -> bytes:
     return b"".join(snapshot_of(image_after(40, THEIRS.end_offset, THEIRS.epoch), 123))
 
 
-def test_pieces_need_not_end_with_batches(disk: SimDisk) -> None:
+def test_chunks_need_not_align_with_batches(disk: SimDisk) -> None:
     """§ FetchSnapshot, unaligned; N30."""
     content = _content()
     assert snapshot_files.begin_download(disk, DIRECTORY, THEIRS, 2) == 0
@@ -343,7 +343,7 @@ def test_pieces_need_not_end_with_batches(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("position", [0, 100, 4000, -80, -1])
 @pytest.mark.parametrize("damage", ["flip", "cut", "id"])
-def test_what_was_damaged_on_the_way_is_never_frozen(disk: SimDisk, damage: str, position: int) -> None:
+def test_corrupted_download_is_never_frozen(disk: SimDisk, damage: str, position: int) -> None:
     """§ FetchSnapshot, response handling 5.2; G24."""
     content = bytearray(_content())
     size = len(content)
@@ -363,11 +363,11 @@ def test_what_was_damaged_on_the_way_is_never_frozen(disk: SimDisk, damage: str,
     assert not [name for name in disk.listdir(DIRECTORY) if name.endswith(".part")]
 
 
-def test_a_download_goes_on_after_a_restart_from_its_last_whole_batch(disk: SimDisk) -> None:
-    """G29; what a loss of power has torn is cut off."""
+def test_download_resumes_after_restart_from_the_last_complete_batch(disk: SimDisk) -> None:
+    """G29; bytes torn by a power loss are truncated."""
     content = _content()
     snapshot_files.begin_download(disk, DIRECTORY, THEIRS, 2)
-    whole = len(content) - 80  # the footer's batch is not there as a whole
+    whole = len(content) - 80  # the footer's batch is incomplete
     snapshot_files.write_piece(disk, DIRECTORY, THEIRS, 2, content[:whole] + bytes(40))
     MetadataLog.open(disk, DATA, now_ms=0)
     position = snapshot_files.begin_download(disk, DIRECTORY, THEIRS, 2)
@@ -378,8 +378,8 @@ def test_a_download_goes_on_after_a_restart_from_its_last_whole_batch(disk: SimD
     snapshot_files.finish_download(disk, DIRECTORY, THEIRS, 2, len(content))
 
 
-def test_only_from_the_same_node(disk: SimDisk) -> None:
-    """G29: another node's file of the same id need not have the same bytes."""
+def test_download_resumes_only_from_the_same_node(disk: SimDisk) -> None:
+    """G29: another node's file with the same id may have other bytes."""
     snapshot_files.begin_download(disk, DIRECTORY, THEIRS, 2)
     snapshot_files.write_piece(disk, DIRECTORY, THEIRS, 2, _content())
     assert snapshot_files.begin_download(disk, DIRECTORY, THEIRS, 3) == 0
@@ -391,7 +391,7 @@ def test_only_from_the_same_node(disk: SimDisk) -> None:
 # -- § Public Interfaces, configuration of the topic -------------------------------------------------------------------
 
 
-def test_the_policy_of_the_metadata_topic_is_snapshot() -> None:
+def test_metadata_topic_cleanup_policy_is_snapshot() -> None:
     """§ Public Interfaces, Topic configuration 1: it can be read."""
     with EmbeddedNode() as node, RawConnection(node.port) as server:
         row = {"resource_type": TOPIC_RESOURCE, "resource_name": METADATA_TOPIC, "configuration_keys": None}
@@ -403,8 +403,8 @@ def test_the_policy_of_the_metadata_topic_is_snapshot() -> None:
 
 
 @pytest.mark.parametrize("key", [ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.ALTER_CONFIGS])
-def test_it_can_not_be_changed(key: ApiKey) -> None:
-    """§ Public Interfaces, Topic configuration 1: updates are not allowed, neither of this key nor of others."""
+def test_metadata_topic_configs_are_read_only(key: ApiKey) -> None:
+    """§ Public Interfaces, Topic configuration 1: updates of this and of any other key are rejected."""
     with EmbeddedNode() as node, RawConnection(node.port) as server:
         for name in ("cleanup.policy", "retention.ms"):
             rows = [{"name": name, "value": "compact", "config_operation": 0}]
@@ -418,8 +418,8 @@ def test_it_can_not_be_changed(key: ApiKey) -> None:
 # -- § DeleteRecords --------------------------------------------------------------------------------------------------
 
 
-def test_records_of_the_metadata_log_are_not_for_deletion() -> None:
-    """§ Compatibility of DeleteRecords; N23: 44 as in the KIP, where Kafka as released knows no such topic."""
+def test_delete_records_on_the_metadata_topic_is_rejected() -> None:
+    """§ Compatibility of DeleteRecords; N23: 44 as in the KIP; released Kafka does not know the topic."""
     with EmbeddedNode() as node, RawConnection(node.port) as server:
         for partition, offset in ((0, -1), (0, 5), (1, 0)):
             rows = [{"partition_index": partition, "offset": offset}]

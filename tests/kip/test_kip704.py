@@ -1,8 +1,8 @@
-"""KIP-704, sentence by sentence, the broker's side: a leader that was elected uncleanly recovers before it serves.
+"""KIP-704, sentence by sentence, the broker side: an uncleanly elected leader recovers before it serves requests.
 
-`§` names the section of the KIP; a number such as V37 is the rule of `docs/rules/recovery.md`. Kafka as released sends
-the hint and does nothing with it (V31-V33); here the KIP holds. What the controller does with RECOVERING and RECOVERED
-is `tests/controller`'s.
+`§` names the section of the KIP; a number such as V37 is the rule of `docs/rules/recovery.md`. Released Kafka sends
+the state but ignores it (V31-V33); Fenceline implements the KIP. The controller's handling of RECOVERING and RECOVERED
+is tested in `tests/controller`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ APIS = ["produce", "consumer fetch", "follower fetch", "latest", "earliest", "ti
 
 
 async def _code(desk: Desk, api: str, epoch: int = -1) -> int:
-    """What one API answers for the partition, asked with an epoch where it takes one."""
+    """One API's error code for the partition, with a leader epoch if the API has one."""
     match api:
         case "produce":
             return int(desk.produced().responses[0].partition_responses[0].error_code)
@@ -48,7 +48,9 @@ async def _code(desk: Desk, api: str, epoch: int = -1) -> int:
             return int((await desk.list_offset(timestamp, epoch=epoch)).error_code)
         case "delete":
             code = int((await desk.delete_records(0, timeout_ms=0)).error_code)
-            return 0 if code == ErrorCode.REQUEST_TIMED_OUT else code  # done here; no follower has told that it did
+            return (
+                0 if code == ErrorCode.REQUEST_TIMED_OUT else code
+            )  # recovered locally; no follower has reported it yet
         case "epoch end":
             return int((await desk.epoch_end(0, current=epoch)).error_code)
     rows = [{"name": TOPIC, "partition_indexes": [0]}]
@@ -61,7 +63,7 @@ def _told_recovered(desk: Desk) -> None:
 
 
 async def _asked(desk: Desk, count: int = 1) -> Any:
-    """Wait for AlterPartition; the last one's change of the partition."""
+    """Waits for AlterPartition requests; returns the last one's partition change."""
     while len(desk.controller.asked) < count:
         await turns(1)
     (_, changes), *_ = desk.controller.asked[-1].topics
@@ -69,7 +71,7 @@ async def _asked(desk: Desk, count: int = 1) -> Any:
 
 
 def _transaction(desk: Desk, producer_id: int) -> None:
-    """One record of a transaction that nobody ends."""
+    """Appends one record of a transaction that is never completed."""
     replica = desk.replica()
     batch = build_batch(
         [(0, b"k", b"v", ())], producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
@@ -90,12 +92,12 @@ async def _recovers_without_a_disk(desk: Desk, refusal: int) -> None:
     assert not desk.controller.asked
 
 
-# -- § Proposed Changes: who is refused ----------------------------------------------------------------------------
+# -- § Proposed Changes: rejected requests -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_nobody_is_served_while_the_partition_recovers(api: str, role: str) -> None:
+def test_all_requests_are_rejected_while_the_partition_recovers(api: str, role: str) -> None:
     """§ Leader, § Follower: NOT_LEADER_OR_FOLLOWER for every request of data; V37."""
 
     async def story(desk: Desk) -> None:
@@ -118,7 +120,7 @@ def test_the_epoch_is_checked_first(api: str, role: str, epoch: int, code: int) 
     told(story)
 
 
-def test_a_debug_reader_is_no_exception() -> None:
+def test_debug_reader_is_rejected_too() -> None:
     """V37 with L6."""
 
     async def story(desk: Desk) -> None:
@@ -129,7 +131,7 @@ def test_a_debug_reader_is_no_exception() -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_all_is_served_once_the_controller_knows(api: str) -> None:
+def test_requests_are_served_after_the_controller_records_recovered(api: str) -> None:
     """§ Leader; V39: a metadata record with RECOVERED is enough, in the same leader epoch."""
 
     async def story(desk: Desk) -> None:
@@ -152,7 +154,7 @@ def test_followers_serve_consumers_once_the_leader_has_recovered() -> None:
     told(story)
 
 
-def test_a_reader_that_waits_on_a_follower_hears_of_it() -> None:
+def test_parked_fetch_on_a_follower_is_rejected_when_recovery_starts() -> None:
     """V37 with E7."""
 
     async def story(desk: Desk) -> None:
@@ -167,7 +169,7 @@ def test_a_reader_that_waits_on_a_follower_hears_of_it() -> None:
 # -- § Leader: the work of recovery --------------------------------------------------------------------------------
 
 
-def test_open_transactions_are_aborted_and_the_log_is_durable_before_the_controller_hears() -> None:
+def test_transactions_are_aborted_and_flushed_before_alter_partition() -> None:
     """§ Leader: abort of pending transactions, flush, then AlterPartition; V38."""
 
     async def story(desk: Desk) -> None:
@@ -193,8 +195,8 @@ def test_open_transactions_are_aborted_and_the_log_is_durable_before_the_control
     told(story)
 
 
-def test_a_disk_that_is_full_puts_the_recovery_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The partition is not given up: as soon as there is room it recovers, and the transactions are aborted once."""
+def test_full_disk_delays_the_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partition stays online: it recovers once there is space, and the transactions are aborted once."""
     monkeypatch.setattr(replication, "_RECOVERY_PAUSE_S", 0.0)
 
     async def story(desk: Desk) -> None:
@@ -208,7 +210,7 @@ def test_a_disk_that_is_full_puts_the_recovery_off(monkeypatch: pytest.MonkeyPat
     told(story)
 
 
-def test_a_disk_that_is_broken_ends_the_recovery() -> None:
+def test_failed_disk_ends_the_recovery() -> None:
     async def story(desk: Desk) -> None:
         await _recovers_without_a_disk(desk, errno.EIO)
         assert await _code(desk, "consumer fetch") == ErrorCode.KAFKA_STORAGE_ERROR
@@ -216,8 +218,8 @@ def test_a_disk_that_is_broken_ends_the_recovery() -> None:
     told(story)
 
 
-def test_a_transaction_that_ended_is_left_alone() -> None:
-    """V38: idempotent; what is aborted once is not aborted again."""
+def test_completed_transaction_is_not_aborted() -> None:
+    """V38: idempotent; an aborted transaction is not aborted again."""
 
     async def story(desk: Desk) -> None:
         desk.lead(3)
@@ -233,7 +235,7 @@ def test_a_transaction_that_ended_is_left_alone() -> None:
     told(story)
 
 
-def test_recovered_is_told_though_the_in_sync_set_stays_as_it_is() -> None:
+def test_recovered_is_reported_with_an_unchanged_isr() -> None:
     """§ Leader, AlterPartition with an unchanged set; V33, V38, also with one replica (gaps.md G19)."""
 
     async def story(desk: Desk) -> None:
@@ -244,7 +246,7 @@ def test_recovered_is_told_though_the_in_sync_set_stays_as_it_is() -> None:
     told(story)
 
 
-def test_the_controllers_answer_is_enough() -> None:
+def test_controllers_response_is_sufficient() -> None:
     """V39: a success response counts as the record does."""
 
     async def story(desk: Desk) -> None:
@@ -270,7 +272,7 @@ def test_the_controllers_answer_is_enough() -> None:
     told(story)
 
 
-def test_nothing_is_served_while_the_controller_is_silent_or_refuses() -> None:
+def test_requests_are_rejected_until_the_controller_accepts() -> None:
     """V39."""
 
     async def story(desk: Desk) -> None:
@@ -284,7 +286,7 @@ def test_nothing_is_served_while_the_controller_is_silent_or_refuses() -> None:
     told(story)
 
 
-def test_nobody_joins_the_in_sync_set_before() -> None:
+def test_no_replica_joins_the_isr_before_recovery() -> None:
     """§ Leader: no expansion while it recovers; V39, V42."""
 
     async def story(desk: Desk) -> None:
@@ -302,7 +304,7 @@ def test_nobody_joins_the_in_sync_set_before() -> None:
     told(story)
 
 
-def test_who_loses_the_leadership_stops_and_the_next_begins_again() -> None:
+def test_leadership_loss_stops_recovery_and_the_next_leader_restarts_it() -> None:
     """§ Leader; V40-V41: also the same broker, elected again while it recovers."""
 
     async def story(desk: Desk) -> None:
@@ -330,8 +332,8 @@ def test_a_clean_election_needs_no_recovery() -> None:
     told(story)
 
 
-def test_the_end_that_is_told_is_that_of_the_log() -> None:
-    """V45: of a leader that is alone; nothing of it is told before."""
+def test_reported_end_offset_is_the_log_end() -> None:
+    """V45: for a sole replica; the end offset is not returned before."""
 
     async def story(desk: Desk) -> None:
         desk.follow(3, leader=2, isr=(2, 1))
@@ -347,7 +349,7 @@ def test_the_end_that_is_told_is_that_of_the_log() -> None:
 # -- § Compatibility -----------------------------------------------------------------------------------------------
 
 
-def test_a_replica_that_is_refused_backs_off_and_cuts_nothing() -> None:
+def test_rejected_replica_backs_off_and_truncates_nothing() -> None:
     """§ Clients, Fetch: replicas back off; V43: for `replica.fetch.backoff.ms` at most, since a recovery takes
     milliseconds, and with the log unchanged whatever its epochs are."""
     log = MemoryLog()
@@ -370,7 +372,7 @@ def test_a_replica_that_is_refused_backs_off_and_cuts_nothing() -> None:
     assert log.log_end_offset == 5
 
 
-def test_versions_without_the_state_or_without_topic_ids_are_not_served() -> None:
+def test_versions_without_recovery_state_or_topic_ids_are_unsupported() -> None:
     """§ Public Interfaces, AlterPartition versions 0 and 1: every broker of a metadata.version that can be finalized
     has version 2 (3.3-IV3 is level 7), and Kafka 4 took 0 and 1 out."""
     (api,) = (each for each in partition_changes.CONTROLLER_APIS if each.key is ApiKey.ALTER_PARTITION)

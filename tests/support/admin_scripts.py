@@ -80,7 +80,7 @@ _barrier_values = itertools.count(1000)
 
 
 def _settle(connection: RawConnection, each: Step, answer: Any) -> None:
-    """Kafka answers before its broker has taken a change over; what follows shall not depend on that."""
+    """Kafka responds before its broker has applied a change; later steps must not depend on that."""
     if each.api not in _CHANGES or each.fields.get("validate_only"):
         return
     if each.api is ApiKey.CREATE_TOPICS:
@@ -91,7 +91,7 @@ def _settle(connection: RawConnection, each: Step, answer: Any) -> None:
 
 
 def _pass_barrier(connection: RawConnection) -> None:
-    """Change something harmless and wait until it is told: changes are taken over in their order."""
+    """Make a harmless change and wait until it is visible: changes are applied in order."""
     value = str(next(_barrier_values))
     change_it = alter(change(GROUP, _BARRIER, ("consumer.assignment.interval.ms", SET, value)))
     look = describe(4, GROUP, _BARRIER, "consumer.assignment.interval.ms")
@@ -101,7 +101,7 @@ def _pass_barrier(connection: RawConnection) -> None:
         answer = connection.call(look.api, look.version, look.fields)
         if answer.results[0].configs[0].value == value:
             return
-        assert time.monotonic() < deadline, "the barrier is not told"
+        assert time.monotonic() < deadline, "the barrier change is not visible"
         time.sleep(0.005)
 
 

@@ -1,4 +1,4 @@
-"""A cluster of real processes, Fenceline alone or mixed with Kafka 4.3.1, that every fault of the list can strike.
+"""A cluster of real processes, Fenceline alone or mixed with Kafka 4.3.1, with every fault of the list.
 
 Owns the nodes and what is done to them from outside: one fault at a time, mended again before the next. Checkpoint
 intervals are drawn anew for every start of a node, from a tenth of a second to never. Asserts nothing.

@@ -1,4 +1,4 @@
-"""Clients and operators of the chaos of operations: they do all that an API allows, under every fault.
+"""Clients and operators of the chaos of operations: they use every API under every fault.
 
 Owns the load (one producer a topic), the operations by name, and what was asked for by whom (`chaos_model.Topic`). An
 operation whose answer did not come may have been done, or is done later: it counts as asked for. Asserts nothing.
@@ -43,7 +43,7 @@ _TINIER: Final = ("200", "400", "1500")
 
 
 def topics() -> list[Topic]:
-    """One of each kind; `again-...` are deleted and made anew."""
+    """One of each kind; `again-...` are deleted and recreated."""
     kept = {**_TINY, "retention.ms": "-1"}
     return [
         Topic("kept", 2, kept),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_clients() -> Iterator[None]:
-    """Without what clients say of every broken connection."""
+    """Suppresses the clients' messages about broken connections."""
     loggers = [logging.getLogger(name) for name in ("kafka", "aiokafka", "fenceline.client")]
     before = [each.level for each in loggers]
     for each in loggers:

@@ -18,7 +18,7 @@ _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 def quick_environment(scratch: Path) -> dict[str, str]:
     """The environment of a cluster whose JVMs are not measured; what they unpack goes to `scratch`, which must exist.
 
-    A JVM that the file of classes does not fit goes without it.
+    A JVM that does not match the class archive starts without it.
     """
     options = (*_QUICK, f"-XX:SharedArchiveFile={_archive()}", "-Xlog:disable", f"-Djava.io.tmpdir={scratch}")
     return {**os.environ, "JDK_JAVA_OPTIONS": " ".join(options)}

@@ -1,6 +1,6 @@
 """Leaders moved on purpose: orders of replicas and elections, asked of any broker, as an operator's tools ask.
 
-Owns the two requests. A broker that is away or refuses is not waited for here: that is the caller's, with `eventually`.
+Owns the two requests. Does not retry unavailable or rejecting brokers: callers do that with `eventually`.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class Story(MixedStage):
         load.await_more(_SOME)
 
     def _leave(self, node: MixedNode, load: PartitionLoad, *, by_kill: bool) -> None:
-        """A broker that leads a partition goes, and comes back when the others have gone on without it."""
+        """A broker that leads a partition stops, and restarts after the others have continued without it."""
         if by_kill:
             node.kill()
         else:
@@ -372,7 +372,7 @@ class Story(MixedStage):
         self._undecided = producer  # it says nothing more, and its end would abort the transaction
 
     def _end(self) -> None:
-        """Everybody has everything; then all stop."""
+        """Wait until all replicas are in sync; then stop all nodes."""
         self._end_moved()
         for topic in (DECIDED, SPARSE):
             self._in_sync(topic, 0, self.ids)

@@ -1,4 +1,4 @@
-"""Stories of groups that are told to a cluster whose coordinator moves between their requests.
+"""Scripts of groups on a cluster whose coordinator moves between their requests.
 
 Owns the turns: every story has made one request, then the coordinator is another one, then all go on. What was answered
 is for the tests to judge.

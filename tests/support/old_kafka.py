@@ -78,7 +78,7 @@ class OldKafka(ChildProcesses):
             self.await_ready(node)
 
     def spawn(self, node: int) -> None:
-        """A broker; nobody waits for it."""
+        """Starts a broker without waiting for it."""
         place = f"PLAINTEXT://127.0.0.1:{self.ports[node]}"
         properties = {
             "broker.id": str(node),

@@ -1,6 +1,6 @@
 """What Kafka 4.3.1 answered to the admin scripts, for machines without Java.
 
-`python -m tests.support.recorded` records it anew (needs Java and the jars).
+`python -m tests.support.recorded` records it again (needs Java and the jars).
 """
 
 from __future__ import annotations

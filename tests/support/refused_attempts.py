@@ -1,4 +1,4 @@
-"""A port on which nobody serves, and which tells how long somebody has been trying."""
+"""A port that closes every connection and measures how long clients have been retrying."""
 
 from __future__ import annotations
 

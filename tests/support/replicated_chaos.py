@@ -104,7 +104,7 @@ class ReplicaTrouble(Trouble):
 
 @dataclass(slots=True)
 class Verdict:
-    """What is to be said of a run besides its history."""
+    """The outcome of a run besides its history."""
 
     given_up: list[str] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)

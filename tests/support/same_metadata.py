@@ -1,4 +1,4 @@
-"""What metadata directories hold, of Fenceline or of Kafka, in forms that can be compared: batches, images, dumps.
+"""The content of Fenceline's or Kafka's metadata directories in comparable forms: batches, images, dumps.
 
 Owns nothing; the nodes have stopped. "Before offset N" is what the quorum had committed by then: what lies behind may
 differ from node to node.

@@ -1,4 +1,4 @@
-"""A partition whose logs part: an unclean election under readers, on a cluster of Fenceline or of Apache Kafka.
+"""A partition whose logs diverge: an unclean election under readers, on a cluster of Fenceline or of Apache Kafka.
 
 Owns the stage, no reader's expectations. Three brokers: the first is never away, the others hold the replicas. One of
 them is down while the other takes records alone; then that one goes down, and the first is elected without them.
@@ -180,7 +180,7 @@ def told(consumer: Consumer) -> LogTruncationError:
     end_s = time.monotonic() + WAIT_S
     while time.monotonic() < end_s:
         try:
-            assert consumer.poll(1000) == [], "it crossed the truncation unnoticed"
+            assert consumer.poll(1000) == [], "the reader did not detect the truncation"
         except LogTruncationError as error:
             return error
     raise AssertionError("it is not told")

@@ -20,7 +20,7 @@ class Asked(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """Who leads the partition, as the consumer knows it from now on; -1: nobody."""
+    """The partition's leader as known to the consumer from now on; -1: none."""
 
     leader: int
     epoch: int
@@ -89,6 +89,6 @@ class WatchedConsumer:
 
     def asked_since(self, leader: Learned, *keys: ApiKey) -> list[Asked]:
         """Requests of these kinds since it learned last that this is the leader."""
-        assert leader in self.story, f"it never heard of {leader}"
+        assert leader in self.story, f"the consumer never learned of {leader}"
         last = len(self.story) - 1 - self.story[::-1].index(leader)
         return [each for each in self.story[last:] if isinstance(each, Asked) and each.key in keys]
