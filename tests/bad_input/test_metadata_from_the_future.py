@@ -106,7 +106,7 @@ def test_node_refuses_to_start_and_reports_the_reason(stopped: EmbeddedNode, val
     with pytest.raises(NodeFailed) as refused:
         stopped.start()
     message = str(refused.value)
-    assert "the node ended with 1" in message
+    assert "the node ended with exit code 1" in message
     assert told in message
     assert "Traceback" not in message
     undo()

@@ -84,7 +84,7 @@ class Log:
         self.let_gone: list[tuple[int, int]] = []
         self.may_let_go = threading.Event()
         disk = self.segment.disk
-        disk.let_go, disk.close = self._let_go, lambda fd: None
+        disk.start_writeback, disk.close = self._let_go, lambda fd: None
 
     def _let_go(self, fd: int, position: int, size_bytes: int) -> None:
         assert self.may_let_go.wait(WAIT_S)

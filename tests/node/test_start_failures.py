@@ -43,7 +43,7 @@ def restart_refused(node: EmbeddedNode) -> str:
     with pytest.raises(NodeFailed) as caught:
         node.start()
     message = str(caught.value)
-    assert "the node ended with 1" in message
+    assert "the node ended with exit code 1" in message
     assert "Traceback" not in message
     return message
 
