@@ -58,7 +58,15 @@ OPERATIONS := $(BIN)/python -m fenceline.testing.simulation operations
 MEMBERS := $(BIN)/python -m fenceline.testing.simulation members
 CORPUS := tests/simulation/corpus.txt
 
-test: setup java  ## run all tests (those against Apache Kafka need Maven)
+# `make test ROOM=log` runs the tests in tests/log that need neither Apache Kafka nor Spark.
+ROOM ?=
+
+ifneq ($(ROOM),)
+test: setup
+	@test -d tests/$(ROOM) || { echo "There is no tests/$(ROOM). Choose one of: $$(cd tests && ls -d */ | tr -d '/' | grep -v __ | tr '\n' ' ')"; exit 1; }
+	@$(BIN)/python -m pytest -n 2 -q -m "not kafka and not spark" tests/$(ROOM)
+else
+test: setup java  ## run all tests (those against Apache Kafka need Maven); ROOM=log: the fast tests of one package
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS) $(OLD_KAFKA_VERSION) $(OLD_JARS)
 	@# Three workers on two cores: a worker that waits for a JVM or another process uses no CPU.
 	@$(BIN)/python -m pytest -n 3
@@ -70,6 +78,7 @@ test: setup java  ## run all tests (those against Apache Kafka need Maven)
 	@$(OPERATIONS) --seeds 0..100 --workers 2 --progress 50
 	@echo "Testing logs and the data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
+endif
 
 test-spark43: setup java $(SPARK43)/.locked  ## run the Spark tests with PySpark 4.3.0, without Spark's own connector
 	@PYTHONPATH="$(CURDIR)/src" $(SPARK43)/bin/python -m pytest -m "not kafka" tests/spark
