@@ -143,7 +143,7 @@ def test_a_node_stops_on_a_full_disk_and_starts_once_there_is_space(node: Faulty
     with pytest.raises(NodeFailed, match="cannot start: No space left on device") as caught:
         node.start()
     assert "Traceback" not in str(caught.value)
-    assert "ended with 1" in str(caught.value)
+    assert "ended with exit code 1" in str(caught.value)
     node.heal("full")
     node.start()
     assert values(node, "t") == [b"kept"]
