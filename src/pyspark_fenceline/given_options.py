@@ -68,12 +68,16 @@ class GivenOptions:
             if name in known or name.startswith(prefixes) or (what, name) in _warned:
                 continue
             _warned.add((what, name))
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            hint = f"; did you mean {known[close[0]]}?" if close else ""
-            _log.warning("ignoring unknown option %s of %s%s", name, what, hint)
+            _log.warning("ignoring unknown option %s of %s%s", name, what, suggestion(name, known))
 
     def prefixed(self, prefix: str) -> dict[str, str]:
         return {key[len(prefix) :]: value for key, value in self._values.items() if key.startswith(prefix)}
+
+
+def suggestion(name: str, known: Mapping[str, str]) -> str:
+    """The end of a warning about an unknown option: the known one (by lower-case names) that is close to it, or ""."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"; did you mean {known[close[0]]}?" if close else ""
 
 
 def partition_numbers(text: str, option: str) -> dict[TopicPartition, int]:

@@ -10,7 +10,6 @@ Options beyond the Kafka source's: `onTruncation`, `onExpired`, `onRecreated`, `
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from pyspark_fenceline.bounds import (
 )
 from pyspark_fenceline.checkpoint_files import as_local
 from pyspark_fenceline.errors import LossKind
-from pyspark_fenceline.given_options import GivenOptions, duration_ms
+from pyspark_fenceline.given_options import GivenOptions, duration_ms, suggestion
 from pyspark_fenceline.policy import STRICT, LossPolicy, policy_of
 from pyspark_fenceline.query_state import NO_HINT, StateHint
 from pyspark_fenceline.retraction_options import RetractionOptions
@@ -203,9 +202,7 @@ def check_common_options(options: Mapping[str, str]) -> ReadOptions:
     for name in given.names():
         if name in _KNOWN or name.startswith(("kafka.", "storage.")):
             continue
-        close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.75)
-        hint = f"; did you mean {_KNOWN[close[0]]}?" if close else ""
-        _log.warning("ignoring unknown option %s%s", name, hint)
+        _log.warning("ignoring unknown option %s%s", name, suggestion(name, _KNOWN))
     return common
 
 

@@ -1,1 +1,1 @@
-"""Configuration: what keys exist, what a node was told, and which value counts (docs/configuration.md)."""
+"""Configuration: the known keys, the values given to a node, and their precedence (docs/configuration.md)."""

@@ -1,7 +1,7 @@
 """One partition on this node: its log, its current role, and the requests that wait for it.
 
 Owns the steps that belong together: an append may advance the high watermark, and an advanced high watermark completes
-waiting requests. Decides neither who leads nor what is committed (`fenceline.replica.leader`).
+waiting requests. Decides neither which replica leads nor what is committed (`fenceline.replica.leader`).
 """
 
 from __future__ import annotations
