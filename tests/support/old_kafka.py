@@ -78,7 +78,12 @@ class OldKafka(ChildProcesses):
             self.await_ready(node)
 
     def spawn(self, node: int) -> None:
-        """Starts a broker without waiting for it."""
+        """Starts a broker without waiting for it.
+
+        A broker of this version ends if ZooKeeper still has the session of its killed predecessor, so this waits until
+        that session has expired.
+        """
+        eventually(lambda: not self._is_registered(node), f"the session of broker {node} has expired")
         place = f"PLAINTEXT://127.0.0.1:{self.ports[node]}"
         properties = {
             "broker.id": str(node),
@@ -90,7 +95,9 @@ class OldKafka(ChildProcesses):
         self._start(node, "kafka.Kafka", properties)
 
     def await_ready(self, node: int) -> None:
+        """Waits until it takes connections and is registered; it takes them before it registers."""
         self._await(node, self.ports[node])
+        eventually(lambda: self._is_registered(node), f"broker {node} is registered", wait_s=_START_WITHIN_S)
 
     def kill(self, node: int) -> None:
         """kill -9, and wait until it is gone."""
@@ -104,6 +111,15 @@ class OldKafka(ChildProcesses):
 
     def output(self, node: int) -> str:
         return (self.root / f"output-{node}").read_text(errors="replace")
+
+    def _is_registered(self, node: int) -> bool:
+        with socket.create_connection(("127.0.0.1", self._zookeeper_port), timeout=10) as zookeeper:
+            zookeeper.sendall(b"dump")
+            with zookeeper.makefile("r") as answer:
+                text = answer.read()
+        if "ephemeral" not in text.lower():
+            raise RuntimeError(f"ZooKeeper does not list its sessions: {text!r}")
+        return f"/brokers/ids/{node}\n" in f"{text}\n"
 
     def _start(self, node: int, main: str, properties: Mapping[str, str]) -> None:
         path = self.root / f"{node}.properties"
