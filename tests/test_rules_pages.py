@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from . import rules_coverage
-from .rules_coverage import COVERAGE, NOT_BUILT, ROOT, RULES, citations, citations_in, rule_of, rules, sections
+from tests.rules_coverage import COVERAGE, NOT_BUILT, ROOT, RULES, citations, citations_in, rule_of, rules, sections
 
 pytestmark = pytest.mark.together("rules pages")
 

@@ -22,7 +22,7 @@ from fenceline.node.directories import open_directories
 from fenceline.node.logs import redirect
 from tests.node.desk import TOPIC, Desk
 
-from .test_partition_directories import code, lines, names, path_of, play_story, remove, start, stop
+from tests.bad_input.test_partition_directories import code, lines, names, path_of, play_story, remove, start, stop
 
 __all__ = ["lines"]
 

@@ -16,7 +16,7 @@ from fenceline.replica.follower import CutTo, Phase
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.fetch import FetchedPartition, FetchPartition
 
-from .leaders import EPOCH, TOPIC, Follower, Leader, batch, play_story, response_for
+from tests.bad_input.leaders import EPOCH, TOPIC, Follower, Leader, batch, play_story, response_for
 
 Line = tuple[str, dict[str, Any]]
 

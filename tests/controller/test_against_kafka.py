@@ -35,7 +35,7 @@ from fenceline.testing.apache_kafka import ApacheKafka
 from fenceline.wire import entities, frame
 from fenceline.wire.apis import ApiKey
 
-from .helpers import Cluster
+from tests.controller.helpers import Cluster
 
 pytestmark = pytest.mark.kafka
 

@@ -28,7 +28,7 @@ from fenceline.controller import (
 from fenceline.errors import InternalError
 from fenceline.metadata import topics_delta
 
-from .world import run_history
+from tests.controller.world import run_history
 
 
 class Break(NamedTuple):

@@ -14,7 +14,7 @@ from fenceline.metadata.image import Endpoint, LeaderRecoveryState
 from fenceline.metadata.node_records import BrokerRegistrationChangeRecord, RegisterBrokerRecord, UnregisterBrokerRecord
 from fenceline.metadata.records import PartitionChangeRecord
 
-from .helpers import CLUSTER, Cluster
+from tests.controller.helpers import CLUSTER, Cluster
 
 
 def _code(error: pytest.ExceptionInfo[PeerError]) -> ErrorCode:

@@ -20,7 +20,7 @@ from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
 from fenceline.metadata.node_records import BrokerRegistrationChangeRecord
 
-from .helpers import CLUSTER, Cluster
+from tests.controller.helpers import CLUSTER, Cluster
 
 LOOKED_MS = 50
 

@@ -32,7 +32,7 @@ from fenceline.metadata.records import (
     ProducerIdsRecord,
 )
 
-from .helpers import Cluster
+from tests.controller.helpers import Cluster
 
 T, B = ConfigResourceType.TOPIC, ConfigResourceType.BROKER
 SET, DELETE, APPEND, SUBTRACT = ConfigOperation

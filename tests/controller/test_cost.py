@@ -41,7 +41,7 @@ from fenceline.controller.requests import (
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint
 
-from .helpers import CLUSTER, Cluster
+from tests.controller.helpers import CLUSTER, Cluster
 
 FEW, MANY = 20, 200
 """Topics that have nothing to do with the request."""

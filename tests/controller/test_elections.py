@@ -23,7 +23,7 @@ from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, PartitionImage
 from fenceline.metadata.records import PartitionChangeRecord, PartitionRecord, TopicRecord
 
-from .helpers import Cluster
+from tests.controller.helpers import Cluster
 
 TOPIC = UUID(int=9)
 RECOVERED, RECOVERING = LeaderRecoveryState.RECOVERED, LeaderRecoveryState.RECOVERING

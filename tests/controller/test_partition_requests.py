@@ -44,7 +44,7 @@ from fenceline.metadata.image import (
 )
 from fenceline.metadata.records import ConfigRecord, PartitionChangeRecord
 
-from .helpers import Cluster
+from tests.controller.helpers import Cluster
 
 RECOVERED, RECOVERING = LeaderRecoveryState.RECOVERED, LeaderRecoveryState.RECOVERING
 UNCLEAN = "unclean.leader.election.enable"

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from .world import ACTIONS, World, run_history
+from tests.controller.world import ACTIONS, World, run_history
 
 
 class AnyWorld(RuleBasedStateMachine):

@@ -38,8 +38,8 @@ from fenceline.controller.requests import (
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, LeaderRecoveryState
 
-from .helpers import CLUSTER, Cluster
-from .two_controllers import Here, Side, There
+from tests.controller.helpers import CLUSTER, Cluster
+from tests.controller.two_controllers import Here, Side, There
 
 pytestmark = pytest.mark.kafka
 

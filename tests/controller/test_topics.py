@@ -21,7 +21,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import ConfigResourceType
 from fenceline.metadata.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
 
-from .helpers import Cluster
+from tests.controller.helpers import Cluster
 
 
 def test_records_come_as_topic_configs_partitions() -> None:

@@ -49,7 +49,7 @@ from fenceline.wire import entities, frame
 from fenceline.wire.apis import ApiKey
 from tests.metadata.helpers import batches_in
 
-from .helpers import Cluster
+from tests.controller.helpers import Cluster
 
 _SILENT: Final = (NoOpRecord, RegisterControllerRecord, BeginTransactionRecord, EndTransactionRecord)
 Step = Callable[["Side"], Any]

@@ -57,7 +57,7 @@ from fenceline.metadata.records import MetadataRecord, PartitionChangeRecord
 from fenceline.metadata.snapshot import image_of, image_records
 from fenceline.metadata.topics_delta import changed_partition
 
-from .helpers import Cluster
+from tests.controller.helpers import Cluster
 
 BROKERS: Final = (1, 2, 3, 4)
 _NO_CHANGE: Final = -2

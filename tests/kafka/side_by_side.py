@@ -23,7 +23,7 @@ from fenceline.client.admin import Admin
 from fenceline.testing.mixed_cluster import CLUSTER_ID, COMBINED, CONTROLLER, MixedCluster
 from fenceline.testing.waiting import eventually
 
-from .tool_jvm import Told, ToolJvm
+from tests.kafka.tool_jvm import Told, ToolJvm
 
 _READS: Final = frozenset({"--describe", "--list", "describe", "list-endpoints"})
 """Words of commands that change nothing, and may be asked again until all nodes know what was changed."""

@@ -25,7 +25,7 @@ from fenceline.testing.waiting import eventually
 from tests.scheduling import CLUSTERS
 from tests.support import client_threads
 
-from .side_by_side import Both, Side, both_clusters
+from tests.kafka.side_by_side import Both, Side, both_clusters
 
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
 

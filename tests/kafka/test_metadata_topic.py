@@ -12,7 +12,7 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import METADATA_TOPIC
 from fenceline.testing.node import EmbeddedNode
 
-from .tool_jvm import ToolJvm
+from tests.kafka.tool_jvm import ToolJvm
 
 NAMED = ("--entity-type", "topics", "--entity-name", METADATA_TOPIC)
 

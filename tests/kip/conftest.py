@@ -6,7 +6,7 @@ import pytest
 
 from fenceline.testing.sim_disk import SimDisk
 
-from .snapshot_directory import DATA, History
+from tests.kip.snapshot_directory import DATA, History
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from fenceline.records.decode import decode_batch
 from fenceline.testing.sim_disk import SimDisk
 from tests.node.controller_helpers import AtOnce, Held, StillClock
 
-from .snapshot_directory import (
+from tests.kip.snapshot_directory import (
     DATA,
     DIRECTORY,
     EPOCH,

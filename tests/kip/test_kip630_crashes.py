@@ -21,7 +21,7 @@ from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 
-from .snapshot_directory import (
+from tests.kip.snapshot_directory import (
     DATA,
     DIRECTORY,
     EPOCH,

@@ -24,7 +24,7 @@ from fenceline.quorum.log_view import SnapshotId
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk
 
-from .snapshot_directory import (
+from tests.kip.snapshot_directory import (
     DATA,
     DIRECTORY,
     EPOCH,

@@ -45,7 +45,7 @@ from fenceline.wire.entities import read_request, write_request
 from tests.quorum.machine import Machine
 from tests.support.raw import RawConnection
 
-from .snapshot_directory import DATA, DIRECTORY, History, image_after, snapshot_of
+from tests.kip.snapshot_directory import DATA, DIRECTORY, History, image_after, snapshot_of
 
 THEIRS = SnapshotId(40, 3)
 SIZE = 1000

@@ -29,7 +29,7 @@ from fenceline.records.decode import decode_batch
 from fenceline.replica.follower import FollowerState
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import DIRECTORY, open_log, read_all
+from tests.log.helpers import DIRECTORY, open_log, read_all
 
 DELETE_RETENTION_MS = 500
 CODECS = [Codec.NONE, Codec.NONE, Codec.GZIP, Codec.LZ4, Codec.ZSTD]

@@ -9,7 +9,7 @@ import pytest
 
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import SMALL, append, open_log
+from tests.log.helpers import SMALL, append, open_log
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["in memory", "reopened"])

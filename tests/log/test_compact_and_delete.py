@@ -13,8 +13,8 @@ from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_batch
 from fenceline.testing.sim_disk import SimDisk
 
-from .compaction_story import compact_all, run
-from .helpers import open_log, read_all
+from tests.log.compaction_story import compact_all, run
+from tests.log.helpers import open_log, read_all
 
 OLD_MS, NEW_MS, RETENTION_MS = 1_000, 1_000_000, 10_000
 COMPACT = LogConfig(segment_bytes=500, index_interval_bytes=100, cleanup_policy=frozenset({"compact"}), retention_ms=1)

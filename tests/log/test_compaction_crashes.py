@@ -14,8 +14,8 @@ from fenceline.log.index import encode_aborted
 from fenceline.log.log_dir_offsets import UNKNOWN
 from fenceline.testing.sim_disk import Call, SimDisk
 
-from .compaction_story import OURS, Story
-from .helpers import DIRECTORY, open_log
+from tests.log.compaction_story import OURS, Story
+from tests.log.helpers import DIRECTORY, open_log
 
 
 class PowerLost(Exception):

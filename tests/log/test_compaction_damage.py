@@ -12,9 +12,9 @@ from fenceline.log.compaction_plan import Due
 from fenceline.log.partition_log import PartitionLog
 from fenceline.testing.sim_disk import SimDisk
 
-from .compaction_story import run
-from .helpers import DIRECTORY, SMALL, append, open_log, read_all, watch_reads
-from .verify_helpers import flip
+from tests.log.compaction_story import run
+from tests.log.helpers import DIRECTORY, SMALL, append, open_log, read_all, watch_reads
+from tests.log.verify_helpers import flip
 
 CONFIG = replace(SMALL, cleanup_policy=frozenset({"compact"}))
 

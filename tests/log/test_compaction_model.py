@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from .compaction_story import Story
+from tests.log.compaction_story import Story
 
 
 @pytest.mark.parametrize("seed", range(60))

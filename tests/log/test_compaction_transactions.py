@@ -12,8 +12,8 @@ from fenceline.records.batch import BatchHeader
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 
-from .compaction_story import compact_all, marker
-from .helpers import open_log, read_all
+from tests.log.compaction_story import compact_all, marker
+from tests.log.helpers import open_log, read_all
 
 RETENTION_MS = 500
 

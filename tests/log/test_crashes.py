@@ -15,7 +15,7 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import batch, open_log, read_all
+from tests.log.helpers import batch, open_log, read_all
 
 
 class Story:

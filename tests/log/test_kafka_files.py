@@ -23,7 +23,7 @@ from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_batch
 from fenceline.testing.apache_kafka import QUICK_START, java_command, run_tool, small_kafka
 
-from .helpers import batch, open_log, read_all
+from tests.log.helpers import batch, open_log, read_all
 
 pytestmark = [
     pytest.mark.kafka,

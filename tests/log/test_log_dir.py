@@ -19,7 +19,7 @@ from fenceline.log.partition_dir import parse_partition_name
 from fenceline.log.partition_log import PartitionLog
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import TOPIC_ID, TP, append, read_all
+from tests.log.helpers import TOPIC_ID, TP, append, read_all
 
 META = "version=1\ncluster.id=AAAAAAAAQACAAAAAAAAAAA\nnode.id=4\ndirectory.id=mAElyxrEQ3mw_ELWKg5Mow\n"
 CONFIG = LogConfig(segment_bytes=1_000)

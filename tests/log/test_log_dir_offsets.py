@@ -26,7 +26,7 @@ from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded
 from tests.support.lives import a_life
 
-from .helpers import TP, append, batch, read_all
+from tests.log.helpers import TP, append, batch, read_all
 
 HOME: Final = "/d"
 OTHER: Final = "/e"

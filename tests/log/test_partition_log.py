@@ -9,7 +9,7 @@ from fenceline.log.config import LogConfig
 from fenceline.records.batch import TimestampType, read_header
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import DIRECTORY, append, batch, files, open_log
+from tests.log.helpers import DIRECTORY, append, batch, files, open_log
 
 
 def test_log_that_was_never_written_has_no_directory_and_no_descriptor(disk: SimDisk) -> None:

@@ -17,7 +17,7 @@ from fenceline.records.build import build_batch
 from fenceline.records.sequences import MAX_SEQUENCE
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import DIRECTORY, batch, open_log
+from tests.log.helpers import DIRECTORY, batch, open_log
 
 
 @pytest.fixture

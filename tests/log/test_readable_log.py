@@ -16,7 +16,7 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import SMALL, TP, append, open_log, read_all
+from tests.log.helpers import SMALL, TP, append, open_log, read_all
 
 
 def test_read_gives_whole_batches_within_its_limits(disk: SimDisk) -> None:

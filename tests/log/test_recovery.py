@@ -15,7 +15,7 @@ from fenceline.log.errors import CorruptLog
 from fenceline.log.partition_log import PartitionLog
 from fenceline.records.batch import iter_headers
 
-from .helpers import append, batch, open_log, read_all
+from tests.log.helpers import append, batch, open_log, read_all
 
 
 class BitErrorDisk(OsDisk):

@@ -8,7 +8,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.config import LogConfig
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import SMALL, append, files, open_log
+from tests.log.helpers import SMALL, append, files, open_log
 
 
 def test_retention_by_size_and_time_stops_at_the_high_watermark(disk: SimDisk) -> None:

@@ -14,7 +14,7 @@ from fenceline.log.file_names import METADATA_FILE
 from fenceline.log.partition_log import PartitionLog
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import DIRECTORY, SMALL, TOPIC_ID, append, files, open_log
+from tests.log.helpers import DIRECTORY, SMALL, TOPIC_ID, append, files, open_log
 
 
 def test_a_failed_fsync_takes_the_partition_offline(disk: SimDisk) -> None:

@@ -12,7 +12,7 @@ from fenceline.log.errors import StorageError
 from fenceline.log.tail import WRITE_BYTES
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import append, batch, open_log, read_all
+from tests.log.helpers import append, batch, open_log, read_all
 
 
 @pytest.mark.parametrize(

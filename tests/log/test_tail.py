@@ -21,7 +21,7 @@ from fenceline.records.markers import abort_marker
 from fenceline.testing.sim_disk import SimDisk
 from tests.records.produce_cases import CASES, HOUR_MS, MAX_MESSAGE_BYTES, TOPICS, Case, rows
 
-from .helpers import DIRECTORY, TOPIC_ID, TP, batch
+from tests.log.helpers import DIRECTORY, TOPIC_ID, TP, batch
 
 NOW = 1_700_000_000_000
 

@@ -7,7 +7,7 @@ import pytest
 from fenceline.log.errors import StorageError
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import SMALL, append, open_log, read_all
+from tests.log.helpers import SMALL, append, open_log, read_all
 
 
 def test_truncation_keeps_the_removed_batches_as_evidence(disk: SimDisk) -> None:

@@ -21,8 +21,8 @@ from fenceline.records.build import build_batch
 from fenceline.records.markers import abort_marker
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import DIRECTORY, SMALL, TP, append, batch, open_log
-from .verify_helpers import QUIET, content_of, errors, flip, logs, notes, put, rain, said, verified
+from tests.log.helpers import DIRECTORY, SMALL, TP, append, batch, open_log
+from tests.log.verify_helpers import QUIET, content_of, errors, flip, logs, notes, put, rain, said, verified
 
 INDEX = f"{DIRECTORY}/00000000000000000000"
 

@@ -13,8 +13,8 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.log.verify import find_places
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import SMALL, append, open_log, read_all
-from .verify_helpers import QUIET, content_of, errors, flip, logs, notes, put, rain, said, verified
+from tests.log.helpers import SMALL, append, open_log, read_all
+from tests.log.verify_helpers import QUIET, content_of, errors, flip, logs, notes, put, rain, said, verified
 
 ONE, TWO = "/one/rain-0", "/two/rain-0"
 

@@ -14,8 +14,8 @@ from fenceline.log.verify_segment import Flaw, SegmentWalk
 from fenceline.records.batch import assign_in_place
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import batch, watch_reads
-from .verify_helpers import put
+from tests.log.helpers import batch, watch_reads
+from tests.log.verify_helpers import put
 
 PATH = "/rain.log"
 

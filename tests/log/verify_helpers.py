@@ -9,7 +9,7 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.log.verify import Report, Settings, find_places, verify_places
 from fenceline.log.verify_findings import Severity
 
-from .helpers import DIRECTORY, SMALL, append, open_log
+from tests.log.helpers import DIRECTORY, SMALL, append, open_log
 
 QUIET = Settings(wait=lambda seconds: None)
 

@@ -28,7 +28,7 @@ from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded
 from tests.support.lives import a_life
 
-from .helpers import (
+from tests.losses.helpers import (
     DIRECTORY,
     LEADER,
     REPLICA,

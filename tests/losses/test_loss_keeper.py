@@ -24,7 +24,7 @@ from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.replica.follower import Cause, CutTo, FollowerState, RestartAt
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import TOPIC_ID, open_log, receipts_of, write
+from tests.losses.helpers import TOPIC_ID, open_log, receipts_of, write
 
 
 class Waiter:

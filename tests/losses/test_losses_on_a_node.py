@@ -26,7 +26,7 @@ from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
 
-from .helpers import TOPIC_ID, cut, open_log, stored_values, write
+from tests.losses.helpers import TOPIC_ID, cut, open_log, stored_values, write
 
 METRICS = free_port()
 OVERRIDES = {

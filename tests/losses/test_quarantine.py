@@ -12,7 +12,7 @@ from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import Receipt, decode, encode
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import DIRECTORY, cut, open_log, receipts_of, write
+from tests.losses.helpers import DIRECTORY, cut, open_log, receipts_of, write
 
 
 def three_losses(disk: SimDisk, *, batches: int = 4, records: int = 3) -> list[Receipt]:

@@ -37,7 +37,7 @@ from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 from tests.log.compaction_story import compact_all
 
-from .helpers import DIRECTORY, REPLICA, a_disk, cut, open_log, receipts_of, write
+from tests.losses.helpers import DIRECTORY, REPLICA, a_disk, cut, open_log, receipts_of, write
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "losses.md"
 

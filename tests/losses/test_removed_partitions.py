@@ -23,8 +23,8 @@ from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded
 from tests.support.lives import a_life
 
-from .helpers import DIRECTORY, REPLICA, a_disk, a_safe_history, cut, open_log, write
-from .test_quarantine import three_losses
+from tests.losses.helpers import DIRECTORY, REPLICA, a_disk, a_safe_history, cut, open_log, write
+from tests.losses.test_quarantine import three_losses
 
 ASIDE = "/data/rain-3.0123456789abcdef-stray"
 

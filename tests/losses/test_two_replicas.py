@@ -15,7 +15,7 @@ from fenceline.replica.follower import FollowerState
 from fenceline.testing.sim_disk import SimDisk
 
 from ..replica.histories import MemoryLog, histories
-from .helpers import REPLICA, TOPIC_ID, open_log, receipts_of
+from tests.losses.helpers import REPLICA, TOPIC_ID, open_log, receipts_of
 
 
 def on_disk(disk: SimDisk, number: int, model: MemoryLog) -> PartitionLog:

@@ -24,7 +24,7 @@ from fenceline.metadata.records import (
 from fenceline.metadata.security_records import ClientQuotaRecord, EntityData
 from fenceline.metadata.snapshot import image_records
 
-from .test_delta_and_snapshot import RandomHistory
+from tests.metadata.test_delta_and_snapshot import RandomHistory
 
 TOPIC = UUID(int=1)
 DIRECTORY = UUID(int=7)

@@ -15,7 +15,7 @@ from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, Partition
 from fenceline.metadata.partition_values import PartitionDecoder, PartitionEncoder, partition_key, partition_record
 from fenceline.metadata.records import PartitionRecord, TopicRecord, UnknownRecord, decode_record, encode_record
 
-from .helpers import values_of
+from tests.metadata.helpers import values_of
 
 TOPIC = UUID(int=0xABCD)
 

@@ -24,7 +24,7 @@ from fenceline.metadata.records import (
 )
 from fenceline.wire.errors import MalformedRequest
 
-from .helpers import values_of
+from tests.metadata.helpers import values_of
 
 
 @given(st.sampled_from(sorted(API_KEYS, key=lambda cls: cls.__name__)).flatmap(values_of))

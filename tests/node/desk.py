@@ -56,8 +56,8 @@ from fenceline.wire.fetch import (
 )
 from fenceline.wire.frame import parse_response_header
 
-from .controller_helpers import CLUSTER, StillClock
-from .handlers.fakes import DIRECTORY, broker_image, image_of, partition, topic_image
+from tests.node.controller_helpers import CLUSTER, StillClock
+from tests.node.handlers.fakes import DIRECTORY, broker_image, image_of, partition, topic_image
 
 TOPIC: Final = "rain"
 ME: Final = 1

@@ -22,7 +22,7 @@ from fenceline.node.channel_requests import MAPPINGS
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, write_request, write_response
 
-from .test_controller_nodes import eventually, join, run, three
+from tests.node.test_controller_nodes import eventually, join, run, three
 
 TOPIC, OTHER = UUID(int=1), UUID(int=2)
 CHANGE = IsrChange(3, 7, 9, (IsrMember(1, 11), IsrMember(2, 12)), 1)

@@ -36,7 +36,7 @@ from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.testing.sim_disk import SimDisk
 
-from .controller_helpers import CLUSTER, ENDPOINTS, AtOnce, Held, StillClock, driver, join, joined, prepare
+from tests.node.controller_helpers import CLUSTER, ENDPOINTS, AtOnce, Held, StillClock, driver, join, joined, prepare
 
 D = "/data"
 

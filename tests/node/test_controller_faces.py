@@ -28,7 +28,7 @@ from fenceline.wire.frame import encode_request_header, parse_response_header
 from fenceline.wire.principal import ANONYMOUS, encode_principal
 from tests.controller.two_controllers import There
 
-from .test_controller_nodes import eventually
+from tests.node.test_controller_nodes import eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 

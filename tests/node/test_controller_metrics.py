@@ -23,7 +23,7 @@ from fenceline.quorum.log_view import SnapshotId
 from tests.controller.helpers import Cluster
 from tests.controller.world import ACTIONS, World
 
-from .test_controller_nodes import Three, eventually, join, run
+from tests.node.test_controller_nodes import Three, eventually, join, run
 
 Figures = dict[str, float]
 

@@ -25,7 +25,7 @@ from fenceline.node.metadata_replay import Transactions
 from fenceline.records.decode import decode_all
 from fenceline.testing.sim_disk import SimDisk
 
-from .controller_helpers import driver, prepare
+from tests.node.controller_helpers import driver, prepare
 
 D = "/data"
 BEGIN, END, ABORT = BeginTransactionRecord("t"), EndTransactionRecord(), AbortTransactionRecord("r")

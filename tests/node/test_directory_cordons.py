@@ -14,8 +14,8 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.metadata.image import UNASSIGNED_DIRECTORY, ConfigResource, ConfigResourceType
 from fenceline.node.directory_cordons import DirectoryCordons
 
-from .desk import TOPIC, Desk, told, turns
-from .test_several_directories import lead, mine, takes_all
+from tests.node.desk import TOPIC, Desk, told, turns
+from tests.node.test_several_directories import lead, mine, takes_all
 
 DIRS = (Path("/data"), Path("/data2"))
 

@@ -33,8 +33,8 @@ from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 from tests.losses.helpers import cut
 
-from .desk import OTHERS, TOPIC, Desk, told, turns, where
-from .test_several_directories import ELSEWHERE, assigned, break_second, lead, mine, produced, takes_all, until
+from tests.node.desk import OTHERS, TOPIC, Desk, told, turns, where
+from tests.node.test_several_directories import ELSEWHERE, assigned, break_second, lead, mine, produced, takes_all, until
 
 FIRST, SECOND = "/data", "/data2"
 

@@ -21,7 +21,7 @@ from fenceline.wire.apis import ApiKey
 from tests.support.leaders import UNCLEAN, elect
 from tests.support.raw import RawConnection
 
-from .replicated_topics import evidence, replicas_are_equal
+from tests.node.replicated_topics import evidence, replicas_are_equal
 
 pytestmark = pytest.mark.timeout(300)
 

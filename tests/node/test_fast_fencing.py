@@ -21,7 +21,7 @@ from fenceline.testing.mixed_cluster import BROKER, COMBINED, MixedCluster, Mixe
 from fenceline.testing.waiting import eventually
 from tests.testing.echo_peer import need_cuts
 
-from .replicated_topics import replicas_are_equal
+from tests.node.replicated_topics import replicas_are_equal
 
 pytestmark = pytest.mark.timeout(300)
 LONG = {"broker.session.timeout.ms": "600000"}

@@ -26,9 +26,9 @@ from fenceline.quorum.control_records import VoterEndpoint
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 
-from .controller_helpers import CLUSTER, Held, StillClock
-from .handlers.fakes import DIRECTORY, image_of, partition, topic_image
-from .replication_helpers import ALONE, NoRoles
+from tests.node.controller_helpers import CLUSTER, Held, StillClock
+from tests.node.handlers.fakes import DIRECTORY, image_of, partition, topic_image
+from tests.node.replication_helpers import ALONE, NoRoles
 
 D = "/data"
 

@@ -18,7 +18,7 @@ from fenceline.replica.follower import Phase
 from fenceline.wire.fetch import FetchResponse
 from tests.log.helpers import batch
 
-from .test_follower_failures import EPOCH, LEADER, Host, Stage, fetched
+from tests.node.test_follower_failures import EPOCH, LEADER, Host, Stage, fetched
 
 
 class _FlushingHost(Host):

@@ -27,7 +27,7 @@ from fenceline.node.metadata_replay import NO_SNAPSHOT
 from fenceline.quorum.control_records import VoterEndpoint
 from fenceline.testing.sim_disk import SimDisk
 
-from .controller_helpers import CLUSTER
+from tests.node.controller_helpers import CLUSTER
 
 ENDPOINT = VoterEndpoint("CONTROLLER", "localhost", 9093)
 

@@ -7,7 +7,7 @@ from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import write_request
 
-from .desk import TOPIC, Desk, told, turns
+from tests.node.desk import TOPIC, Desk, told, turns
 
 
 def _sent(desk: Desk) -> object:

@@ -27,7 +27,7 @@ from fenceline.node.replica import Replica
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
 
-from .desk import TOPIC, Desk, turns
+from tests.node.desk import TOPIC, Desk, turns
 
 COMPACT: Final = {"cleanup.policy": "compact", "segment.bytes": "500", "file.delete.delay.ms": "0"}
 WHERE: Final = TopicPartition(TOPIC, 0)

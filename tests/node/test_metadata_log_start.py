@@ -22,7 +22,7 @@ from fenceline.quorum.duties import ServePiece
 from fenceline.testing.sim_disk import SimDisk
 from tests.kip.snapshot_directory import DATA, DIRECTORY, History
 
-from .test_controller_nodes import Three, eventually, join, run
+from tests.node.test_controller_nodes import Three, eventually, join, run
 
 DUE_AT_ONCE = {"metadata.log.max.record.bytes.between.snapshots": "1", "metadata.max.retention.ms": "1"}
 """A snapshot after each batch, and every older one too old to stay."""

@@ -23,7 +23,7 @@ from fenceline.node.logs import Logger
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.testing.sim_disk import SimDisk
 
-from .controller_helpers import StillClock, driver, join, joined, prepare
+from tests.node.controller_helpers import StillClock, driver, join, joined, prepare
 
 
 def _disk() -> SimDisk:

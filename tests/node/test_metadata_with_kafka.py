@@ -25,7 +25,7 @@ from fenceline.records.decode import decode_all
 from fenceline.testing.apache_kafka import run_tool, small_kafka
 from tests.metadata.helpers import batches_in
 
-from .controller_helpers import driver, join, prepare
+from tests.node.controller_helpers import driver, join, prepare
 
 pytestmark = pytest.mark.kafka
 

@@ -18,8 +18,8 @@ from tests.scheduling import CLUSTERS
 from tests.support.kafka_start import quick_environment
 from tests.support.same_metadata import batches_before, checksum, image_before
 
-from .mixed_story import leader_after
-from .test_quorum_processes import create, topics
+from tests.node.mixed_story import leader_after
+from tests.node.test_quorum_processes import create, topics
 
 OURS, KAFKAS = "controller", "kafka:controller"
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]

@@ -22,7 +22,7 @@ from tests.support.same_metadata import (
     write_snapshot,
 )
 
-from .mixed_story import KILLS, StoryResult, has_same_file, run_mixed_story
+from tests.node.mixed_story import KILLS, StoryResult, has_same_file, run_mixed_story
 
 OURS, KAFKAS = "controller", "kafka:controller"
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(900)]

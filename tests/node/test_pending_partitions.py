@@ -21,7 +21,7 @@ from fenceline.node.log_recovery import checkpoint_recovery_points, recover_logs
 from fenceline.node.loss_keeper import LossKeeper
 from tests.losses.helpers import cut, open_log, write
 
-from .desk import TOPIC, Desk, told, turns, where
+from tests.node.desk import TOPIC, Desk, told, turns, where
 
 
 def _folder(desk: Desk) -> ReceiptFolder:

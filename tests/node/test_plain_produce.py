@@ -29,7 +29,7 @@ from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_request, parse_response
 
-from .replication_helpers import ALONE, NoRoles
+from tests.node.replication_helpers import ALONE, NoRoles
 
 NOW = 1_700_000_000_000
 RAIN, SNOW, HIDDEN = UUID(int=11), UUID(int=12), UUID(int=13)

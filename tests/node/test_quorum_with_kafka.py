@@ -16,7 +16,7 @@ from tests.scheduling import CLUSTERS
 from tests.support.kafka_start import quick_environment
 from tests.support.served import Served
 
-from .test_quorum_processes import SMALL_SNAPSHOTS, check_late_controller, create, topics
+from tests.node.test_quorum_processes import SMALL_SNAPSHOTS, check_late_controller, create, topics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
 

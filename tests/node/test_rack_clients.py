@@ -11,7 +11,7 @@ from confluent_kafka import Consumer
 from fenceline.node.fetching import RACK_AWARE_SELECTOR
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
 
-from .replicated_topics import bootstrap, create, in_sync, leader, write
+from tests.node.replicated_topics import bootstrap, create, in_sync, leader, write
 
 
 def test_librdkafka_reads_from_its_rack(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
 from fenceline.testing.waiting import eventually
 
-from .replicated_topics import (
+from tests.node.replicated_topics import (
     bootstrap,
     create,
     evidence,

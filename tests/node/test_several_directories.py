@@ -32,7 +32,7 @@ from fenceline.node.loss_keeper import LossKeeper
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 
-from .desk import OTHERS, TOPIC, Desk, told, turns, where
+from tests.node.desk import OTHERS, TOPIC, Desk, told, turns, where
 
 ELSEWHERE = UUID(int=990)
 GONE = UUID(int=991)

@@ -21,7 +21,7 @@ from fenceline.records.decode import decode_all, decode_batch
 from fenceline.records.errors import RecordsError
 from fenceline.testing.apache_kafka import ApacheKafka, run_tool, small_kafka
 
-from .raw_produce import RawProducer
+from tests.records.raw_produce import RawProducer
 
 NOW = 1_700_000_000_000
 CODECS = {codec.name.lower(): codec for codec in Codec}

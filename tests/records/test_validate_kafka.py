@@ -10,8 +10,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 
-from .produce_cases import CASES, MAX_MESSAGE_BYTES, TOPICS, Case
-from .raw_produce import RawProducer
+from tests.records.produce_cases import CASES, MAX_MESSAGE_BYTES, TOPICS, Case
+from tests.records.raw_produce import RawProducer
 
 pytestmark = pytest.mark.kafka
 

@@ -22,7 +22,7 @@ from fenceline.node.replication import Replication
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.leader import LeaderState
 
-from .broken_data_rules import NO_SEED, RULES, breaks
+from tests.simulation.broken_data_rules import NO_SEED, RULES, breaks
 
 __all__ = ("NO_SEED", "RULES")
 

@@ -19,8 +19,8 @@ from fenceline.node.replicas import Replicas
 from fenceline.replica.leader import LeaderState
 from fenceline.testing.simulation.disk import LifeDisk
 
-from .broken_data_rules import breaks
-from .broken_election_rules import NO_SEED, RULES
+from tests.simulation.broken_data_rules import breaks
+from tests.simulation.broken_election_rules import NO_SEED, RULES
 
 __all__ = ("NO_SEED", "RULES")
 

@@ -24,8 +24,8 @@ from fenceline.node.replication import Replication
 from fenceline.replica.leader import LeaderState
 from fenceline.testing.simulation.brokers_members import GROUP
 
-from .broken_data_rules import breaks
-from .broken_history_rules import NO_SEED, RULES
+from tests.simulation.broken_data_rules import breaks
+from tests.simulation.broken_history_rules import NO_SEED, RULES
 
 __all__ = ("NO_SEED", "RULES")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from .broken_holes_rules import NO_SEED
-from .broken_holes_rules import RULES as DATA_RULES
-from .broken_rules import RULES as QUORUM_RULES
+from tests.simulation.broken_holes_rules import NO_SEED
+from tests.simulation.broken_holes_rules import RULES as DATA_RULES
+from tests.simulation.broken_rules import RULES as QUORUM_RULES
 
 HISTORY: Final[Mapping[str, tuple[str, str]]] = {
     "KAFKA-1211": (

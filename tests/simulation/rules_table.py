@@ -20,7 +20,7 @@ from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.stage import Outcome, play
 
 from . import kafka_history
-from .broken_holes_rules import NO_SEED, RULES
+from tests.simulation.broken_holes_rules import NO_SEED, RULES
 
 SEEDS: Final = 1000
 _HERE: Final = Path(__file__).parent

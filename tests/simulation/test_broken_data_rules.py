@@ -6,8 +6,8 @@ from itertools import chain
 
 import pytest
 
-from .broken_holes_rules import NO_SEED, RULES
-from .rules_table import DOCUMENT, NO_VERDICT, SEEDS, first_that_detects, played, table
+from tests.simulation.broken_holes_rules import NO_SEED, RULES
+from tests.simulation.rules_table import DOCUMENT, NO_VERDICT, SEEDS, first_that_detects, played, table
 
 NEARBY = 60
 """Where a change of the code has moved the breach to another seed."""

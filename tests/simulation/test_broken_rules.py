@@ -9,7 +9,7 @@ import pytest
 
 from fenceline.testing.simulation.stage import play
 
-from .broken_rules import RULES
+from tests.simulation.broken_rules import RULES
 
 SEEDS = 300
 NEARBY = 60

@@ -17,7 +17,7 @@ from fenceline.testing.simulation.search import FAULT_OPTIONS, LIKELY, Search
 from fenceline.testing.simulation.stage import SCENARIOS, Outcome, options_of
 from fenceline.testing.simulation.workers import Game
 
-from .broken_holes_rules import NO_SEED, RULES
+from tests.simulation.broken_holes_rules import NO_SEED, RULES
 
 CORPUS = Path(__file__).parent / "corpus.txt"
 HOLES = [rule for name, rule in RULES.items() if re.match(r"b\d_", name) and rule.seed != NO_SEED]

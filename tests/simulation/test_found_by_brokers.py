@@ -15,7 +15,7 @@ from fenceline.node.log_recovery import recover_logs
 from fenceline.testing.simulation.loop import run
 from fenceline.testing.simulation.stage import play
 
-from .test_brokers_scenario import NO_FAULTS
+from tests.simulation.test_brokers_scenario import NO_FAULTS
 
 
 @pytest.mark.parametrize(

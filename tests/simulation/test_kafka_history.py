@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from .kafka_history import HISTORY, found, table
-from .rules_table import DOCUMENT, NO_SEED
+from tests.simulation.kafka_history import HISTORY, found, table
+from tests.simulation.rules_table import DOCUMENT, NO_SEED
 
 WANTED = 25
 

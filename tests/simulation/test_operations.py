@@ -18,7 +18,7 @@ from fenceline.testing.simulation.operations import FAULTS, OPERATIONS, Fault, O
 from fenceline.testing.simulation.search import CALM
 from fenceline.testing.simulation.stage import Outcome, options_of, play
 
-from .test_brokers_scenario import NO_FAULTS
+from tests.simulation.test_brokers_scenario import NO_FAULTS
 
 PROFILES = {"operated", "incarnations", "cleaning", "groups", "moves", "metadata"}
 BEGUN = {

@@ -13,7 +13,7 @@ from fenceline.errors import ErrorCode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 
-from .raw import RawConnection
+from tests.support.raw import RawConnection
 
 NOT_NOW: Final = frozenset(
     {

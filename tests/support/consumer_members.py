@@ -13,8 +13,8 @@ from fenceline.errors import ErrorCode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 
-from .committed_offsets import NOT_NOW
-from .raw import RawConnection, plain
+from tests.support.committed_offsets import NOT_NOW
+from tests.support.raw import RawConnection, plain
 
 LONG_MS: Final = 600_000
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
 
-from .raw import RawConnection
+from tests.support.raw import RawConnection
 
 PREFERRED = 0
 UNCLEAN = 1

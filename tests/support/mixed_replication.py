@@ -20,10 +20,10 @@ from fenceline.testing.apache_kafka import run_tool
 from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.testing.waiting import eventually
 
-from .leaders import elect, order_replicas
-from .mixed_stage import MixedStage
-from .partition_files import log_bytes
-from .partition_load import PartitionLoad
+from tests.support.leaders import elect, order_replicas
+from tests.support.mixed_stage import MixedStage
+from tests.support.partition_files import log_bytes
+from tests.support.partition_load import PartitionLoad
 
 MOVES = 20
 MOVED = "moved"

@@ -19,9 +19,9 @@ from fenceline.ids import TopicPartition
 from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
 
-from .kafka_start import quick_environment
-from .leaders import elect
-from .partition_files import log_bytes
+from tests.support.kafka_start import quick_environment
+from tests.support.leaders import elect
+from tests.support.partition_files import log_bytes
 
 SETTINGS = {
     "broker.session.timeout.ms": "3000",

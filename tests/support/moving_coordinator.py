@@ -15,7 +15,7 @@ from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
 from tests.groups.peers import SocketPeer
 
-from .committed_offsets import NOT_NOW
+from tests.support.committed_offsets import NOT_NOW
 
 _STEP_S: Final = 0.1
 _PATIENCE_S: Final = 120.0

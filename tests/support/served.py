@@ -12,7 +12,7 @@ from fenceline.client.async_admin import NewTopic
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.testing.waiting import eventually
 
-from .mixed_stage import init_transactions
+from tests.support.mixed_stage import init_transactions
 
 _PARTITIONS = 2
 

@@ -18,9 +18,9 @@ from fenceline.client.metadata import PartitionMetadata
 from fenceline.testing.mixed_cluster import MixedCluster
 from fenceline.testing.waiting import eventually
 
-from .kafka_start import quick_environment
-from .leaders import UNCLEAN, elect, order_replicas
-from .mixed_stage import SETTINGS
+from tests.support.kafka_start import quick_environment
+from tests.support.leaders import UNCLEAN, elect, order_replicas
+from tests.support.mixed_stage import SETTINGS
 
 KEPT: Final = 100
 LOST: Final = 50

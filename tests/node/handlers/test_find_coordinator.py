@@ -16,7 +16,7 @@ from fenceline.node.transaction_support import REFUSAL
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, write_request, write_response
 
-from .fakes import FakeBroker, FakeTransactionSupport, ask, broker_image, context, image_of, partition, topic_image
+from tests.node.handlers.fakes import FakeBroker, FakeTransactionSupport, ask, broker_image, context, image_of, partition, topic_image
 
 
 def coordinator_of(key: str, *leaders: int) -> Any:
