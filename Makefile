@@ -11,7 +11,7 @@ OLD_JARS := .cache/kafka-$(OLD_KAFKA_VERSION)
 LOCK_STAMP := $(VENV)/.locked
 SPARK43 := .venv-spark43
 BUILD_STAMP := $(VENV)/.built
-KERNEL_SOURCES := pyproject.toml setup.py $(wildcard src/fenceline/*.pxd src/fenceline/*/*.pyx src/fenceline/*/*.pxd)
+KERNEL_SOURCES := pyproject.toml setup.py $(shell find src -name "*.pyx" -o -name "*.pxd")
 
 .PHONY: help setup demo test test-spark43 simulate bench lint format rules soak lock jars java clean
 
@@ -77,7 +77,7 @@ test: setup java  ## run all tests (those against Apache Kafka need Maven); ROOM
 	@echo "Simulating clusters with operators, 100 seeds ..."
 	@$(OPERATIONS) --seeds 0..100 --workers 2 --progress 50
 	@echo "Testing logs and the data path without the compiled modules ..."
-	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
+	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/api/produce/test_plain_produce.py
 endif
 
 test-spark43: setup java $(SPARK43)/.locked  ## run the Spark tests with PySpark 4.3.0, without Spark's own connector

@@ -5,10 +5,10 @@ from setuptools import Extension, setup
 MODULES = {
     "fenceline.records._kernel": "src/fenceline/records/_kernel.pyx",
     "fenceline.records._batch_scan": "src/fenceline/records/_batch_scan.pyx",
-    "fenceline.log._tail": "src/fenceline/log/_tail.pyx",
-    "fenceline.log._compaction": "src/fenceline/log/_compaction.pyx",
-    "fenceline.node._plain_fetch": "src/fenceline/node/_plain_fetch.pyx",
-    "fenceline.node._plain_produce": "src/fenceline/node/_plain_produce.pyx",
+    "fenceline.log.core._tail": "src/fenceline/log/core/_tail.pyx",
+    "fenceline.log.compaction._compaction": "src/fenceline/log/compaction/_compaction.pyx",
+    "fenceline.node.api.fetch._plain_fetch": "src/fenceline/node/api/fetch/_plain_fetch.pyx",
+    "fenceline.node.api.produce._plain_produce": "src/fenceline/node/api/produce/_plain_produce.pyx",
     "fenceline.wire._plain_fetch": "src/fenceline/wire/_plain_fetch.pyx",
 }
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import Side, source_of
-from fenceline.client.admin import Admin
-from fenceline.client.admin_quorum import QuorumDescription
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.quorum import QuorumDescription
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
 from fenceline.testing.waiting import eventually
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.harness import STARTERS, Figures, cpu_of, resident_mb, scratch
 from benchmarks.workloads import delete_topics
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
 
 SETTINGS = {"log.cleaner.backoff.ms": "10"}
 TOPIC_SETTINGS = {"cleanup.policy": "compact", "segment.bytes": str(64 << 20), "min.cleanable.dirty.ratio": "1.0"}

@@ -21,10 +21,10 @@ from typing import Any, Final
 
 from benchmarks.clusters import ClusterUnderTest, wait_for
 from benchmarks.harness import SIDES, Figures, both, resident_mb, run_rows, scratch
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.config import ClientConfig
-from fenceline.client.connection import Connection, open_connection
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.connection import Connection, open_connection
 from fenceline.errors import ErrorCode, FencelineError
 from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.wire.apis import ApiKey

@@ -14,10 +14,10 @@ from uuid import UUID
 
 from benchmarks.clusters import wait_for
 from benchmarks.harness import Figures, Subject, both, cpu_seconds
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.config import ClientConfig
-from fenceline.client.connection import Connection, open_connection
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.connection import Connection, open_connection
 from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
 

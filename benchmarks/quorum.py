@@ -20,13 +20,13 @@ import psutil
 from benchmarks.clusters import ClusterUnderTest, wait_for
 from benchmarks.harness import SIDES, Figures, Side, resident_mb, scratch
 from benchmarks.snapshots import image_of
-from fenceline.client.config import ClientConfig
-from fenceline.client.connection import Connection, open_connection
+from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.connection import Connection, open_connection
 from fenceline.errors import ErrorCode, FencelineError
-from fenceline.log.disk import OsDisk
-from fenceline.node.format import parse_initial_controllers
-from fenceline.node.metadata_batches import SnapshotBatches
-from fenceline.node.metadata_log import MetadataLog
+from fenceline.log.core.disk import OsDisk
+from fenceline.node.metadata.batches import SnapshotBatches
+from fenceline.node.metadata.format import parse_initial_controllers
+from fenceline.node.metadata.metadata_log import MetadataLog
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.testing.mixed_cluster import CONTROLLER, LISTENER, MixedNode
 from fenceline.wire.apis import ApiKey

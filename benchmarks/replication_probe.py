@@ -19,9 +19,9 @@ from typing import Any, Final, Self
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fenceline.client.config import ClientConfig
-from fenceline.client.connection import Connection, open_connection
-from fenceline.client.consumer import Consumer
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.connection import Connection, open_connection
 from fenceline.errors import FencelineError
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
 from fenceline.losses.receipt import Receipt, decode

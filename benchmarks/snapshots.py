@@ -17,14 +17,14 @@ from uuid import UUID
 import psutil
 
 from benchmarks.harness import Figures, scratch
-from fenceline.log.disk import OsDisk
+from fenceline.log.core.disk import OsDisk
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage, PartitionImage
 from fenceline.metadata.partition_values import PartitionEncoder
 from fenceline.metadata.records import FeatureLevelRecord, TopicRecord, encode_record
-from fenceline.node.metadata_batches import SnapshotBatches
-from fenceline.node.metadata_log import DIRECTORY_NAME, MetadataLog
-from fenceline.node.snapshot_files import verify_snapshot
+from fenceline.node.metadata.batches import SnapshotBatches
+from fenceline.node.metadata.metadata_log import DIRECTORY_NAME, MetadataLog
+from fenceline.node.metadata.snapshot_files import verify_snapshot
 from fenceline.quorum.log_view import SnapshotId
 
 SIZES = (100_000, 1_000_000)

@@ -22,9 +22,9 @@ from benchmarks.harness import Figures, scratch
 from benchmarks.replication_probe import Watch, create_replicated, wait_left_in_sync
 from benchmarks.spark import session
 from benchmarks.spark_tables import sink, source
-from fenceline.client.producer import Producer
+from fenceline.client.producer.producer import Producer
 from fenceline.testing.mixed_cluster import MixedNode
-from pyspark_fenceline.audit_table import audit_here, settings
+from pyspark_fenceline.auditing.table import audit_here, settings
 
 TOPIC: Final = "repair"
 PARTITIONS: Final = 4

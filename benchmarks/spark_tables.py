@@ -100,7 +100,7 @@ def fill_parquet(spark: Any, bootstrap: str, directory: Path) -> None:
 
 def audits(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:
     import pyspark_fenceline
-    from pyspark_fenceline.audit_table import audit_here, settings
+    from pyspark_fenceline.auditing.table import audit_here, settings
 
     fill(bootstrap)
     clear(directory, TABLE)
@@ -126,8 +126,8 @@ def audits(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory
 
 def adoptions(figures: Figures, repeats: int, spark: Any, node: EmbeddedNode, directory: Path) -> None:
     import pyspark_fenceline
-    from pyspark_fenceline.audit_table import audit_here, settings
-    from pyspark_fenceline.backfill_table import backfill_here
+    from pyspark_fenceline.auditing.backfill_table import backfill_here
+    from pyspark_fenceline.auditing.table import audit_here, settings
 
     bootstrap, kept = node.bootstrap, directory / f"{ADOPTED}-kept"
     lose_a_batch(node, spark, kept)
@@ -166,9 +166,9 @@ def lose_a_batch(node: EmbeddedNode, spark: Any, table: Path) -> None:
     """A topic that loses its newest batch in a crash half-way, after the rows are in a table without epochs."""
     from deltalake import write_deltalake
 
-    from fenceline.client.reader import RangeReader
-    from pyspark_fenceline.audit_receipts import read_receipts
-    from pyspark_fenceline.connect import connect
+    from fenceline.client.reader.reader import RangeReader
+    from pyspark_fenceline.auditing.receipts import read_receipts
+    from pyspark_fenceline.common.connect import connect
 
     first = TopicPartition(ADOPTED, 0)
     create_topic(node.bootstrap, ADOPTED, PARTITIONS)
@@ -216,7 +216,7 @@ def write_different(bootstrap: str, count: int, partitions: range) -> None:
 
 
 def ends(bootstrap: str) -> dict[int, int]:
-    from pyspark_fenceline.connect import connect
+    from pyspark_fenceline.common.connect import connect
 
     found = connect({"bootstrap.servers": bootstrap}).log_ends(
         [TopicPartition(ADOPTED, partition) for partition in range(PARTITIONS)]

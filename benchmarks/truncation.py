@@ -17,12 +17,12 @@ from typing import Any, Final
 from benchmarks.clusters import PATIENCE_S, SHORT_SESSIONS, ClusterUnderTest
 from benchmarks.harness import SIDES, Figures, Side, scratch
 from benchmarks.replication_probe import create_replicated, wait_left_in_sync
-from fenceline.client.cluster import Purpose
-from fenceline.client.connection import open_connection
-from fenceline.client.consumer import Consumer
-from fenceline.client.errors import LogTruncationError
-from fenceline.client.fetch_wire import PartitionFetch, fetch_once
-from fenceline.client.producer import Producer
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.core.cluster import Purpose
+from fenceline.client.core.connection import open_connection
+from fenceline.client.core.errors import LogTruncationError
+from fenceline.client.core.fetch_wire import PartitionFetch, fetch_once
+from fenceline.client.producer.producer import Producer
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
 

@@ -20,9 +20,9 @@ from typing import Any, Final
 from benchmarks.harness import Figures, scratch
 from benchmarks.spark import session
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import OsDisk
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.build import build_batch
 from fenceline.testing.apache_kafka import java_command
 

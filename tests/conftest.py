@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from fenceline.compiled import left_out
-from fenceline.log import tail
+from fenceline.log.core import tail
 from fenceline.testing.apache_kafka import why_unavailable
 from fenceline.testing.node import EmbeddedNode
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.testing import reaper
+from fenceline.local_cluster import reaper
 
 _SHARING = ("client", "kafka")
 """Rooms whose tests share one Apache Kafka."""

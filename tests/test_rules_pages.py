@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from . import rules_coverage
 from tests.rules_coverage import COVERAGE, NOT_BUILT, ROOT, RULES, citations, citations_in, rule_of, rules, sections
+
+from . import rules_coverage
 
 pytestmark = pytest.mark.together("rules pages")
 

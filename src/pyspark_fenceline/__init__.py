@@ -14,22 +14,22 @@ import importlib.util
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pyspark_fenceline.audit_table import audit
-    from pyspark_fenceline.backfill_table import backfill
-    from pyspark_fenceline.checkpoint_export import export_checkpoint
-    from pyspark_fenceline.progress import lag_of
-    from pyspark_fenceline.repair_table import repair
-    from pyspark_fenceline.source import FencelineDataSource as DefaultSource
-    from pyspark_fenceline.table_changes import changes
+    from pyspark_fenceline.auditing.backfill_table import backfill
+    from pyspark_fenceline.auditing.repair_table import repair
+    from pyspark_fenceline.auditing.table import audit
+    from pyspark_fenceline.delta.table_changes import changes
+    from pyspark_fenceline.source.checkpoint_export import export_checkpoint
+    from pyspark_fenceline.source.progress import lag_of
+    from pyspark_fenceline.source.source import FencelineDataSource as DefaultSource
 
 __all__ = ["DefaultSource", "audit", "backfill", "changes", "export_checkpoint", "lag_of", "repair"]
 _FUNCTIONS: Final = {
-    "audit": "audit_table",
-    "backfill": "backfill_table",
-    "changes": "table_changes",
-    "export_checkpoint": "checkpoint_export",
-    "lag_of": "progress",
-    "repair": "repair_table",
+    "audit": "auditing.table",
+    "backfill": "auditing.backfill_table",
+    "changes": "delta.table_changes",
+    "export_checkpoint": "source.checkpoint_export",
+    "lag_of": "source.progress",
+    "repair": "auditing.repair_table",
 }
 
 
@@ -39,11 +39,11 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     if name != "DefaultSource" or importlib.util.find_spec("pyspark") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pyspark_fenceline.compatibility import unsupported_source
+    from pyspark_fenceline.common.compatibility import unsupported_source
 
     too_old = unsupported_source("fenceline")
     if too_old is not None:
         return too_old
-    from pyspark_fenceline.source import FencelineDataSource
+    from pyspark_fenceline.source.source import FencelineDataSource
 
     return FencelineDataSource

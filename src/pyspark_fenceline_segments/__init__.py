@@ -17,7 +17,7 @@ __all__ = ["DefaultSource"]
 def __getattr__(name: str) -> Any:
     if name != "DefaultSource" or importlib.util.find_spec("pyspark") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pyspark_fenceline.compatibility import unsupported_source
+    from pyspark_fenceline.common.compatibility import unsupported_source
 
     too_old = unsupported_source("fenceline_segments")
     if too_old is not None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fenceline.log.verify_segment import Flaw, Rows
+from fenceline.log.verify.segment import Flaw, Rows
 from fenceline.records.batch import Codec
 from pyspark_fenceline_segments.planning import SegmentFile
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import (
 )
 
 from fenceline.errors import OperatorError
-from pyspark_fenceline.schema import spark_schema
+from pyspark_fenceline.common.schema import spark_schema
 from pyspark_fenceline_segments.options import Mode
 
 _WHERE: Final = (

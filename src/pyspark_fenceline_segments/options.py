@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from fenceline.errors import OperatorError
-from pyspark_fenceline.given_options import GivenOptions
+from pyspark_fenceline.common.given_options import GivenOptions
 
 
 class Mode(StrEnum):

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fenceline.errors import OperatorError
-from fenceline.log.disk import OsDisk
-from fenceline.log.file_names import LOG_SUFFIX, segment_bases, stem
-from fenceline.log.lost_and_found import EVIDENCE_DIR
-from fenceline.log.verify import find_places
-from fenceline.log.verify_places import FilePlace, PartitionPlace, Place, Places
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.core.file_names import LOG_SUFFIX, segment_bases, stem
+from fenceline.log.core.lost_and_found import EVIDENCE_DIR
+from fenceline.log.verify.places import FilePlace, PartitionPlace, Place, Places
+from fenceline.log.verify.verify import find_places
 from pyspark_fenceline_segments.options import SegmentOptions
 
 TASK_BYTES: Final = 256 << 20

@@ -15,21 +15,21 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from fenceline.errors import FencelineError, OperatorError, PeerError
-from fenceline.log.disk import OsDisk
-from fenceline.log.file_names import LOG_SUFFIX, offset_in
-from fenceline.log.verify import Settings, verify_group
-from fenceline.log.verify_findings import Report
-from fenceline.log.verify_places import Place
-from fenceline.log.verify_segment import Flaw, Rows, SegmentWalk
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.core.file_names import LOG_SUFFIX, offset_in
+from fenceline.log.verify.findings import Report
+from fenceline.log.verify.places import Place
+from fenceline.log.verify.segment import Flaw, Rows, SegmentWalk
+from fenceline.log.verify.verify import Settings, verify_group
 from fenceline.records.arrow import ArrowDecoder
-from pyspark_fenceline import workers
-from pyspark_fenceline.schema import arrow_schema
+from pyspark_fenceline.common import workers
+from pyspark_fenceline.common.schema import arrow_schema
 from pyspark_fenceline_segments.batch_rows import batch_rows
 from pyspark_fenceline_segments.options import Mode, SegmentOptions
 from pyspark_fenceline_segments.planning import SegmentFile, replica_of
 
 if TYPE_CHECKING:
-    from fenceline.log.verify_findings import Finding
+    from fenceline.log.verify.findings import Finding
 
 BATCH_BYTES: Final = 8 << 20
 """Approximate size of the records in one record batch."""

@@ -57,8 +57,8 @@ class SegmentsReader(DataSourceReader):
         self._plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
-        from fenceline.log.disk import OsDisk
-        from fenceline.log.verify import groups_of, size_of_group
+        from fenceline.log.core.disk import OsDisk
+        from fenceline.log.verify.verify import groups_of, size_of_group
         from pyspark_fenceline_segments.planning import files_of, pack, places_of, task_count
         from pyspark_fenceline_segments.reading import FilesPartition, PlacesPartition
 

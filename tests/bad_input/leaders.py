@@ -10,12 +10,12 @@ from typing import Any, Final
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.core.config import LogConfig
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.metadata.image import Endpoint
 from fenceline.node.clock import SystemClock
-from fenceline.node.replica import Replica
-from fenceline.node.replica_fetchers import ReplicaFetchers
+from fenceline.node.replication.replica import Replica
+from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.records.build import build_batch
 from fenceline.replica.fetcher import FetchLimits
 from fenceline.replica.follower import CutTo, RestartAt

@@ -15,14 +15,19 @@ from immutables import Map
 
 from fenceline.config.node import NodeConfig
 from fenceline.errors import ErrorCode
-from fenceline.log.checkpoints import encode_partition_metadata, read_offsets
-from fenceline.log.disk import OsDisk, replace_file
-from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, INCARNATIONS, LOG_STARTS, RECOVERY_POINTS
-from fenceline.node.directories import open_directories
+from fenceline.log.core.checkpoints import encode_partition_metadata, read_offsets
+from fenceline.log.core.disk import OsDisk, replace_file
+from fenceline.log.directories.log_dir_offsets import (
+    CLEANED,
+    HIGH_WATERMARKS,
+    INCARNATIONS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+)
 from fenceline.node.logs import redirect
-from tests.node.desk import TOPIC, Desk
-
+from fenceline.node.storage.directories import open_directories
 from tests.bad_input.test_partition_directories import code, lines, names, path_of, play_story, remove, start, stop
+from tests.node.desk import TOPIC, Desk
 
 __all__ = ["lines"]
 

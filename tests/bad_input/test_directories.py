@@ -11,10 +11,10 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import ErrorCode, OperatorError
-from fenceline.node import quorum_watch
 from fenceline.node.controller_node import ControllerNode
-from fenceline.node.format import format_directory
 from fenceline.node.logs import redirect
+from fenceline.node.metadata.format import format_directory
+from fenceline.node.quorum import watch as quorum_watch
 from fenceline.quorum.election_state import decode_election
 from fenceline.wire.apis import ApiKey
 from tests.node.test_controller_nodes import CLUSTER, Three, eventually, run, three

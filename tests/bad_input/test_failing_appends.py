@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.node import producing, replicas, storage_trouble
+from fenceline.node.api.produce import producing
+from fenceline.node.replication import replicas
+from fenceline.node.storage import storage_trouble
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk
 from tests.node.desk import TOPIC, Desk, told
@@ -105,8 +107,8 @@ def test_partly_written_batch_that_cannot_be_truncated(monkeypatch: pytest.Monke
 def test_crash_during_an_append() -> None:
     """The machine stops before the torn end is truncated: the next start ends the log at the last complete batch."""
     from fenceline.ids import TopicPartition
-    from fenceline.log.config import LogConfig
-    from fenceline.log.partition_log import PartitionLog
+    from fenceline.log.core.config import LogConfig
+    from fenceline.log.partition.partition_log import PartitionLog
 
     async def story(desk: Desk) -> None:
         trouble = FailingWrites(desk.disk)

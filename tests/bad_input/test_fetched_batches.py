@@ -15,9 +15,9 @@ import pytest
 
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.partition_log import PartitionLog
-from fenceline.log.tail import NOT_PLAIN
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.tail import NOT_PLAIN
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.batch import compute_crc
 from fenceline.records.build import build_batch
 from fenceline.records.markers import abort_marker

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fenceline.errors import OperatorError
-from fenceline.log.errors import StorageError
+from fenceline.log.core.errors import StorageError
 from fenceline.node.logs import redirect
-from fenceline.node.metadata_log import METADATA_PARTITION
-from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.node.metadata.metadata_log import METADATA_PARTITION
+from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.testing.sim_disk import SimDisk
 from tests.node.controller_helpers import StillClock, driver, prepare
 

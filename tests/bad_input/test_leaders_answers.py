@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.node import leader_duties, leader_link
+from fenceline.node.replication import leader_duties, leader_link
 from fenceline.replica.follower import CutTo, Phase
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.fetch import FetchedPartition, FetchPartition
-
 from tests.bad_input.leaders import EPOCH, TOPIC, Follower, Leader, batch, play_story, response_for
 
 Line = tuple[str, dict[str, Any]]

@@ -9,12 +9,12 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import OperatorError
-from fenceline.log.disk import OsDisk
+from fenceline.log.core.disk import OsDisk
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.metadata.records import FeatureLevelRecord, PartitionRecord, TopicRecord, encode_record
-from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.metadata.metadata_log import MetadataLog
 from fenceline.records.build import build_batch
 from fenceline.testing.node import EmbeddedNode, NodeFailed
 

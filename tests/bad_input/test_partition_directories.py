@@ -15,14 +15,14 @@ import pytest
 from immutables import Map
 
 from fenceline.errors import ErrorCode
-from fenceline.log.checkpoints import encode_partition_metadata
-from fenceline.log.disk import replace_file
-from fenceline.log.log_dir import LogDir
-from fenceline.log.log_dirs import LogDirs
-from fenceline.node import replica_directories, replicas
-from fenceline.node.replicas import Replicas
+from fenceline.log.core.checkpoints import encode_partition_metadata
+from fenceline.log.core.disk import replace_file
+from fenceline.log.directories.log_dir import LogDir
+from fenceline.log.directories.log_dirs import LogDirs
+from fenceline.node.replication import replica_directories, replicas
+from fenceline.node.replication.replicas import Replicas
+from tests.node.api.handlers.fakes import partition, topic_image
 from tests.node.desk import ME, TOPIC, Desk, _Roles, told, where
-from tests.node.handlers.fakes import partition, topic_image
 
 STORAGE_ERROR, NOT_LEADER = ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER
 OTHER = "snow"

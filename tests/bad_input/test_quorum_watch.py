@@ -11,7 +11,7 @@ import pytest
 
 from fenceline.ids import encode_uuid
 from fenceline.node.logs import redirect
-from fenceline.node.quorum_watch import QuorumWatch
+from fenceline.node.quorum.watch import QuorumWatch
 from fenceline.quorum.control_records import Voter, VoterEndpoint, leader_change
 from fenceline.quorum.messages import ReplicaKey
 from fenceline.quorum.roles import Follower, Role, Unattached

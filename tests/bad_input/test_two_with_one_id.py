@@ -14,9 +14,9 @@ from fenceline.controller.requests import RegisterBrokerAnswer, RegisterControll
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
-from fenceline.node import broker_lifecycle
-from fenceline.node.broker_lifecycle import BrokerLifecycle
-from fenceline.node.controller_registration import ControllerRegistration
+from fenceline.node.controller import broker_lifecycle
+from fenceline.node.controller.broker_lifecycle import BrokerLifecycle
+from fenceline.node.controller.registration import ControllerRegistration
 from fenceline.node.logs import redirect
 from fenceline.quorum.duties import Level, LogLine
 from fenceline.quorum.messages import VoteRequest, VoteResponse

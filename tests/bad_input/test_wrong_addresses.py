@@ -13,7 +13,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import encode_uuid
-from fenceline.node.quorum_peers import QuorumPeers
+from fenceline.node.quorum.peers import QuorumPeers
 from fenceline.quorum.duties import Level, LogLine, Peer, Send
 from fenceline.quorum.messages import (
     BeginQuorumEpochRequest,

@@ -21,10 +21,10 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient as LibrdkafkaAdmin
 from confluent_kafka.admin import NewTopic as LibrdkafkaTopic
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
 from fenceline.errors import ErrorCode, FencelineError, PeerError
-from fenceline.testing.local_cluster import LocalCluster
+from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 
 KEY: Final = "retention.ms"

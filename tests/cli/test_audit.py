@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from fenceline.cli.app import app
 from fenceline.client import NewTopic, Producer, TopicPartition
-from fenceline.client.admin import Admin
-from fenceline.client.reader import RangeReader
+from fenceline.client.admin.admin import Admin
+from fenceline.client.reader.reader import RangeReader
 from fenceline.testing.node import EmbeddedNode
 
 pytest.importorskip("pyspark")

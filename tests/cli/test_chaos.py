@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from fenceline.cli.metadata_files import MetadataFiles
+from fenceline.local_cluster.cluster import LocalCluster, NodeEnded
 from fenceline.metadata.image import ConfigResourceType, MetadataImage
 from fenceline.metadata.snapshot import image_values
-from fenceline.testing.local_cluster import LocalCluster, NodeEnded
 from tests.cli.chaos import KEY, Changes, Librdkafka, OwnClient, Topic, Trouble, end_of_agreement
 from tests.testing.echo_peer import need_cuts
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fenceline.cli.app import app
 from fenceline.cli.cluster import _Foreground
-from fenceline.testing import reaper
+from fenceline.local_cluster import reaper
 from fenceline.testing.waiting import eventually
 from tests.support.processes import is_alive
 from tests.testing.echo_peer import need_cuts

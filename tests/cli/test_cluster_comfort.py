@@ -20,8 +20,10 @@ from fenceline.cli import cluster, output
 from fenceline.cli.app import app
 from fenceline.cli.quorum import _static_voters_explained
 from fenceline.errors import ErrorCode, OperatorError, PeerError
-from fenceline.testing import local_cluster, local_cluster_logs, reaper
-from fenceline.testing.local_cluster import LocalCluster
+from fenceline.local_cluster import cluster as local_cluster
+from fenceline.local_cluster import logs as local_cluster_logs
+from fenceline.local_cluster import reaper
+from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.testing.echo_peer import need_cuts
 

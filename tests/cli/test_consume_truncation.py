@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from fenceline.cli import records
 from fenceline.cli.app import app
 from fenceline.cli.records import _policy, _print_record, describe_truncation
-from fenceline.client.errors import LogTruncationError
-from fenceline.client.loss_receipts import LossReceipt
+from fenceline.client.core.errors import LogTruncationError
+from fenceline.client.core.loss_receipts import LossReceipt
 from fenceline.errors import OperatorError
 from fenceline.testing.waiting import eventually
 from tests.client.scripted_cluster import ScriptedCluster

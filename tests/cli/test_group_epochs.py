@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fenceline.cli.group_epochs import with_epochs
-from fenceline.client.offsets import CommittedOffset, EpochEnd, OffsetAndEpoch
+from fenceline.client.core.offsets import CommittedOffset, EpochEnd, OffsetAndEpoch
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 

@@ -10,9 +10,9 @@ import pytest
 from fenceline.cli.group_marks import Mark, marks_of
 from fenceline.cli.group_reset import Target, new_offsets, target_of
 from fenceline.cli.groups import _described_if_there, _summed
-from fenceline.client.offsets import CommittedOffset, OffsetAndEpoch
+from fenceline.client.core.offsets import CommittedOffset, OffsetAndEpoch
 from fenceline.errors import ErrorCode, OperatorError, PeerError
-from fenceline.groups.rewinds import Rewind
+from fenceline.groups.offsets.rewinds import Rewind
 from fenceline.ids import TopicPartition
 
 ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)

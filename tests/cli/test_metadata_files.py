@@ -37,7 +37,7 @@ from fenceline.metadata.security_records import (
     EntityData,
     UserScramCredentialRecord,
 )
-from fenceline.node.metadata_batches import SnapshotBatches, control_batch
+from fenceline.node.metadata.batches import SnapshotBatches, control_batch
 from fenceline.quorum.control_records import KRaftVersion, KRaftVoters, Voter, leader_change
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.records.build import build_batch

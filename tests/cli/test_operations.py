@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from fenceline.cli.app import app
 from fenceline.ids import encode_uuid
+from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.testing.apache_kafka import small_kafka
-from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fenceline.cli import quorum_view
-from fenceline.client.admin_quorum import Endpoint, QuorumDescription, ReplicaStatus
+from fenceline.client.admin.quorum import Endpoint, QuorumDescription, ReplicaStatus
 
 NOW_MS = 1_000_000
 

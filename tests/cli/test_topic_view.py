@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from fenceline.cli.app import app
 from fenceline.cli.output import readable_errors
 from fenceline.cli.topic_view import json_row, state_of, summary, table_row
-from fenceline.client.admin_replicas import ReplicaStates
-from fenceline.client.metadata import PartitionMetadata
+from fenceline.client.admin.replicas import ReplicaStates
+from fenceline.client.core.metadata import PartitionMetadata
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.testing.local_cluster import LocalCluster
+from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 
 ALL = (1, 2, 3)

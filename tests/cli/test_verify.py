@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 
 from fenceline.cli.app import app
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import OsDisk
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.build import build_batch
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fenceline.client.admin import Admin, NewTopic
+from fenceline.client.admin.admin import Admin, NewTopic
 from fenceline.testing.apache_kafka import small_kafka
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fenceline.cli.app import app
-from fenceline.client import connection
-from fenceline.client.admin import Admin
-from fenceline.client.offsets import CommittedOffset
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.core import connection
+from fenceline.client.core.offsets import CommittedOffset
+from fenceline.client.producer.producer import Producer
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.testing.waiting import eventually

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fenceline.client import async_consumer, fetch_buffer
-from fenceline.client import consumer as consumer_module
-from fenceline.client.consumer import Consumer
-from fenceline.client.reader import RangeReader
+from fenceline.client.consumer import async_consumer, fetch_buffer
+from fenceline.client.consumer import consumer as consumer_module
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import BATCH_OVERHEAD, Codec, assign_in_place, read_header

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from fenceline.client import consumer_offsets as offsets_module
-from fenceline.client import group as group_module
-from fenceline.client.admin_groups import Membership
-from fenceline.client.cluster import Cluster
-from fenceline.client.config import ClientConfig
-from fenceline.client.consumer import AsyncConsumer
-from fenceline.client.deadline import Deadline
-from fenceline.client.errors import CommitFailedError, broker_error
-from fenceline.client.group import GroupMember
-from fenceline.client.offsets import CommittedOffset
+from fenceline.client.admin.groups import Membership
+from fenceline.client.consumer import consumer_offsets as offsets_module
+from fenceline.client.consumer import group as group_module
+from fenceline.client.consumer.consumer import AsyncConsumer
+from fenceline.client.consumer.group import GroupMember
+from fenceline.client.core.cluster import Cluster
+from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.deadline import Deadline
+from fenceline.client.core.errors import CommitFailedError, broker_error
+from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 

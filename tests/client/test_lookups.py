@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fenceline.client.admin import Admin
-from fenceline.client.consumer import Consumer
-from fenceline.client.offsets import EpochEnd
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.core.offsets import EpochEnd
+from fenceline.client.producer.producer import Producer
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey

@@ -15,16 +15,16 @@ import pytest
 from typer.testing import CliRunner
 
 from fenceline.cli.app import app
-from fenceline.client import connection
-from fenceline.client.admin import Admin, NewTopic
-from fenceline.client.connection import Connection
-from fenceline.client.consumer import Consumer
-from fenceline.client.errors import LogTruncationError, OffsetOutOfRangeError
-from fenceline.client.leader_epochs import GUESSES
-from fenceline.client.offsets import CommittedOffset
-from fenceline.client.producer import Producer
-from fenceline.client.ranges import OffsetRange
-from fenceline.client.reader import RangeReader
+from fenceline.client.admin.admin import Admin, NewTopic
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.core import connection
+from fenceline.client.core.connection import Connection
+from fenceline.client.core.errors import LogTruncationError, OffsetOutOfRangeError
+from fenceline.client.core.leader_epochs import GUESSES
+from fenceline.client.core.offsets import CommittedOffset
+from fenceline.client.producer.producer import Producer
+from fenceline.client.reader.ranges import OffsetRange
+from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.records.build import build_batch

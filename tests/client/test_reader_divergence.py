@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from fenceline.client import reader as reader_module
-from fenceline.client.deadline import Deadline
-from fenceline.client.epoch_history import EpochStart
-from fenceline.client.errors import EpochMismatchError, LogTruncationError
-from fenceline.client.producer import Producer
-from fenceline.client.ranges import OffsetRange
-from fenceline.client.reader import RangeReader
+from fenceline.client.core.deadline import Deadline
+from fenceline.client.core.epoch_history import EpochStart
+from fenceline.client.core.errors import EpochMismatchError, LogTruncationError
+from fenceline.client.producer.producer import Producer
+from fenceline.client.reader import reader as reader_module
+from fenceline.client.reader.ranges import OffsetRange
+from fenceline.client.reader.reader import RangeReader
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
 from tests.client.scripted_cluster import ScriptedCluster

@@ -8,11 +8,11 @@ from itertools import islice
 import pyarrow as pa
 import pytest
 
-from fenceline.client import reader as reader_module
-from fenceline.client.deadline import Deadline
-from fenceline.client.errors import ClientError, TimedOut, TopicReplacedError
-from fenceline.client.ranges import OffsetRange
-from fenceline.client.reader import RangeReader
+from fenceline.client.core.deadline import Deadline
+from fenceline.client.core.errors import ClientError, TimedOut, TopicReplacedError
+from fenceline.client.reader import reader as reader_module
+from fenceline.client.reader.ranges import OffsetRange
+from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import assign_in_place

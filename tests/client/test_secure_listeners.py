@@ -17,12 +17,12 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from fenceline.client.admin import Admin
-from fenceline.client.config import ClientConfig
-from fenceline.client.connection import open_connection
-from fenceline.client.errors import ConnectionLost
-from fenceline.client.producer import Producer
-from fenceline.client.reader import RangeReader
+from fenceline.client.admin.admin import Admin
+from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.connection import open_connection
+from fenceline.client.core.errors import ConnectionLost
+from fenceline.client.producer.producer import Producer
+from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.testing.apache_kafka import small_kafka

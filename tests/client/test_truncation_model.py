@@ -17,10 +17,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fenceline.client.epoch_history import EpochStart
-from fenceline.client.metadata import LeaderAndEpoch
-from fenceline.client.offsets import EpochEnd, OffsetAndEpoch
-from fenceline.client.positions import Phase, Position, Positions, Verdict
+from fenceline.client.consumer.positions import Phase, Position, Positions, Verdict
+from fenceline.client.core.epoch_history import EpochStart
+from fenceline.client.core.metadata import LeaderAndEpoch
+from fenceline.client.core.offsets import EpochEnd, OffsetAndEpoch
 from fenceline.ids import TopicPartition
 
 _TP = TopicPartition("t", 0)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from fenceline.client import Consumer, LogTruncationError
-from fenceline.client.errors import ConnectionLost
+from fenceline.client.core.errors import ConnectionLost
 from fenceline.ids import TopicPartition
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey

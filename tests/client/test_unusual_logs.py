@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fenceline.client.consumer import Consumer
-from fenceline.client.producer import Producer
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.producer.producer import Producer
 from fenceline.ids import TopicPartition
 
 MakeTopic = Callable[..., str]

@@ -34,7 +34,6 @@ from fenceline.metadata.image import ConfigResource, ConfigResourceType
 from fenceline.testing.apache_kafka import ApacheKafka
 from fenceline.wire import entities, frame
 from fenceline.wire.apis import ApiKey
-
 from tests.controller.helpers import Cluster
 
 pytestmark = pytest.mark.kafka

@@ -27,7 +27,6 @@ from fenceline.controller import (
 )
 from fenceline.errors import InternalError
 from fenceline.metadata import topics_delta
-
 from tests.controller.world import run_history
 
 

@@ -13,7 +13,6 @@ from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import Endpoint, LeaderRecoveryState
 from fenceline.metadata.node_records import BrokerRegistrationChangeRecord, RegisterBrokerRecord, UnregisterBrokerRecord
 from fenceline.metadata.records import PartitionChangeRecord
-
 from tests.controller.helpers import CLUSTER, Cluster
 
 

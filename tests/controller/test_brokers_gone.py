@@ -2,7 +2,7 @@
 alarm.
 
 Which reports are accepted, and that a live broker loses nothing by a false alarm. The probes are in
-`node.controller_presence`.
+`node.controller.presence`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
 from fenceline.metadata.node_records import BrokerRegistrationChangeRecord
-
 from tests.controller.helpers import CLUSTER, Cluster
 
 LOOKED_MS = 50

@@ -31,7 +31,6 @@ from fenceline.metadata.records import (
     FeatureLevelRecord,
     ProducerIdsRecord,
 )
-
 from tests.controller.helpers import Cluster
 
 T, B = ConfigResourceType.TOPIC, ConfigResourceType.BROKER

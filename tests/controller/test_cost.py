@@ -40,7 +40,6 @@ from fenceline.controller.requests import (
 )
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint
-
 from tests.controller.helpers import CLUSTER, Cluster
 
 FEW, MANY = 20, 200

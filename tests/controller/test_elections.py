@@ -22,7 +22,6 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, PartitionImage
 from fenceline.metadata.records import PartitionChangeRecord, PartitionRecord, TopicRecord
-
 from tests.controller.helpers import Cluster
 
 TOPIC = UUID(int=9)

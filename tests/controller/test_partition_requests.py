@@ -43,7 +43,6 @@ from fenceline.metadata.image import (
     LeaderRecoveryState,
 )
 from fenceline.metadata.records import ConfigRecord, PartitionChangeRecord
-
 from tests.controller.helpers import Cluster
 
 RECOVERED, RECOVERING = LeaderRecoveryState.RECOVERED, LeaderRecoveryState.RECOVERING

@@ -37,7 +37,6 @@ from fenceline.controller.requests import (
 )
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, LeaderRecoveryState
-
 from tests.controller.helpers import CLUSTER, Cluster
 from tests.controller.two_controllers import Here, Side, There
 

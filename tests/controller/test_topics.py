@@ -20,7 +20,6 @@ from fenceline.controller.requests import (
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import ConfigResourceType
 from fenceline.metadata.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
-
 from tests.controller.helpers import Cluster
 
 

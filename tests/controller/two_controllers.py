@@ -47,9 +47,8 @@ from fenceline.metadata.records import (
 from fenceline.testing.apache_kafka import ApacheKafka, free_port
 from fenceline.wire import entities, frame
 from fenceline.wire.apis import ApiKey
-from tests.metadata.helpers import batches_in
-
 from tests.controller.helpers import Cluster
+from tests.metadata.helpers import batches_in
 
 _SILENT: Final = (NoOpRecord, RegisterControllerRecord, BeginTransactionRecord, EndTransactionRecord)
 Step = Callable[["Side"], Any]

@@ -56,7 +56,6 @@ from fenceline.metadata.image import (
 from fenceline.metadata.records import MetadataRecord, PartitionChangeRecord
 from fenceline.metadata.snapshot import image_of, image_records
 from fenceline.metadata.topics_delta import changed_partition
-
 from tests.controller.helpers import Cluster
 
 BROKERS: Final = (1, 2, 3, 4)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
-from fenceline.client.partitioner import partition_of_key
+from fenceline.client.producer.partitioner import partition_of_key
 from fenceline.demo import feed as feeds
 from fenceline.demo.feed import Feed
 from fenceline.demo.flights import Flights

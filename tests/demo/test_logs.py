@@ -6,12 +6,12 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenceline.client.epoch_history import EpochStart
+from fenceline.client.core.epoch_history import EpochStart
 from fenceline.demo.leader_history import LeaderHistory
 from fenceline.demo.logs import Run, compare_with_logs, epochs_in, runs_of
 from fenceline.demo.loss import NO_LEADER, Leader
 from fenceline.demo.report import RowState, Span
-from pyspark_fenceline.log_matching import LogEpochs
+from pyspark_fenceline.common.log_matching import LogEpochs
 
 CUT = LogEpochs(2, 0, 100, (EpochStart(0, 0), EpochStart(2, 40)))
 """Epoch 1 also wrote from offset 40 on and was truncated."""

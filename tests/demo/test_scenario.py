@@ -15,8 +15,8 @@ from fenceline.demo.logs import read_logs
 from fenceline.demo.scenario import BusyPartition, Scenario
 from fenceline.demo.timeline import Timeline
 from fenceline.demo.watcher import Watcher, lost_ranges
-from fenceline.testing.local_cluster import LocalCluster
-from fenceline.testing.socket_cuts import CutsUnavailable
+from fenceline.local_cluster.cluster import LocalCluster
+from fenceline.local_cluster.socket_cuts import CutsUnavailable
 from fenceline.testing.waiting import eventually
 
 BUSY = 1

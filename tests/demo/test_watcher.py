@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fenceline.client.errors import LogTruncationError
+from fenceline.client.core.errors import LogTruncationError
 from fenceline.demo.watcher import ReportedTruncation, lost_ranges
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 

@@ -10,9 +10,9 @@ from uuid import UUID
 from immutables import Map
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.consumer_messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse
-from fenceline.groups.consumer_model import ConsumerGroup, Partitions
-from fenceline.groups.consumer_settings import ConsumerSettings, Interval
+from fenceline.groups.consumer.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse
+from fenceline.groups.consumer.model import ConsumerGroup, Partitions
+from fenceline.groups.consumer.settings import ConsumerSettings, Interval
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.settings import GroupSettings
 from fenceline.metadata.image import (

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from fenceline.errors import ErrorCode
+from fenceline.groups.classic.model import Group
 from fenceline.groups.clock import Now
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import (
@@ -27,7 +28,6 @@ from fenceline.groups.messages import (
     SyncRequest,
     TopicToFetch,
 )
-from fenceline.groups.model import Group
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.shard import Shard
 

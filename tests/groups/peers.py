@@ -24,17 +24,17 @@ from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.metadata.features import GROUP_VERSION
 from fenceline.metadata.image import EMPTY_IMAGE, Endpoint, MetadataImage, PartitionImage, TopicImage
+from fenceline.node.api.handlers import consumer_groups, find_coordinator, group_membership, group_offsets, groups
 from fenceline.node.clock import SystemClock
-from fenceline.node.groups_driver import GroupsDriver
-from fenceline.node.groups_loading import Batches
-from fenceline.node.handlers import consumer_groups, find_coordinator, group_membership, group_offsets, groups
-from fenceline.node.handlers.registry import RequestContext
+from fenceline.node.context import RequestContext
+from fenceline.node.groups.driver import GroupsDriver
+from fenceline.node.groups.loading import Batches
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, unknown_fields, write_request, write_response
 from fenceline.wire.frame import encode_request_frame, parse_response_header
-from tests.node.handlers.fakes import broker_image
+from tests.node.api.handlers.fakes import broker_image
 
 Seen = dict[str, Any]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from fenceline.groups import consumer_records as consumer
 from fenceline.groups import records
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_settings import ConsumerSettings, Interval
-from fenceline.groups.consumer_topics import TopicHashes
+from fenceline.groups.consumer import records as consumer
+from fenceline.groups.consumer.settings import ConsumerSettings, Interval
+from fenceline.groups.consumer.topics import TopicHashes
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.consumer_model import ConsumerGroupState
+from fenceline.groups.consumer.model import ConsumerGroupState
 from tests.groups.consumer_world import REBALANCE_MS, Client, ConsumerWorld, id_of
 from tests.groups.helpers import GROUP
 

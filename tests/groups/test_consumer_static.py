@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.consumer_model import STATIC_LEAVING_EPOCH
+from fenceline.groups.consumer.model import STATIC_LEAVING_EPOCH
 from tests.groups.consumer_world import AT_ONCE, Client, ConsumerWorld, id_of, parts, settle
 
 

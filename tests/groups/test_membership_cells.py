@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fenceline.errors import ErrorCode
+from fenceline.groups.classic.states import GroupState
 from fenceline.groups.messages import LeaveResponse
-from fenceline.groups.states import GroupState
 from tests.groups.helpers import GROUP, Ticket, World, subscription
 
 NONE = ErrorCode.NONE

@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fenceline.errors import ErrorCode
+from fenceline.groups.classic.states import GroupState
 from fenceline.groups.messages import JoinResponse, SyncResponse
 from fenceline.groups.settings import GroupSettings
-from fenceline.groups.states import GroupState
 from tests.groups.helpers import GROUP, Ticket, World
 
 _SESSION_MS = 10_000

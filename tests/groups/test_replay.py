@@ -10,12 +10,12 @@ import pytest
 
 from fenceline.errors import InternalError
 from fenceline.groups import records
+from fenceline.groups.classic.model import Group
 from fenceline.groups.clock import Now
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import KeyValue
-from fenceline.groups.model import Group
-from fenceline.groups.offsets import CommittedOffset, OffsetSlot
-from fenceline.groups.packed import are_packed, is_not_below, is_packed, pack, unpack
+from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.packed import are_packed, is_not_below, is_packed, pack, unpack
 from fenceline.groups.replay import _MANY
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.shard import Shard

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fenceline.errors import ErrorCode
+from fenceline.groups.classic.states import GroupState
 from fenceline.groups.messages import LeftMember
-from fenceline.groups.states import GroupState
 from tests.groups.helpers import World, subscription
 
 NONE = ErrorCode.NONE

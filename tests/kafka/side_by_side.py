@@ -19,10 +19,9 @@ from difflib import ndiff
 from pathlib import Path
 from typing import Final
 
-from fenceline.client.admin import Admin
+from fenceline.client.admin.admin import Admin
 from fenceline.testing.mixed_cluster import CLUSTER_ID, COMBINED, CONTROLLER, MixedCluster
 from fenceline.testing.waiting import eventually
-
 from tests.kafka.tool_jvm import Told, ToolJvm
 
 _READS: Final = frozenset({"--describe", "--list", "describe", "list-endpoints"})

@@ -11,18 +11,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.producer.producer import Producer
 from fenceline.ids import TopicPartition
-from fenceline.log import compaction, compaction_swap
-from fenceline.log.checkpoints import read_offsets, write_offsets
-from fenceline.log.compaction import Limits
-from fenceline.log.compaction_plan import Due
-from fenceline.log.compaction_swap import Replacement
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import OsDisk
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.compaction import compaction
+from fenceline.log.compaction import swap as compaction_swap
+from fenceline.log.compaction.compaction import Limits
+from fenceline.log.compaction.plan import Due
+from fenceline.log.compaction.swap import Replacement
+from fenceline.log.core.checkpoints import read_offsets, write_offsets
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.build import Record
 from fenceline.records.decode import decode_all
 from fenceline.testing.apache_kafka import run_tool, small_kafka

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.client.admin import Admin
+from fenceline.client.admin.admin import Admin
 from fenceline.errors import ErrorCode
 from fenceline.testing.apache_kafka import run_tool
 from fenceline.testing.mixed_cluster import BROKER, COMBINED, MixedCluster, MixedNode

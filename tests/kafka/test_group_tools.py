@@ -17,15 +17,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fenceline.cli.app import app
-from fenceline.client.admin import Admin
-from fenceline.client.offsets import CommittedOffset
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.core.offsets import CommittedOffset
+from fenceline.client.producer.producer import Producer
 from fenceline.ids import TopicPartition
 from fenceline.testing.waiting import eventually
+from tests.kafka.side_by_side import Both, Side, both_clusters
 from tests.scheduling import CLUSTERS
 from tests.support import client_threads
-
-from tests.kafka.side_by_side import Both, Side, both_clusters
 
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
 

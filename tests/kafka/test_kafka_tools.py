@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.testing import reaper
+from fenceline.local_cluster import reaper
 from fenceline.testing.apache_kafka import ApacheKafka, java_command, tool_options
 from fenceline.testing.node import EmbeddedNode
 

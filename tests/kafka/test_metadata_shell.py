@@ -14,8 +14,8 @@ from fenceline.cli.metadata_files import load_snapshot
 from fenceline.metadata.delta import apply
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.security_records import ClientQuotaRecord, DelegationTokenRecord, EntityData
-from fenceline.node.metadata_batches import SnapshotBatches
-from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.node.metadata.batches import SnapshotBatches
+from fenceline.node.metadata.metadata_log import DIRECTORY_NAME
 from fenceline.testing.apache_kafka import small_kafka
 from tests.cli.test_metadata_files import LATER, RECORDS
 from tests.support.same_metadata import kafkas_entries, kafkas_tree

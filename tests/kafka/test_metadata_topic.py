@@ -11,7 +11,6 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from fenceline.errors import ErrorCode
 from fenceline.ids import METADATA_TOPIC
 from fenceline.testing.node import EmbeddedNode
-
 from tests.kafka.tool_jvm import ToolJvm
 
 NAMED = ("--entity-type", "topics", "--entity-name", METADATA_TOPIC)

@@ -17,10 +17,10 @@ from uuid import UUID
 import confluent_kafka
 import pytest
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
 from fenceline.errors import ErrorCode
-from fenceline.groups.consumer_settings import ConsumerSettings, Interval
+from fenceline.groups.consumer.settings import ConsumerSettings, Interval
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.testing.mixed_cluster import MixedNode

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.client.admin import Admin
+from fenceline.client.admin.admin import Admin
 from fenceline.testing.apache_kafka import run_tool
 from fenceline.testing.mixed_cluster import BROKER, COMBINED, MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually

@@ -18,14 +18,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fenceline.cli.app import app
-from fenceline.client.producer import Producer
-from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.client.producer.producer import Producer
+from fenceline.node.metadata.metadata_log import DIRECTORY_NAME
 from fenceline.testing.mixed_cluster import CLUSTER_ID, COMBINED, MixedCluster
 from fenceline.testing.waiting import eventually
+from tests.kafka.side_by_side import LATE, Both, Side, both_clusters
 from tests.scheduling import CLUSTERS
 from tests.support.partition_files import log_bytes
-
-from tests.kafka.side_by_side import LATE, Both, Side, both_clusters
 
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
 

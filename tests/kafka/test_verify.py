@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from fenceline.log.disk import OsDisk
-from fenceline.log.verify import Report, Settings, Severity, find_places, verify_places
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.verify.verify import Report, Settings, Severity, find_places, verify_places
 from fenceline.records.batch import iter_headers
 from fenceline.testing.apache_kafka import run_tool, small_kafka
 from tests.conftest import need_apache_kafka

@@ -18,7 +18,7 @@ from py4j.java_gateway import (  # type: ignore[import-untyped]
 )
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 
-from fenceline.testing import reaper
+from fenceline.local_cluster import reaper
 from fenceline.testing.apache_kafka import DEFAULT_JARS, QUICK_START
 
 TOOLS: Final = MappingProxyType(

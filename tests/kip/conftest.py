@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fenceline.testing.sim_disk import SimDisk
-
 from tests.kip.snapshot_directory import DATA, History
 
 

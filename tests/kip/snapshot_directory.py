@@ -18,8 +18,8 @@ from fenceline.metadata.records import (
     ProducerIdsRecord,
     TopicRecord,
 )
-from fenceline.node.metadata_batches import SnapshotBatches, control_batch, record_batch
-from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.metadata.batches import SnapshotBatches, control_batch, record_batch
+from fenceline.node.metadata.metadata_log import MetadataLog
 from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVoters, Voter, leader_change
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.testing.sim_disk import SimDisk

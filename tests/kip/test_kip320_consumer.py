@@ -2,7 +2,7 @@
 
 `§` names the section of the KIP, a number such as E46 the rule of `docs/rules/epochs.md`. The brokers are a scripted
 cluster, so every version and every error can be produced. The state machine is tested cell by cell in
-`tests/client/test_positions.py`, whole histories in `tests/client/test_truncation_model.py`.
+`tests/client/consumer/test_positions.py`, whole histories in `tests/client/test_truncation_model.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from fenceline.client.admin import Admin
-from fenceline.client.consumer import Consumer
-from fenceline.client.errors import LogTruncationError, OffsetOutOfRangeError, UnknownEpochError
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.core.errors import LogTruncationError, OffsetOutOfRangeError, UnknownEpochError
+from fenceline.client.producer.producer import Producer
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey

@@ -20,11 +20,11 @@ from fenceline.metadata.changes import difference
 from fenceline.metadata.features import METADATA_VERSION
 from fenceline.metadata.records import ConfigRecord, FeatureLevelRecord, decode_record
 from fenceline.metadata.snapshot import image_of
-from fenceline.node import snapshot_files
-from fenceline.node.metadata_batches import record_batch
-from fenceline.node.metadata_log import MetadataLog
-from fenceline.node.metadata_snapshots import Snapshots
-from fenceline.node.quorum_log import QuorumLog
+from fenceline.node.metadata import snapshot_files
+from fenceline.node.metadata.batches import record_batch
+from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.node.metadata.snapshots import Snapshots
+from fenceline.node.quorum.log import QuorumLog
 from fenceline.quorum.control_records import (
     KRaftVersion,
     KRaftVoters,
@@ -38,8 +38,6 @@ from fenceline.quorum.voter_set import VoterHistory
 from fenceline.records.batch import Codec, crc_is_valid, iter_headers
 from fenceline.records.decode import decode_batch
 from fenceline.testing.sim_disk import SimDisk
-from tests.node.controller_helpers import AtOnce, Held, StillClock
-
 from tests.kip.snapshot_directory import (
     DATA,
     DIRECTORY,
@@ -50,6 +48,7 @@ from tests.kip.snapshot_directory import (
     snapshot_of,
     with_snapshots,
 )
+from tests.node.controller_helpers import AtOnce, Held, StillClock
 
 
 def _batches(content: bytes) -> list[Any]:
@@ -688,7 +687,7 @@ def test_reader_of_a_deleted_snapshot_reads_it_to_the_end(disk: SimDisk) -> None
 
 def test_cleaning_runs_periodically(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """N18: periodically, by both limits, without a new snapshot."""
-    monkeypatch.setattr("fenceline.node.metadata_snapshots._CLEANING_S", 0.001)
+    monkeypatch.setattr("fenceline.node.metadata.snapshots._CLEANING_S", 0.001)
 
     async def story() -> None:
         history = with_snapshots(disk, 3)

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from fenceline.log.disk import Disk
+from fenceline.log.core.disk import Disk
 from fenceline.metadata.image import EMPTY_IMAGE
-from fenceline.node import snapshot_files
-from fenceline.node.metadata_log import MetadataLog
-from fenceline.node.snapshot_files import SnapshotDamaged
+from fenceline.node.metadata import snapshot_files
+from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.node.metadata.snapshot_files import SnapshotDamaged
 from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
-
 from tests.kip.snapshot_directory import (
     DATA,
     DIRECTORY,

@@ -15,15 +15,14 @@ from fenceline.metadata.changes import difference
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import FeatureLevelRecord, MetadataRecord
 from fenceline.metadata.snapshot import image_of, image_records
-from fenceline.node import snapshot_files
-from fenceline.node.metadata_batches import control_batch, record_batch
-from fenceline.node.metadata_log import MetadataLog
-from fenceline.node.snapshot_files import SnapshotDamaged
+from fenceline.node.metadata import snapshot_files
+from fenceline.node.metadata.batches import control_batch, record_batch
+from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.node.metadata.snapshot_files import SnapshotDamaged
 from fenceline.quorum.control_records import SnapshotFooter
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk
-
 from tests.kip.snapshot_directory import (
     DATA,
     DIRECTORY,

@@ -14,10 +14,11 @@ import pytest
 from fenceline.config.node import NodeConfig
 from fenceline.errors import ErrorCode
 from fenceline.ids import METADATA_TOPIC
-from fenceline.node import quorum_wire, snapshot_files
-from fenceline.node.controller_opening import quorum_settings
-from fenceline.node.metadata_log import MetadataLog
-from fenceline.node.snapshot_files import SnapshotDamaged
+from fenceline.node.controller.opening import quorum_settings
+from fenceline.node.metadata import snapshot_files
+from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.node.metadata.snapshot_files import SnapshotDamaged
+from fenceline.quorum.codec import wire as quorum_wire
 from fenceline.quorum.duties import (
     AdvanceHighWatermark,
     BeginDownload,
@@ -42,10 +43,9 @@ from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, write_request
+from tests.kip.snapshot_directory import DATA, DIRECTORY, History, image_after, snapshot_of
 from tests.quorum.machine import Machine
 from tests.support.raw import RawConnection
-
-from tests.kip.snapshot_directory import DATA, DIRECTORY, History, image_after, snapshot_of
 
 THEIRS = SnapshotId(40, 3)
 SIZE = 1000

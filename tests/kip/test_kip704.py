@@ -14,11 +14,11 @@ import pytest
 
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.log.producer_state import Origin
+from fenceline.log.core.producer_state import Origin
 from fenceline.metadata.features import MINIMUM_METADATA_VERSION
 from fenceline.metadata.image import LeaderRecoveryState
-from fenceline.node import replication
-from fenceline.node.handlers import partition_changes
+from fenceline.node.api.handlers import partition_changes
+from fenceline.node.replication import replication
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.replica.fetcher import Fetcher, FetchLimits

@@ -14,21 +14,21 @@ from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
-from fenceline.log import compaction, compaction_swap
-from fenceline.log.compaction import Compaction, Limits
-from fenceline.log.compaction_kernel import SLOT_BYTES
-from fenceline.log.compaction_plan import Due
-from fenceline.log.compaction_swap import Replacement
-from fenceline.log.config import LogConfig
-from fenceline.log.errors import EpochStartUnknown
-from fenceline.log.partition_log import PartitionLog
-from fenceline.log.producer_state import Origin
+from fenceline.log.compaction import compaction
+from fenceline.log.compaction import swap as compaction_swap
+from fenceline.log.compaction.compaction import Compaction, Limits
+from fenceline.log.compaction.kernel import SLOT_BYTES
+from fenceline.log.compaction.plan import Due
+from fenceline.log.compaction.swap import Replacement
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.errors import EpochStartUnknown
+from fenceline.log.core.producer_state import Origin
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.batch import BatchHeader, Codec, TimestampType, iter_headers
 from fenceline.records.build import Row, build_batch
 from fenceline.records.decode import decode_batch
 from fenceline.replica.follower import FollowerState
 from fenceline.testing.sim_disk import SimDisk
-
 from tests.log.helpers import DIRECTORY, open_log, read_all
 
 DELETE_RETENTION_MS = 500

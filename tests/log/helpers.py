@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import Disk
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import Disk
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.batch import BatchHeader, iter_headers
 from fenceline.records.build import build_batch
 

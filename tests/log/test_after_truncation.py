@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 
 from fenceline.testing.sim_disk import SimDisk
-
 from tests.log.helpers import SMALL, append, open_log
 
 

@@ -4,15 +4,14 @@ which removes nothing by time or size.
 
 from __future__ import annotations
 
-from fenceline.log import compaction
-from fenceline.log.compaction import Limits
-from fenceline.log.compaction_plan import Due
-from fenceline.log.config import LogConfig
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.compaction import compaction
+from fenceline.log.compaction.compaction import Limits
+from fenceline.log.compaction.plan import Due
+from fenceline.log.core.config import LogConfig
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_batch
 from fenceline.testing.sim_disk import SimDisk
-
 from tests.log.compaction_story import compact_all, run
 from tests.log.helpers import open_log, read_all
 

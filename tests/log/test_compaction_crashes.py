@@ -6,14 +6,13 @@ from random import Random
 
 import pytest
 
-from fenceline.log import compaction_swap
-from fenceline.log.compaction_plan import Due
-from fenceline.log.compaction_swap import Replacement
-from fenceline.log.duplicate_logs import LogInspection, inspect_log
-from fenceline.log.index import encode_aborted
-from fenceline.log.log_dir_offsets import UNKNOWN
+from fenceline.log.compaction import swap as compaction_swap
+from fenceline.log.compaction.plan import Due
+from fenceline.log.compaction.swap import Replacement
+from fenceline.log.core.index import encode_aborted
+from fenceline.log.directories.duplicate_logs import LogInspection, inspect_log
+from fenceline.log.directories.log_dir_offsets import UNKNOWN
 from fenceline.testing.sim_disk import Call, SimDisk
-
 from tests.log.compaction_story import OURS, Story
 from tests.log.helpers import DIRECTORY, open_log
 

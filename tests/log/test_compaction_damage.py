@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from fenceline.log import compaction
-from fenceline.log.compaction import Compaction, Limits, Uncleanable
-from fenceline.log.compaction_plan import Due
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.compaction import compaction
+from fenceline.log.compaction.compaction import Compaction, Limits, Uncleanable
+from fenceline.log.compaction.plan import Due
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.testing.sim_disk import SimDisk
-
 from tests.log.compaction_story import run
 from tests.log.helpers import DIRECTORY, SMALL, append, open_log, read_all, watch_reads
 from tests.log.verify_helpers import flip

@@ -7,11 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from fenceline.log.compaction import Limits
-from fenceline.log.compaction_bound import COMPLETE_FILE, CompleteFrom, read_complete_from
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import replace_file
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.compaction.compaction import Limits
+from fenceline.log.core.compaction_bound import COMPLETE_FILE, CompleteFrom, read_complete_from
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import replace_file
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 from tests.log.compaction_story import compact_all

@@ -9,12 +9,11 @@ from random import Random
 
 import pytest
 
-from fenceline.log.config import LogConfig
-from fenceline.log.flush import FlushWork
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.flush import FlushWork
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk
-
 from tests.log.helpers import batch, open_log, read_all
 
 

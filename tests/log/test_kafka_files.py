@@ -13,16 +13,15 @@ from uuid import UUID
 import pytest
 
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import OsDisk
-from fenceline.log.log_dir import LogDir
-from fenceline.log.partition_log import PartitionLog
-from fenceline.log.producer_state import Origin
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.core.producer_state import Origin
+from fenceline.log.directories.log_dir import LogDir
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.batch import Codec
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_batch
 from fenceline.testing.apache_kafka import QUICK_START, java_command, run_tool, small_kafka
-
 from tests.log.helpers import batch, open_log, read_all
 
 pytestmark = [

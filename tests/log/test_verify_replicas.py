@@ -9,10 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fenceline.errors import OperatorError
-from fenceline.log.partition_log import PartitionLog
-from fenceline.log.verify import find_places
+from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.log.verify.verify import find_places
 from fenceline.testing.sim_disk import SimDisk
-
 from tests.log.helpers import SMALL, append, open_log, read_all
 from tests.log.verify_helpers import QUIET, content_of, errors, flip, logs, notes, put, rain, said, verified
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fenceline.log.disk import Disk
-from fenceline.log.partition_log import PartitionLog
-from fenceline.log.verify import Report, Settings, find_places, verify_places
-from fenceline.log.verify_findings import Severity
-
+from fenceline.log.core.disk import Disk
+from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.log.verify.findings import Severity
+from fenceline.log.verify.verify import Report, Settings, find_places, verify_places
 from tests.log.helpers import DIRECTORY, SMALL, append, open_log
 
 QUIET = Settings(wait=lambda seconds: None)

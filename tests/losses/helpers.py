@@ -7,9 +7,9 @@ from typing import Any
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import Disk
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import Disk
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.losses.check import Stored, stored_batches
 from fenceline.losses.cutting import Cut
 from fenceline.losses.folder import ReceiptFolder

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import OsDisk
-from fenceline.log.errors import CorruptLog, StorageError, TruncationPending
-from fenceline.log.file_names import EPOCH_FILE
-from fenceline.log.lost_batches import LostBatches
-from fenceline.log.partition_log import PartitionLog
-from fenceline.log.recovery_note import RecoveryNote, write_note
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.core.errors import CorruptLog, StorageError, TruncationPending
+from fenceline.log.core.file_names import EPOCH_FILE
+from fenceline.log.core.lost_batches import LostBatches
+from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.log.recovery.note import RecoveryNote, write_note
 from fenceline.losses.check import Stored, complaints, lost_between, stored_batches
 from fenceline.losses.cutting import Cut, cut_log, resolve_pending
 from fenceline.losses.evidence import EvidenceReader
@@ -26,8 +26,6 @@ from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded
-from tests.support.lives import a_life
-
 from tests.losses.helpers import (
     DIRECTORY,
     LEADER,
@@ -40,6 +38,7 @@ from tests.losses.helpers import (
     receipts_of,
     write,
 )
+from tests.support.lives import a_life
 
 
 def a_history(disk: SimDisk | LifeDisk, rng: Random) -> PartitionLog:

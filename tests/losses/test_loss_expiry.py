@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
-from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
 from fenceline.ids import TopicPartition
 from fenceline.losses.receipt import Receipt
 from fenceline.metadata.image import Endpoint
-from fenceline.node.loss_expiry import LossExpiry
-from fenceline.node.peer_connection import dial
+from fenceline.node.losses.expiry import LossExpiry
+from fenceline.node.net.peer_connection import dial
 from tests.bad_input.leaders import Leader
-from tests.node.handlers.fakes import image_of, partition, topic_image
+from tests.node.api.handlers.fakes import image_of, partition, topic_image
 
 TOPIC, ME, LEADER = "rain", 1, 2
 HERE = TopicPartition(TOPIC, 0)

@@ -11,19 +11,18 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.errors import StorageError
-from fenceline.log.partition_dir import RemovedPartition
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.errors import StorageError
+from fenceline.log.directories.partition_dir import RemovedPartition
 from fenceline.losses import quarantine
 from fenceline.losses.cutting import resolve_pending
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import LossClass, Receipt
-from fenceline.node.loss_keeper import LossKeeper
-from fenceline.node.replica import Replica
-from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.node.losses.keeper import LossKeeper
+from fenceline.node.replication.replica import Replica
+from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.replica.follower import Cause, CutTo, FollowerState, RestartAt
 from fenceline.testing.sim_disk import SimDisk
-
 from tests.losses.helpers import TOPIC_ID, open_log, receipts_of, write
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fenceline.client.consumer import Consumer
-from fenceline.client.fetched import ConsumerRecord
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.core.fetched import ConsumerRecord
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
 from fenceline.testing.waiting import eventually
 

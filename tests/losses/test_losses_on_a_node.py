@@ -14,18 +14,17 @@ import pytest
 from typer.testing import CliRunner
 
 from fenceline.cli.app import app
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.producer.producer import Producer
 from fenceline.ids import TopicPartition
-from fenceline.log.disk import OsDisk
+from fenceline.log.core.disk import OsDisk
 from fenceline.losses.cutting import cut_log
 from fenceline.losses.folder import Outbox, ReceiptFolder
 from fenceline.losses.receipt import Cause, LossClass, Receipt, receipt_id
 from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
-
 from tests.losses.helpers import TOPIC_ID, cut, open_log, stored_values, write
 
 METRICS = free_port()

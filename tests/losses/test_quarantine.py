@@ -11,7 +11,6 @@ from fenceline.losses.cutting import cut_log
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import Receipt, decode, encode
 from fenceline.testing.sim_disk import SimDisk
-
 from tests.losses.helpers import DIRECTORY, cut, open_log, receipts_of, write
 
 

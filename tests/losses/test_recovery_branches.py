@@ -13,30 +13,29 @@ from uuid import UUID
 import pytest
 
 from fenceline.ids import TopicPartition
-from fenceline.log.compaction import Limits
-from fenceline.log.compaction_bound import BOUND_FILE, read_bound
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import replace_file
-from fenceline.log.duplicate_logs import inspect_log
-from fenceline.log.errors import CorruptLog
-from fenceline.log.log_dir import LogDir
-from fenceline.log.log_dir_offsets import UNKNOWN
-from fenceline.log.partition_dir import RemovedPartition
-from fenceline.log.partition_log import PartitionLog
-from fenceline.log.recovery_note import NOTE_SUFFIX
-from fenceline.log.set_aside import keep_records
+from fenceline.log.compaction.compaction import Limits
+from fenceline.log.core.compaction_bound import BOUND_FILE, read_bound
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import replace_file
+from fenceline.log.core.errors import CorruptLog
+from fenceline.log.directories.duplicate_logs import inspect_log
+from fenceline.log.directories.log_dir import LogDir
+from fenceline.log.directories.log_dir_offsets import UNKNOWN
+from fenceline.log.directories.partition_dir import RemovedPartition
+from fenceline.log.directories.set_aside import keep_records
+from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.log.recovery.note import NOTE_SUFFIX
 from fenceline.losses import removed_partitions
 from fenceline.losses.check import stored_batches
 from fenceline.losses.cutting import cut_log, resolve_pending
 from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.folder import Outbox
 from fenceline.losses.receipt import Cause, LossClass, Receipt
-from fenceline.node.loss_keeper import LossKeeper
+from fenceline.node.losses.keeper import LossKeeper
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 from tests.log.compaction_story import compact_all
-
 from tests.losses.helpers import DIRECTORY, REPLICA, a_disk, cut, open_log, receipts_of, write
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "losses.md"

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from fenceline.ids import TopicPartition
-from fenceline.log.errors import TruncationPending
-from fenceline.log.partition_dir import RemovedPartition
-from fenceline.log.set_aside import keep_records
+from fenceline.log.core.errors import TruncationPending
+from fenceline.log.directories.partition_dir import RemovedPartition
+from fenceline.log.directories.set_aside import keep_records
 from fenceline.losses import quarantine, removed_partitions
 from fenceline.losses.check import complaints, lost_between, stored_batches
 from fenceline.losses.cutting import cut_log
@@ -21,10 +21,9 @@ from fenceline.losses.receipt import Receipt
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded
-from tests.support.lives import a_life
-
 from tests.losses.helpers import DIRECTORY, REPLICA, a_disk, a_safe_history, cut, open_log, write
 from tests.losses.test_quarantine import three_losses
+from tests.support.lives import a_life
 
 ASIDE = "/data/rain-3.0123456789abcdef-stray"
 

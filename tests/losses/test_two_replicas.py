@@ -6,16 +6,16 @@ from random import Random
 
 import pytest
 
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.losses.check import complaints, lost_between, stored_batches
 from fenceline.losses.cutting import Cut, cut_log
 from fenceline.losses.receipt import Cause
 from fenceline.records.build import build_batch
 from fenceline.replica.follower import FollowerState
 from fenceline.testing.sim_disk import SimDisk
+from tests.losses.helpers import REPLICA, TOPIC_ID, open_log, receipts_of
 
 from ..replica.histories import MemoryLog, histories
-from tests.losses.helpers import REPLICA, TOPIC_ID, open_log, receipts_of
 
 
 def on_disk(disk: SimDisk, number: int, model: MemoryLog) -> PartitionLog:

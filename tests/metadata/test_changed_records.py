@@ -23,7 +23,6 @@ from fenceline.metadata.records import (
 )
 from fenceline.metadata.security_records import ClientQuotaRecord, EntityData
 from fenceline.metadata.snapshot import image_records
-
 from tests.metadata.test_delta_and_snapshot import RandomHistory
 
 TOPIC = UUID(int=1)

@@ -14,7 +14,6 @@ from fenceline.metadata.features import partition_record_version
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, PartitionImage
 from fenceline.metadata.partition_values import PartitionDecoder, PartitionEncoder, partition_key, partition_record
 from fenceline.metadata.records import PartitionRecord, TopicRecord, UnknownRecord, decode_record, encode_record
-
 from tests.metadata.helpers import values_of
 
 TOPIC = UUID(int=0xABCD)

@@ -23,7 +23,6 @@ from fenceline.metadata.records import (
     encode_record,
 )
 from fenceline.wire.errors import MalformedRequest
-
 from tests.metadata.helpers import values_of
 
 

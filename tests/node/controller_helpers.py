@@ -11,14 +11,14 @@ from uuid import UUID
 from fenceline.config.node import NodeConfig
 from fenceline.controller.requests import BrokerHeartbeat, RegisterBroker, RegisterController
 from fenceline.ids import decode_uuid
-from fenceline.log.disk import Disk
-from fenceline.log.meta_properties import read_meta
+from fenceline.log.core.disk import Disk
+from fenceline.log.core.meta_properties import read_meta
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
-from fenceline.node.controller_driver import ControllerDriver
-from fenceline.node.controller_opening import OpenedController, open_controller
-from fenceline.node.format import format_directory
-from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.node.controller.driver import ControllerDriver
+from fenceline.node.controller.opening import OpenedController, open_controller
+from fenceline.node.metadata.format import format_directory
+from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
 
 ALONE = {"controller.quorum.bootstrap.servers": "localhost:9093"}

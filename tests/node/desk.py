@@ -20,27 +20,27 @@ from immutables import Map
 from fenceline.config.node import NodeConfig
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
-from fenceline.log.disk import FileSlice
-from fenceline.log.log_dir import LogDir
-from fenceline.log.log_dirs import LogDirs
+from fenceline.log.core.disk import FileSlice
+from fenceline.log.directories.log_dir import LogDir
+from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.metadata.changes import difference
 from fenceline.metadata.image import BrokerImage, Endpoint, LeaderRecoveryState, MetadataImage, PartitionImage
+from fenceline.node.api.fetch.fetching import FetchHandler
+from fenceline.node.api.handlers import log_dirs, offsets, producers
+from fenceline.node.api.produce.producing import ProduceHandler
 from fenceline.node.broker import Broker
-from fenceline.node.connection import PendingAnswer
-from fenceline.node.directory_assignments import DirectoryAssignments
-from fenceline.node.directory_failures import DirectoryFailures
-from fenceline.node.directory_moves import DirectoryMoves
-from fenceline.node.fetching import FetchHandler
-from fenceline.node.flushes import LogFlushes
-from fenceline.node.format import format_directory
-from fenceline.node.handlers import log_dirs, offsets, producers
-from fenceline.node.handlers.registry import RequestContext
+from fenceline.node.context import RequestContext
+from fenceline.node.metadata.format import format_directory
 from fenceline.node.metrics import NodeMetrics
-from fenceline.node.producing import ProduceHandler
-from fenceline.node.replica import Replica
-from fenceline.node.replicas import Replicas
-from fenceline.node.replication import Replication
-from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.node.net.connection import PendingAnswer
+from fenceline.node.replication.replica import Replica
+from fenceline.node.replication.replicas import Replicas
+from fenceline.node.replication.replication import Replication
+from fenceline.node.storage.directory_assignments import DirectoryAssignments
+from fenceline.node.storage.directory_failures import DirectoryFailures
+from fenceline.node.storage.directory_moves import DirectoryMoves
+from fenceline.node.storage.flushes import LogFlushes
+from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -55,9 +55,8 @@ from fenceline.wire.fetch import (
     parse_response,
 )
 from fenceline.wire.frame import parse_response_header
-
+from tests.node.api.handlers.fakes import DIRECTORY, broker_image, image_of, partition, topic_image
 from tests.node.controller_helpers import CLUSTER, StillClock
-from tests.node.handlers.fakes import DIRECTORY, broker_image, image_of, partition, topic_image
 
 TOPIC: Final = "rain"
 ME: Final = 1

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fenceline.client.admin import Admin
-from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.client.admin.admin import Admin
+from fenceline.node.metadata.metadata_log import DIRECTORY_NAME
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually

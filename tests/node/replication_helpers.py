@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fenceline.node.replica import Replica
+from fenceline.node.replication.replica import Replica
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.leader import InSyncRules
 

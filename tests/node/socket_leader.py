@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
-from fenceline.log.compaction_bound import CompleteFrom
+from fenceline.log.core.compaction_bound import CompleteFrom
 from fenceline.metadata.image import Endpoint
-from fenceline.node.absent_brokers import AbsentBrokers
 from fenceline.node.clock import SystemClock
-from fenceline.node.peer_connection import LARGEST_ANSWER_BYTES
-from fenceline.node.replica_fetchers import ReplicaFetchers
+from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES
+from fenceline.node.replication.absent_brokers import AbsentBrokers
+from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey

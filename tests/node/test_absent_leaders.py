@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.metadata import PartitionMetadata
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.core.metadata import PartitionMetadata
+from fenceline.client.producer.producer import Producer
 from fenceline.errors import ErrorCode
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually

@@ -13,11 +13,11 @@ from uuid import UUID
 import pytest
 
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.partition_log import NO_LIMIT
-from fenceline.node.absent_brokers import NO_ABSENT, AbsentBrokers
+from fenceline.log.core.config import LogConfig
+from fenceline.log.partition.partition_log import NO_LIMIT
 from fenceline.node.clock import SystemClock
-from fenceline.node.replica_fetchers import ReplicaFetchers
+from fenceline.node.replication.absent_brokers import NO_ABSENT, AbsentBrokers
+from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetch_session import FetchSessions
 from fenceline.replica.follower import Phase
 from fenceline.wire.fetch import FetchedPartition, FetchResponse, encode_response, parse_request

@@ -17,19 +17,19 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import FileSlice, OsDisk, OsMapping
-from fenceline.log.index import AbortedTransaction, encode_aborted
-from fenceline.log.partition_log import PartitionLog
-from fenceline.log.reading import MAP_FROM_BYTES
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import FileSlice, OsDisk, OsMapping
+from fenceline.log.core.index import AbortedTransaction, encode_aborted
+from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.log.partition.reading import MAP_FROM_BYTES
+from fenceline.node.api.fetch.fetching import FetchHandler
+from fenceline.node.api.fetch.load_pace import LoadPace
+from fenceline.node.api.fetch.reads import FetchResult
+from fenceline.node.api.handlers.offsets import list_offsets
 from fenceline.node.clock import SystemClock
-from fenceline.node.connection import PendingAnswer
-from fenceline.node.fetch_reads import FetchResult
-from fenceline.node.fetching import FetchHandler
-from fenceline.node.handlers.offsets import list_offsets
-from fenceline.node.handlers.registry import RequestContext
-from fenceline.node.load_pace import LoadPace
+from fenceline.node.context import RequestContext
 from fenceline.node.metrics import NodeMetrics
+from fenceline.node.net.connection import PendingAnswer
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.apis import ApiKey
@@ -335,7 +335,7 @@ def test_large_reads_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_without_descriptors_the_answer_is_copied_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         broker = _Broker(_log_on_disk(tmp_path, *[10_000] * 30))
-        monkeypatch.setattr("fenceline.log.disk.MAX_OPEN_SLICES", 0)
+        monkeypatch.setattr("fenceline.log.core.disk.MAX_OPEN_SLICES", 0)
         monkeypatch.setattr(OsMapping, "is_resident", lambda self, start, end: False)
         peer = _Peer(broker, broker.fetching(), 0)
         offsets = _offsets((await peer.answered())[0])
@@ -350,7 +350,7 @@ def test_without_descriptors_one_large_batch_is_not_copied(tmp_path: Path, monke
 
     async def story() -> None:
         broker = _Broker(_log_on_disk(tmp_path, 3 * MAP_FROM_BYTES, 10))
-        monkeypatch.setattr("fenceline.log.disk.MAX_OPEN_SLICES", 0)
+        monkeypatch.setattr("fenceline.log.core.disk.MAX_OPEN_SLICES", 0)
         monkeypatch.setattr(OsMapping, "is_resident", lambda self, start, end: False)
         peer = _Peer(broker, broker.fetching(), 0)
         assert _offsets((await peer.answered())[0]) == [0]
@@ -401,7 +401,7 @@ def test_cold_answers_yield_to_urgent_requests(disk: WatchedDisk, monkeypatch: p
         fetching = broker.fetching(load_floor_byte_rate=1)
         urgent_requests = itertools.count()
         fetching.reads.load_pace = pace = LoadPace(1, urgent_requests.__next__, core_waits=lambda: None)
-        monkeypatch.setattr("fenceline.node.fetch_reads.ANSWER_BYTES", 10_000)
+        monkeypatch.setattr("fenceline.node.api.fetch.reads.ANSWER_BYTES", 10_000)
         full, empty = await _Peer(broker, fetching, 0, 1).answered()
         assert _offsets(full)[0] == 0
         assert (empty.error_code, empty.records) == (0, b""), "it is first in the next answer"

@@ -19,15 +19,14 @@ import pytest
 from fenceline.config.node import NodeConfig
 from fenceline.metadata.features import SUPPORTED
 from fenceline.node.controller_node import ControllerNode
-from fenceline.node.format import format_directory, parse_initial_controllers
-from fenceline.node.peer_connection import ConnectionLost, PeerConnection, open_peer
+from fenceline.node.metadata.format import format_directory, parse_initial_controllers
+from fenceline.node.net.peer_connection import ConnectionLost, PeerConnection, open_peer
 from fenceline.testing.apache_kafka import free_port
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.frame import encode_request_header, parse_response_header
 from fenceline.wire.principal import ANONYMOUS, encode_principal
 from tests.controller.two_controllers import There
-
 from tests.node.test_controller_nodes import eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]

@@ -18,9 +18,9 @@ from fenceline.ids import encode_uuid
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
 from fenceline.node.controller_node import ControllerNode
-from fenceline.node.format import format_directory, parse_initial_controllers
 from fenceline.node.logs import redirect
-from fenceline.node.peer_connection import ConnectionLost, PeerConnection, open_peer
+from fenceline.node.metadata.format import format_directory, parse_initial_controllers
+from fenceline.node.net.peer_connection import ConnectionLost, PeerConnection, open_peer
 from fenceline.testing.apache_kafka import free_port
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request

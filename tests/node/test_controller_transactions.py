@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fenceline.errors import InternalError
-from fenceline.log.disk import Disk
+from fenceline.log.core.disk import Disk
 from fenceline.metadata.records import (
     AbortTransactionRecord,
     BeginTransactionRecord,
@@ -19,12 +19,11 @@ from fenceline.metadata.records import (
     decode_record,
     encode_record,
 )
-from fenceline.node.metadata_batches import record_batch
-from fenceline.node.metadata_log import MetadataLog
-from fenceline.node.metadata_replay import Transactions
+from fenceline.node.metadata.batches import record_batch
+from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.node.metadata.replay import Transactions
 from fenceline.records.decode import decode_all
 from fenceline.testing.sim_disk import SimDisk
-
 from tests.node.controller_helpers import driver, prepare
 
 D = "/data"

@@ -7,21 +7,20 @@ from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.consumer import Consumer
-from fenceline.client.delivery import Delivery
-from fenceline.client.metadata import PartitionMetadata
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.core.metadata import PartitionMetadata
+from fenceline.client.producer.delivery import Delivery
+from fenceline.client.producer.producer import Producer
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.testing.mixed_cluster import BROKER, CONTROLLER, MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
+from tests.node.replicated_topics import evidence, replicas_are_equal
 from tests.support.leaders import UNCLEAN, elect
 from tests.support.raw import RawConnection
-
-from tests.node.replicated_topics import evidence, replicas_are_equal
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,11 +12,11 @@ from uuid import UUID
 import pytest
 
 from fenceline.ids import TopicPartition
-from fenceline.log import write_behind
-from fenceline.log.compaction_bound import CompleteFrom
-from fenceline.log.config import LogConfig
-from fenceline.log.partition_log import NO_LIMIT, AppendInfo
-from fenceline.node.replica_fetchers import ReplicaFetchers
+from fenceline.log.core.compaction_bound import CompleteFrom
+from fenceline.log.core.config import LogConfig
+from fenceline.log.partition import write_behind
+from fenceline.log.partition.partition_log import NO_LIMIT, AppendInfo
+from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, encode_response, parse_request
 from fenceline.wire.frame import encode_response_frame

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.metadata import ClusterMetadata, PartitionMetadata
-from fenceline.client.producer import Producer
-from fenceline.testing.local_cluster import LocalCluster
-from fenceline.testing.local_cluster_probe import known_brokers
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.core.metadata import ClusterMetadata, PartitionMetadata
+from fenceline.client.producer.producer import Producer
+from fenceline.local_cluster.cluster import LocalCluster
+from fenceline.local_cluster.probe import known_brokers
 from fenceline.testing.mixed_cluster import BROKER, COMBINED, MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
-from tests.testing.echo_peer import need_cuts
-
 from tests.node.replicated_topics import replicas_are_equal
+from tests.testing.echo_peer import need_cuts
 
 pytestmark = pytest.mark.timeout(300)
 LONG = {"broker.session.timeout.ms": "600000"}

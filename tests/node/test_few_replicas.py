@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.node import replication
+from fenceline.node.replication import replication
 from tests.node.desk import TOPIC, Desk, told
 
 Line = tuple[str, dict[str, Any]]

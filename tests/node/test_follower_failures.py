@@ -18,13 +18,13 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.errors import StorageError, TruncationPending
-from fenceline.log.partition_log import PartitionLog
-from fenceline.node import leader_duties
-from fenceline.node.peer_connection import ConnectionLost
-from fenceline.node.replica import Replica
-from fenceline.node.replica_fetchers import ReplicaFetchers
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.errors import StorageError, TruncationPending
+from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.node.net.peer_connection import ConnectionLost
+from fenceline.node.replication import leader_duties
+from fenceline.node.replication.replica import Replica
+from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
 from fenceline.replica.follower import AskEnd, AskEpochEnd, CutTo, FollowerState, Phase
 from fenceline.testing.sim_disk import SimDisk

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.log.config import LogConfig
-from fenceline.node import leader_duties
+from fenceline.log.core.config import LogConfig
+from fenceline.node.replication import leader_duties
 from fenceline.replica.follower import Phase
 from fenceline.wire.fetch import FetchResponse
 from tests.log.helpers import batch
-
 from tests.node.test_follower_failures import EPOCH, LEADER, Host, Stage, fetched
 
 

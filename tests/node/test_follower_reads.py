@@ -8,7 +8,7 @@ import pytest
 
 from fenceline.config.node import NodeConfig
 from fenceline.errors import ErrorCode, OperatorError
-from fenceline.node.fetching import RACK_AWARE_SELECTOR
+from fenceline.node.api.fetch.fetching import RACK_AWARE_SELECTOR
 from fenceline.records.batch import iter_headers
 from tests.node.desk import Desk, told, turns
 

@@ -13,8 +13,8 @@ import pytest
 from fenceline.controller.partition_requests import AlterPartition, IsrChange, IsrMember
 from fenceline.controller.requests import BrokerHeartbeat
 from fenceline.metadata.image import Endpoint
-from fenceline.node import controller_channel
-from fenceline.node.controller_channel import ControllerChannel
+from fenceline.node.controller import channel as controller_channel
+from fenceline.node.controller.channel import ControllerChannel
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.frame import parse_request_header

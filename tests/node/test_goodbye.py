@@ -12,10 +12,11 @@ import pytest
 
 from fenceline.controller.requests import BrokerHeartbeatAnswer
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.node import broker_lifecycle, controller_channel
-from fenceline.node.broker_lifecycle import BrokerLifecycle
-from fenceline.node.controller_channel import ControllerChannel
-from fenceline.node.shutdown_wait import wait_while_quorum_possible
+from fenceline.node.controller import broker_lifecycle
+from fenceline.node.controller import channel as controller_channel
+from fenceline.node.controller.broker_lifecycle import BrokerLifecycle
+from fenceline.node.controller.channel import ControllerChannel
+from fenceline.node.controller.shutdown_wait import wait_while_quorum_possible
 from fenceline.quorum.control_records import Voter, VoterEndpoint
 
 PATIENCE_S = 60

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fenceline.errors import ErrorCode
-from fenceline.node.format import format_directory
+from fenceline.node.metadata.format import format_directory
 from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.node import EmbeddedNode
 from fenceline.wire.apis import ApiKey

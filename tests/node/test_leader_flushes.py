@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fenceline.node.connection import PendingAnswer
+from fenceline.node.net.connection import PendingAnswer
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import write_request
-
 from tests.node.desk import TOPIC, Desk, told, turns
 
 

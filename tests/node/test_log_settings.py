@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fenceline.config.node import NodeConfig
-from fenceline.log.config import DAY_MS, LogConfig
+from fenceline.log.core.config import DAY_MS, LogConfig
 from fenceline.node.broker import Broker
 
 _BROKER, _TOPIC = 4, 2

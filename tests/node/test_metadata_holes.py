@@ -9,12 +9,12 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import OperatorError
-from fenceline.log.errors import CorruptLog
-from fenceline.node.controller_opening import OpenedController
-from fenceline.node.metadata_batches import control_batch
-from fenceline.node.metadata_hole import record_promised_end, valid_extent
-from fenceline.node.metadata_log import MetadataLog
-from fenceline.node.metadata_replay import NO_SNAPSHOT
+from fenceline.log.core.errors import CorruptLog
+from fenceline.node.controller.opening import OpenedController
+from fenceline.node.metadata.batches import control_batch
+from fenceline.node.metadata.hole import record_promised_end, valid_extent
+from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.node.metadata.replay import NO_SNAPSHOT
 from fenceline.quorum.control_records import KRaftVoters, Voter
 from fenceline.quorum.duties import Send
 from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId

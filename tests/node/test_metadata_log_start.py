@@ -12,16 +12,15 @@ import pytest
 from fenceline.config.node import NodeConfig
 from fenceline.controller.requests import CreateTopics, NewTopic
 from fenceline.ids import METADATA_TOPIC_ID
-from fenceline.log.checkpoints import read_partition_metadata
-from fenceline.log.disk import replace_file
-from fenceline.log.file_names import METADATA_FILE
+from fenceline.log.core.checkpoints import read_partition_metadata
+from fenceline.log.core.disk import replace_file
+from fenceline.log.core.file_names import METADATA_FILE
 from fenceline.node.controller_node import ControllerNode
-from fenceline.node.metadata_log import MetadataLog
-from fenceline.node.quorum_serving import QuorumServing
+from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.node.quorum.serving import QuorumServing
 from fenceline.quorum.duties import ServePiece
 from fenceline.testing.sim_disk import SimDisk
 from tests.kip.snapshot_directory import DATA, DIRECTORY, History
-
 from tests.node.test_controller_nodes import Three, eventually, join, run
 
 DUE_AT_ONCE = {"metadata.log.max.record.bytes.between.snapshots": "1", "metadata.max.retention.ms": "1"}

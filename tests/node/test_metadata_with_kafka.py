@@ -14,17 +14,16 @@ import pytest
 
 from fenceline.controller.requests import BrokerHeartbeat, CreateTopics, NewTopic
 from fenceline.ids import decode_uuid
-from fenceline.log.disk import OsDisk
-from fenceline.log.meta_properties import read_meta
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.core.meta_properties import read_meta
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import decode_record, encode_record
 from fenceline.metadata.snapshot import image_records
-from fenceline.node.metadata_log import DIRECTORY_NAME, MetadataLog
+from fenceline.node.metadata.metadata_log import DIRECTORY_NAME, MetadataLog
 from fenceline.records.decode import decode_all
 from fenceline.testing.apache_kafka import run_tool, small_kafka
 from tests.metadata.helpers import batches_in
-
 from tests.node.controller_helpers import driver, join, prepare
 
 pytestmark = pytest.mark.kafka

@@ -14,12 +14,11 @@ from fenceline.quorum.control_records import KRaftVersion, KRaftVoters
 from fenceline.testing.apache_kafka import run_tool
 from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
+from tests.node.mixed_story import leader_after
+from tests.node.test_quorum_processes import create, topics
 from tests.scheduling import CLUSTERS
 from tests.support.kafka_start import quick_environment
 from tests.support.same_metadata import batches_before, checksum, image_before
-
-from tests.node.mixed_story import leader_after
-from tests.node.test_quorum_processes import create, topics
 
 OURS, KAFKAS = "controller", "kafka:controller"
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]

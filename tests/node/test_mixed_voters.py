@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.node.mixed_story import KILLS, StoryResult, has_same_file, run_mixed_story
 from tests.scheduling import CLUSTERS
 from tests.support.same_metadata import (
     batches_before,
@@ -21,8 +22,6 @@ from tests.support.same_metadata import (
     snapshots,
     write_snapshot,
 )
-
-from tests.node.mixed_story import KILLS, StoryResult, has_same_file, run_mixed_story
 
 OURS, KAFKAS = "controller", "kafka:controller"
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(900)]

@@ -10,12 +10,12 @@ import pytest
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 from fenceline.ids import encode_uuid
-from fenceline.log.disk import OsDisk
-from fenceline.log.log_dir import CLEAN_FILE
-from fenceline.node.directories import Directories, open_directories
-from fenceline.node.format import format_directory
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.directories.log_dir import CLEAN_FILE
 from fenceline.node.logs import redirect
-from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.node.metadata.format import format_directory
+from fenceline.node.metadata.metadata_log import DIRECTORY_NAME
+from fenceline.node.storage.directories import Directories, open_directories
 
 CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
 OTHER_CLUSTER = "BBBBBBBBQACAAAAAAAAAAA"

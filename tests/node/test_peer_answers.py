@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.node.peer_connection import LARGEST_ANSWER_BYTES, AnswerTooLarge, ConnectionLost, PeerConnection
+from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES, AnswerTooLarge, ConnectionLost, PeerConnection
 from fenceline.wire.apis import ApiKey
 
 FETCH, VERSION = ApiKey.FETCH, 12

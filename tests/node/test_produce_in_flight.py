@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.node.connection import MAX_PIPELINED, Connection, PendingAnswer
+from fenceline.node.net.connection import MAX_PIPELINED, Connection, PendingAnswer
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 

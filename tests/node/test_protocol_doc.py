@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fenceline.node import fetching, producing
-from fenceline.node.handlers import entity_apis
+from fenceline.node.api.fetch import fetching
+from fenceline.node.api.handlers import entity_apis
+from fenceline.node.api.produce import producing
 from fenceline.wire.apis import ApiKey
 
 _DOC = Path(__file__).parents[2] / "docs" / "protocol.md"

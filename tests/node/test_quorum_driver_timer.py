@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.node.test_quorum_driver import Node
+from tests.node.quorum.test_driver import Node
 
 
 def test_a_timer_that_is_due_when_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.consumer import Consumer
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.producer.producer import Producer
 from fenceline.errors import FencelineError, PeerError
 from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually

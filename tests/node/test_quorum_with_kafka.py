@@ -12,11 +12,10 @@ import pytest
 from fenceline.testing.apache_kafka import run_tool
 from fenceline.testing.mixed_cluster import CLUSTER_ID, MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
+from tests.node.test_quorum_processes import SMALL_SNAPSHOTS, check_late_controller, create, topics
 from tests.scheduling import CLUSTERS
 from tests.support.kafka_start import quick_environment
 from tests.support.served import Served
-
-from tests.node.test_quorum_processes import SMALL_SNAPSHOTS, check_late_controller, create, topics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from confluent_kafka import Consumer
 
-from fenceline.node.fetching import RACK_AWARE_SELECTOR
+from fenceline.node.api.fetch.fetching import RACK_AWARE_SELECTOR
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
-
 from tests.node.replicated_topics import bootstrap, create, in_sync, leader, write
 
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenceline.client.admin import Admin
-from fenceline.client.consumer import Consumer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.consumer.consumer import Consumer
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
 from fenceline.testing.waiting import eventually
-
 from tests.node.replicated_topics import (
     bootstrap,
     create,

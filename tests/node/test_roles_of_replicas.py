@@ -14,7 +14,7 @@ import pytest
 from immutables import Map
 
 from fenceline.errors import ErrorCode
-from fenceline.log.errors import StorageError
+from fenceline.log.core.errors import StorageError
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.records.batch import iter_headers
 from fenceline.wire.apis import ApiKey

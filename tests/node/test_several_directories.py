@@ -21,17 +21,16 @@ from fenceline.controller.partition_requests import (
     AssignReplicasToDirsAnswer,
 )
 from fenceline.errors import ErrorCode, OperatorError, PeerError
-from fenceline.log.checkpoints import encode_partition_metadata
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import replace_file
+from fenceline.log.core.checkpoints import encode_partition_metadata
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import replace_file
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
-from fenceline.node import directory_assignments
 from fenceline.node.broker import Broker
-from fenceline.node.loss_keeper import LossKeeper
+from fenceline.node.losses.keeper import LossKeeper
+from fenceline.node.storage import directory_assignments
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
-
 from tests.node.desk import OTHERS, TOPIC, Desk, told, turns, where
 
 ELSEWHERE = UUID(int=990)

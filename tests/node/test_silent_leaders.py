@@ -8,8 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.partition_log import NO_LIMIT
+from fenceline.log.core.config import LogConfig
+from fenceline.log.partition.partition_log import NO_LIMIT
 from fenceline.wire.fetch import FetchRequest, parse_request
 from tests.node.socket_leader import LEADER, SocketLeader, empty_log, following
 

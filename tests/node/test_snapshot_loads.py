@@ -16,9 +16,9 @@ from fenceline.controller.requests import CreateTopics, DeleteTopics, NewTopic, 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.broker import Broker
-from fenceline.node.metadata_loader import MetadataLoader
-from fenceline.node.metadata_log import MetadataLog
-from fenceline.node.snapshot_files import SnapshotDamaged
+from fenceline.node.metadata.loader import MetadataLoader
+from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.node.metadata.snapshot_files import SnapshotDamaged
 from fenceline.quorum.duties import Send
 from fenceline.quorum.log_view import NO_PROMISED_END, SnapshotId
 from fenceline.testing.sim_disk import SimDisk

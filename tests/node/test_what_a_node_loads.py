@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.client.admin import Admin
-from fenceline.client.consumer import Consumer
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.producer.producer import Producer
 from fenceline.testing.node import EmbeddedNode
 
 HEAVY = ("pyarrow", "pyspark", "py4j", "pandas", "numpy", "deltalake")

@@ -20,7 +20,6 @@ from fenceline.records.build import BatchBuilder, Record, build_batch
 from fenceline.records.decode import decode_all, decode_batch
 from fenceline.records.errors import RecordsError
 from fenceline.testing.apache_kafka import ApacheKafka, run_tool, small_kafka
-
 from tests.records.raw_produce import RawProducer
 
 NOW = 1_700_000_000_000

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenceline.client.fetched import ConsumerRecord
+from fenceline.client.core.fetched import ConsumerRecord
 from fenceline.records import _columns_py, _kernel_py
 from fenceline.records.batch import BATCH_OVERHEAD, Codec, read_header
 from fenceline.records.build import Record, build_batch

@@ -10,7 +10,6 @@ from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_batch
 from fenceline.records.errors import RecordsError
 from fenceline.records.validate import NO_LIMIT_MS, Validated, validate_produced
-
 from tests.records.produce_cases import CASES, HOUR_MS, MAX_MESSAGE_BYTES, TOPICS, Case, deltas, raw_batch, rows
 
 pytestmark = pytest.mark.usefixtures("twin")

@@ -9,7 +9,6 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
-
 from tests.records.produce_cases import CASES, MAX_MESSAGE_BYTES, TOPICS, Case
 from tests.records.raw_produce import RawProducer
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from fenceline.errors import ErrorCode
-from fenceline.log.compaction_bound import CompleteFrom
-from fenceline.log.epoch_cache import EpochCache
+from fenceline.log.core.compaction_bound import CompleteFrom
+from fenceline.log.core.epoch_cache import EpochCache
 from fenceline.wire.fetch import FetchedPartition, FetchPartition
 
 

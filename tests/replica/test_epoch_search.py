@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from fenceline.log.epoch_cache import EpochCache
+from fenceline.log.core.epoch_cache import EpochCache
 from fenceline.replica.epoch_search import EpochSearch
 from fenceline.replica.follower import AskEpochEnd, FollowerState, Phase
 from tests.replica.histories import MemoryLog

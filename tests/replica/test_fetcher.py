@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.log.compaction_bound import CompleteFrom
+from fenceline.log.core.compaction_bound import CompleteFrom
 from fenceline.replica.fetch_session import FetchSessions
 from fenceline.replica.fetcher import Fetcher, FetchLimits
 from fenceline.replica.follower import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fenceline.log.compaction_bound import CompleteFrom
+from fenceline.log.core.compaction_bound import CompleteFrom
 from fenceline.replica.follower import AskEnd, AskEpochEnd, AskStart, Cause, CutTo, FollowerState, Phase, RestartAt
 from tests.replica.histories import MemoryLog
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenceline.testing.local_cluster import LocalCluster
+from fenceline.local_cluster.cluster import LocalCluster
 from tests.support import client_threads
 from tests.support.replicated_chaos import GROUPS, SOON_MISSED
 

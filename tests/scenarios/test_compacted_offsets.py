@@ -9,12 +9,12 @@ from typing import Final
 
 import pytest
 
-from fenceline.client.admin import Admin, NewTopic
-from fenceline.client.offsets import CommittedOffset
+from fenceline.client.admin.admin import Admin, NewTopic
+from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
-from fenceline.log.checkpoints import read_offsets
-from fenceline.log.disk import OsDisk
+from fenceline.log.core.checkpoints import read_offsets
+from fenceline.log.core.disk import OsDisk
 from fenceline.records.decode import decode_all
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from fenceline.client.admin import Admin
+from fenceline.client.admin.admin import Admin
 from fenceline.ids import TopicPartition as Where
 from fenceline.testing.node import NodeFailed
 from fenceline.testing.waiting import eventually

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.client.admin import Admin
+from fenceline.client.admin.admin import Admin
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
 from tests.node.replicated_topics import bootstrap, create, in_sync, leader, partition, write

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from fenceline.client import Consumer
-from fenceline.client.admin import Admin
-from fenceline.client.offsets import LATEST
+from fenceline.client.admin.admin import Admin
+from fenceline.client.core.offsets import LATEST
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
 from fenceline.losses.receipt import Receipt, decode
 from fenceline.testing.mixed_cluster import COMBINED

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from fenceline.local_cluster.cluster import LocalCluster, NodeEnded
 from fenceline.testing.history import History
 from fenceline.testing.history_checks import check, summary
-from fenceline.testing.local_cluster import LocalCluster, NodeEnded
 from tests.cli.chaos import KINDS
 from tests.support.process_faults import ProcessFaults
 from tests.support.replicated_chaos import (

@@ -14,11 +14,11 @@ from typing import Any, Final
 import confluent_kafka
 import pytest
 
-from fenceline.client.admin import Admin
+from fenceline.client.admin.admin import Admin
+from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.testing.apache_kafka import run_tool
 from fenceline.testing.history import History
 from fenceline.testing.history_checks import check, summary
-from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.support.replicated_chaos import GROUPS, SOON_MISSED, all_in_sync, create, ends, finish
 from tests.support.replicated_groups import GroupLedger, KafkaPythonMember, LibrdkafkaMember, OwnMember

@@ -11,11 +11,11 @@ import confluent_kafka
 import pytest
 
 from fenceline.client import NewTopic, Producer
-from fenceline.client.admin import Admin
+from fenceline.client.admin.admin import Admin
 from fenceline.errors import ErrorCode
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
+from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.testing.apache_kafka import run_tool
-from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.support.committed_offsets import NOT_NOW, coordinator_of
 from tests.support.consumer_members import LONG_MS, BareMember, describe, settle

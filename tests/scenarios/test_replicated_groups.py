@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from fenceline.cli.app import app
 from fenceline.client import NewTopic, Producer, TopicPartition
-from fenceline.client.admin import Admin
-from fenceline.client.offsets import CommittedOffset
+from fenceline.client.admin.admin import Admin
+from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
-from fenceline.testing.local_cluster import LocalCluster
+from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.support.committed_offsets import (
     NOT_NOW,

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.losses.receipt import LossClass
 from fenceline.testing.history import History
 from fenceline.testing.history_checks import check, summary
-from fenceline.testing.local_cluster import LocalCluster
 from tests.support import unclean_rounds
 from tests.support.replicated_chaos import SOON_MISSED, finish, look_at_files
 from tests.support.replicated_progress import Progress

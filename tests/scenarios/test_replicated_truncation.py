@@ -20,10 +20,10 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
 
 from fenceline.client import Consumer, LogTruncationError, NewTopic, Producer, TopicPartition
-from fenceline.client.admin import Admin
-from fenceline.testing import reaper
+from fenceline.client.admin.admin import Admin
+from fenceline.local_cluster import reaper
+from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.testing.apache_kafka import DEFAULT_JARS, QUICK_START
-from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition

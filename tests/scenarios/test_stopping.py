@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.producer.producer import Producer
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually

@@ -15,15 +15,15 @@ import pytest
 from fenceline.controller import alter_partition
 from fenceline.controller.partition_requests import NO_BROKER_EPOCH
 from fenceline.errors import ErrorCode
-from fenceline.log import truncation
-from fenceline.log.truncation import Truncated
-from fenceline.node import fetch_reads
-from fenceline.node.fetch_reads import FetchReads
-from fenceline.node.handlers import offsets
-from fenceline.node.leader_link import LeaderLink
-from fenceline.node.replica import Replica
-from fenceline.node.replica_roles import ReplicaRoles
-from fenceline.node.replication import Replication
+from fenceline.log.partition import truncation
+from fenceline.log.partition.truncation import Truncated
+from fenceline.node.api.fetch import reads as fetch_reads
+from fenceline.node.api.fetch.reads import FetchReads
+from fenceline.node.api.handlers import offsets
+from fenceline.node.replication.leader_link import LeaderLink
+from fenceline.node.replication.replica import Replica
+from fenceline.node.replication.replica_roles import ReplicaRoles
+from fenceline.node.replication.replication import Replication
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import Fetcher
 from fenceline.replica.follower import Cause, CutTo, FollowerState, Phase

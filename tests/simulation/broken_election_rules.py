@@ -13,15 +13,16 @@ import pytest
 from fenceline.controller import alter_partition, elections, partition_changes, registrations
 from fenceline.controller.partition_changes import PartitionChanges
 from fenceline.errors import ErrorCode
-from fenceline.log.segmented_log import SegmentedLog
+from fenceline.log.partition.segmented_log import SegmentedLog
 from fenceline.metadata.image import LeaderRecoveryState
-from fenceline.node import broker_lifecycle, isr_changes, metadata_log
-from fenceline.node.fetch_reads import FetchReads
-from fenceline.node.metadata_log import MetadataLog
-from fenceline.node.replication import Replication
+from fenceline.node.api.fetch.reads import FetchReads
+from fenceline.node.controller import broker_lifecycle
+from fenceline.node.metadata import metadata_log
+from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.node.replication import isr_changes
+from fenceline.node.replication.replication import Replication
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.leader import LeaderState
-
 from tests.simulation.broken_data_rules import NO_SEED, RULES, breaks
 
 __all__ = ("NO_SEED", "RULES")

@@ -11,14 +11,15 @@ import pytest
 
 from fenceline.controller import elections
 from fenceline.controller.elections import Election
-from fenceline.log import checkpoints, recovery, truncation
-from fenceline.log.checkpoints import BadCheckpoint
-from fenceline.log.disk import Disk
-from fenceline.log.errors import CorruptLog
-from fenceline.node.replicas import Replicas
+from fenceline.log.core import checkpoints
+from fenceline.log.core.checkpoints import BadCheckpoint
+from fenceline.log.core.disk import Disk
+from fenceline.log.core.errors import CorruptLog
+from fenceline.log.partition import truncation
+from fenceline.log.recovery import recovery
+from fenceline.node.replication.replicas import Replicas
 from fenceline.replica.leader import LeaderState
 from fenceline.testing.simulation.disk import LifeDisk
-
 from tests.simulation.broken_data_rules import breaks
 from tests.simulation.broken_election_rules import NO_SEED, RULES
 

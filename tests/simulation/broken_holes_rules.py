@@ -10,20 +10,19 @@ from typing import Final
 
 import pytest
 
-from fenceline.client import group
-from fenceline.client.auto_commit import AutoCommit
-from fenceline.client.cluster import Purpose
-from fenceline.client.consumer_offsets import ConsumerOffsets, PendingCommit
-from fenceline.log import log_dir_offsets
-from fenceline.log.log_dir import LogDir
-from fenceline.log.log_dir_offsets import LogDirOffsets
-from fenceline.log.segmented_log import SegmentedLog
-from fenceline.node import leader_link
-from fenceline.node.leader_duties import Duties
-from fenceline.node.replication import Replication
+from fenceline.client.consumer import group
+from fenceline.client.consumer.auto_commit import AutoCommit
+from fenceline.client.consumer.consumer_offsets import ConsumerOffsets, PendingCommit
+from fenceline.client.core.cluster import Purpose
+from fenceline.log.directories import log_dir_offsets
+from fenceline.log.directories.log_dir import LogDir
+from fenceline.log.directories.log_dir_offsets import LogDirOffsets
+from fenceline.log.partition.segmented_log import SegmentedLog
+from fenceline.node.replication import leader_link
+from fenceline.node.replication.leader_duties import Duties
+from fenceline.node.replication.replication import Replication
 from fenceline.replica.leader import LeaderState
 from fenceline.testing.simulation.brokers_members import GROUP
-
 from tests.simulation.broken_data_rules import breaks
 from tests.simulation.broken_history_rules import NO_SEED, RULES
 

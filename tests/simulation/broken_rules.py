@@ -11,15 +11,15 @@ import pytest
 
 from fenceline.controller.controller import Controller
 from fenceline.errors import ErrorCode
-from fenceline.log import retention
-from fenceline.node import snapshot_files
-from fenceline.node.active_controller import ActiveController
-from fenceline.node.controller_driver import ControllerDriver
-from fenceline.node.metadata_batches import control_batch
-from fenceline.node.metadata_log import MetadataLog
-from fenceline.node.metadata_replay import Replay
-from fenceline.node.metadata_snapshots import Snapshots
-from fenceline.node.snapshot_files import SnapshotDamaged
+from fenceline.log.partition import retention
+from fenceline.node.controller.active_controller import ActiveController
+from fenceline.node.controller.driver import ControllerDriver
+from fenceline.node.metadata import snapshot_files
+from fenceline.node.metadata.batches import control_batch
+from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.node.metadata.replay import Replay
+from fenceline.node.metadata.snapshot_files import SnapshotDamaged
+from fenceline.node.metadata.snapshots import Snapshots
 from fenceline.quorum import fetches
 from fenceline.quorum.control_records import SnapshotFooter, decode_control
 from fenceline.quorum.core import Core

@@ -18,9 +18,9 @@ import pytest
 
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.stage import Outcome, play
+from tests.simulation.broken_holes_rules import NO_SEED, RULES
 
 from . import kafka_history
-from tests.simulation.broken_holes_rules import NO_SEED, RULES
 
 SEEDS: Final = 1000
 _HERE: Final = Path(__file__).parent

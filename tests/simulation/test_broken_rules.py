@@ -8,7 +8,6 @@ from itertools import chain
 import pytest
 
 from fenceline.testing.simulation.stage import play
-
 from tests.simulation.broken_rules import RULES
 
 SEEDS = 300

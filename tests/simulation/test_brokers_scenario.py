@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fenceline.log.partition_log import PartitionLog
-from fenceline.node.broker_lifecycle import BrokerLifecycle
-from fenceline.node.fetching import FetchHandler
-from fenceline.node.producing import ProduceHandler
+from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.node.api.fetch.fetching import FetchHandler
+from fenceline.node.api.produce.producing import ProduceHandler
+from fenceline.node.controller.broker_lifecycle import BrokerLifecycle
 from fenceline.replica.follower import FollowerState
 from fenceline.replica.leader import LeaderState
 from fenceline.testing.simulation.stage import play

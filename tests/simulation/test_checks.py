@@ -10,7 +10,7 @@ import pytest
 
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import NoOpRecord, TopicRecord
-from fenceline.node.metadata_batches import SnapshotBatches, record_batch
+from fenceline.node.metadata.batches import SnapshotBatches, record_batch
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.world import NodeState, Process, StoredBatch, World

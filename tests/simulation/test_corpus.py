@@ -16,7 +16,6 @@ from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.search import FAULT_OPTIONS, LIKELY, Search
 from fenceline.testing.simulation.stage import SCENARIOS, Outcome, options_of
 from fenceline.testing.simulation.workers import Game
-
 from tests.simulation.broken_holes_rules import NO_SEED, RULES
 
 CORPUS = Path(__file__).parent / "corpus.txt"

@@ -9,10 +9,10 @@ from uuid import UUID
 import pytest
 
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import replace_file
-from fenceline.log.log_dir import CLEAN_FILE
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import replace_file
+from fenceline.log.directories.log_dir import CLEAN_FILE
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.losses.receipt import Cause, LossClass, Receipt, encode
 from fenceline.records.batch import assign_in_place, read_header
 from fenceline.records.build import build_batch

@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from fenceline.errors import OperatorError
-from fenceline.log.log_dir import ExistingPartition, LogDir
+from fenceline.log.directories.log_dir import ExistingPartition, LogDir
 from fenceline.node.broker import Broker
 from fenceline.node.controller_node import unless_failed
-from fenceline.node.log_recovery import recover_logs
+from fenceline.node.storage.log_recovery import recover_logs
 from fenceline.testing.simulation.loop import run
 from fenceline.testing.simulation.stage import play
-
 from tests.simulation.test_brokers_scenario import NO_FAULTS
 
 

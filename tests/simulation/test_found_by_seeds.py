@@ -8,11 +8,11 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import OperatorError
-from fenceline.log.errors import StorageError
+from fenceline.log.core.errors import StorageError
 from fenceline.metadata.records import NoOpRecord, TopicRecord
-from fenceline.node.metadata_batches import record_batch
-from fenceline.node.metadata_loader import MetadataLoader
-from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.metadata.batches import record_batch
+from fenceline.node.metadata.loader import MetadataLoader
+from fenceline.node.metadata.metadata_log import MetadataLog
 from fenceline.records.batch import assign_in_place
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.loop import SimExecutor, run

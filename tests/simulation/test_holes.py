@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fenceline.node import promised_end
+from fenceline.node.metadata import promised_end
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.script import _Play
 from fenceline.testing.simulation.stage import play

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from fenceline.log.disk import read_file, replace_file
+from fenceline.log.core.disk import read_file, replace_file
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from immutables import Map
 
-from fenceline.log.compaction import Compaction, Uncleanable
+from fenceline.log.compaction.compaction import Compaction, Uncleanable
 from fenceline.metadata.image import EMPTY_IMAGE, LOST_DIRECTORY, BrokerImage, PartitionImage
 from fenceline.testing.simulation.brokers_operator import Operator, has_lost_files
 from fenceline.testing.simulation.coverage import Coverage
@@ -17,7 +17,6 @@ from fenceline.testing.simulation.data_checks import DataChecks
 from fenceline.testing.simulation.operations import FAULTS, OPERATIONS, Fault, Operation
 from fenceline.testing.simulation.search import CALM
 from fenceline.testing.simulation.stage import Outcome, options_of, play
-
 from tests.simulation.test_brokers_scenario import NO_FAULTS
 
 PROFILES = {"operated", "incarnations", "cleaning", "groups", "moves", "metadata"}

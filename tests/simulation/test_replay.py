@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fenceline.node.controller_driver import ControllerDriver
+from fenceline.local_cluster import reaper
+from fenceline.node.controller.driver import ControllerDriver
 from fenceline.node.logs import Logger
-from fenceline.testing import reaper
 from fenceline.testing.simulation import controller_of_one
 from fenceline.testing.simulation.__main__ import main
 from fenceline.testing.simulation.options import Options

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.offsets import Position, SourceOffset
+from pyspark_fenceline.common.offsets import Position, SourceOffset
 
 
 def entry(*sources: Any, version: str = "v1", planned_ms: int = 1) -> str:

@@ -39,7 +39,7 @@ class Broker:
     """A running broker, real Kafka or Fenceline, with helpers for tests."""
 
     def __init__(self, kind: str, bootstrap: str, log_dir: Path = Path()) -> None:
-        from fenceline.client.admin import Admin
+        from fenceline.client.admin.admin import Admin
 
         self.kind = kind
         self.log_dir = log_dir
@@ -47,7 +47,7 @@ class Broker:
         self.admin = Admin(bootstrap)
 
     def create(self, topic: str, partitions: int = 1) -> str:
-        from fenceline.client.admin import NewTopic
+        from fenceline.client.admin.admin import NewTopic
 
         # Test records are dated 1970: time-based retention would delete them.
         self.admin.create_topics([NewTopic(topic, partitions, 1, {"retention.ms": "-1"})])
@@ -57,7 +57,7 @@ class Broker:
         """Records with key `k<value % 5>`, the value as text, and a timestamp of `value` seconds."""
         import pyarrow as pa
 
-        from fenceline.client.producer import Producer
+        from fenceline.client.producer.producer import Producer
 
         table = pa.table(
             {
@@ -98,7 +98,7 @@ def broker(request: pytest.FixtureRequest) -> Broker:
 @pytest.fixture
 def no_idle_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle stream reports that there is no new data immediately, without waiting."""
-    from pyspark_fenceline import stream
+    from pyspark_fenceline.source import stream
 
     monkeypatch.setattr(stream, "IDLE_WAIT_MS", 0)
 

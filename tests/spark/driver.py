@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from pyspark_fenceline import connect
-from pyspark_fenceline.options import read_options
-from pyspark_fenceline.schema import spark_schema
-from pyspark_fenceline.stream import FencelineStreamReader
-from pyspark_fenceline.tasks import ReadPlan, read_ranges
+from pyspark_fenceline.common import connect
+from pyspark_fenceline.common.schema import spark_schema
+from pyspark_fenceline.source.options import read_options
+from pyspark_fenceline.source.stream import FencelineStreamReader
+from pyspark_fenceline.source.tasks import ReadPlan, read_ranges
 
 QUICK: Final = {"retry.backoff.ms": "10", "retry.backoff.max.ms": "50", "fetch.max.wait.ms": "50"}
 Row = tuple[int, int, bytes]

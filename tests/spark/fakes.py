@@ -10,8 +10,9 @@ import pytest
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import connect, delta_evidence
-from pyspark_fenceline.cluster import EpochEnd, LogEnd, TopicFacts
+from pyspark_fenceline.common import connect
+from pyspark_fenceline.common.cluster import EpochEnd, LogEnd, TopicFacts
+from pyspark_fenceline.delta import evidence as delta_evidence
 
 
 @dataclass

@@ -18,16 +18,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark_fenceline import (
-    checkpoint_positions,
-    delta,
-    delta_commit,
-    delta_evidence,
-    delta_files,
-    delta_plan,
-    delta_table_cache,
-)
-from pyspark_fenceline.delta import DeltaDataSource, DeltaStreamWriter
+from pyspark_fenceline.delta import checkpoint_positions
+from pyspark_fenceline.delta import commit as delta_commit
+from pyspark_fenceline.delta import evidence as delta_evidence
+from pyspark_fenceline.delta import files as delta_files
+from pyspark_fenceline.delta import plan as delta_plan
+from pyspark_fenceline.delta import sink as delta
+from pyspark_fenceline.delta import table_cache as delta_table_cache
+from pyspark_fenceline.delta.sink import DeltaDataSource, DeltaStreamWriter
 from tests.spark.queries import stream
 from tests.spark.sessions import session
 

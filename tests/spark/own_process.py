@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from fenceline.testing import reaper
+from fenceline.local_cluster import reaper
 
 PATIENCE_S: Final = 240
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from pyspark_fenceline.epoch_walk import EpochWalk
-from pyspark_fenceline.log_matching import LogEpochs, held_interval
+from pyspark_fenceline.common.epoch_walk import EpochWalk
+from pyspark_fenceline.common.log_matching import LogEpochs, held_interval
 from tests.spark.fakes import FakeLog
 
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from pyspark_fenceline.common.schema import spark_schema
 from pyspark_fenceline.errors import DataLossError
-from pyspark_fenceline.options import read_options
-from pyspark_fenceline.schema import spark_schema
-from pyspark_fenceline.stream import FencelineStreamReader
-from pyspark_fenceline.tasks import RangesPartition, ReadPlan
+from pyspark_fenceline.source.options import read_options
+from pyspark_fenceline.source.stream import FencelineStreamReader
+from pyspark_fenceline.source.tasks import RangesPartition, ReadPlan
 from tests.spark.fakes import FakeCluster
 
 ALL: Final = ReadAllAvailable()

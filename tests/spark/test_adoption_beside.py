@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fenceline.client.admin import Admin, NewTopic
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin, NewTopic
+from fenceline.client.producer.producer import Producer
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
 from pyspark_fenceline import export_checkpoint, lag_of
-from pyspark_fenceline.connect import connect
+from pyspark_fenceline.common.connect import connect
 from pyspark_fenceline.errors import LossKind, parse
-from pyspark_fenceline.losses_table import known_losses
+from pyspark_fenceline.source.losses_table import known_losses
 from tests.spark.conftest import CONNECTOR
 from tests.spark.cut_log import restart_cut
 

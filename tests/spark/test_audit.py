@@ -14,14 +14,14 @@ from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
 from fenceline.cli.app import app
-from fenceline.client.producer import Producer
-from fenceline.client.reader import RangeReader
+from fenceline.client.producer.producer import Producer
+from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import iter_headers
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline.audit_table import Audit, audit_here, settings
-from pyspark_fenceline.repair_table import Repair, repair_here
+from pyspark_fenceline.auditing.repair_table import Repair, repair_here
+from pyspark_fenceline.auditing.table import Audit, audit_here, settings
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
 from tests.spark.table_readers import check_readers

@@ -13,11 +13,11 @@ import pytest
 from deltalake import DeltaTable
 
 import pyspark_fenceline
-from fenceline.client.admin import Admin, NewTopic
-from fenceline.client.reader import RangeReader
+from fenceline.client.admin.admin import Admin, NewTopic
+from fenceline.client.reader.reader import RangeReader
 from fenceline.ids import TopicPartition
-from fenceline.log.checkpoints import read_offsets
-from fenceline.log.disk import OsDisk
+from fenceline.log.core.checkpoints import read_offsets
+from fenceline.log.core.disk import OsDisk
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.testing.waiting import eventually
 from tests.spark.queries import keep_equal, tracked

@@ -11,16 +11,16 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from fenceline.client.reader import RangeReader
+from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
-from pyspark_fenceline.audit_receipts import read_receipts
-from pyspark_fenceline.audit_table import Audit, audit_here, settings
-from pyspark_fenceline.backfill_table import Backfill, backfill_here
-from pyspark_fenceline.connect import connect
-from pyspark_fenceline.repair_table import Repair, repair_here
+from pyspark_fenceline.auditing.backfill_table import Backfill, backfill_here
+from pyspark_fenceline.auditing.receipts import read_receipts
+from pyspark_fenceline.auditing.repair_table import Repair, repair_here
+from pyspark_fenceline.auditing.table import Audit, audit_here, settings
+from pyspark_fenceline.common.connect import connect
 from tests.spark.conftest import Broker
 
 pytestmark = [pytest.mark.timeout(300)]

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from fenceline.records.batch import iter_headers
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
-from pyspark_fenceline.audit_table import audit_here, settings
+from pyspark_fenceline.auditing.table import audit_here, settings
 from pyspark_fenceline.errors import parse
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
@@ -108,7 +108,7 @@ ODD: Final = [(b"key", BIG), (b"tombstone", None), (None, 0), (None, None)] * 3
 
 
 def send_unusual_records(broker: Broker, topic: str) -> None:
-    from fenceline.client.producer import Producer
+    from fenceline.client.producer.producer import Producer
 
     with Producer(broker.bootstrap, **{"max.request.size": 2 * BIG}) as producer:
         for number, (key, size) in enumerate(ODD):
@@ -117,7 +117,7 @@ def send_unusual_records(broker: Broker, topic: str) -> None:
 
 
 def create_large_record_topic(broker: Broker, topic: str) -> None:
-    from fenceline.client.admin import NewTopic
+    from fenceline.client.admin.admin import NewTopic
 
     broker.admin.create_topics([NewTopic(topic, 1, 1, {"max.message.bytes": str(2 * BIG)})])
 
@@ -192,7 +192,7 @@ def test_a_thousand_partitions_in_a_compared_table(
     spark: SparkSession, tmp_path: Path, checkpoint: str, partition_by: str
 ) -> None:
     """Two batches, an election between them, and rows of the first epoch that the log has in the second."""
-    from fenceline.client.producer import Producer
+    from fenceline.client.producer.producer import Producer
 
     table, topic = str(tmp_path / "table"), "wide"
 

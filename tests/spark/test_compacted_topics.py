@@ -18,25 +18,25 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from fenceline.client.admin import Admin, NewTopic
-from fenceline.client.consumer import Consumer
-from fenceline.client.epoch_history import EpochStart
-from fenceline.client.producer import Producer
-from fenceline.client.ranges import OffsetRange
-from fenceline.client.reader import RangeReader
+from fenceline.client.admin.admin import Admin, NewTopic
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.core.epoch_history import EpochStart
+from fenceline.client.producer.producer import Producer
+from fenceline.client.reader.ranges import OffsetRange
+from fenceline.client.reader.reader import RangeReader
 from fenceline.ids import TopicPartition
-from fenceline.log.checkpoints import read_offsets
-from fenceline.log.disk import OsDisk
+from fenceline.log.core.checkpoints import read_offsets
+from fenceline.log.core.disk import OsDisk
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
-from pyspark_fenceline import connect
-from pyspark_fenceline.audit_table import Audit, audit_here, settings
-from pyspark_fenceline.options import read_options
-from pyspark_fenceline.repair_table import repair_here
-from pyspark_fenceline.schema import spark_schema
-from pyspark_fenceline.stream import FencelineStreamReader
-from pyspark_fenceline.tasks import ReadPlan, read_ranges
+from pyspark_fenceline.auditing.repair_table import repair_here
+from pyspark_fenceline.auditing.table import Audit, audit_here, settings
+from pyspark_fenceline.common import connect
+from pyspark_fenceline.common.schema import spark_schema
+from pyspark_fenceline.source.options import read_options
+from pyspark_fenceline.source.stream import FencelineStreamReader
+from pyspark_fenceline.source.tasks import ReadPlan, read_ranges
 
 pytestmark = pytest.mark.timeout(400)
 

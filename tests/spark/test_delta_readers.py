@@ -10,20 +10,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pyspark_fenceline import delta_commit
-from pyspark_fenceline.delta_commit import commit_files
-from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
-from pyspark_fenceline.delta_state import read_state
-from tests.spark.fakes import FakeCluster, install_fake_cluster
-from tests.spark.table_readers import (
-    ChangeFound,
-    change_feed,
-    check_readers,
-    stream,
-    stream_without_changes,
-    versions,
-)
-from tests.spark.test_delta_plan import (
+from pyspark_fenceline.delta import commit as delta_commit
+from pyspark_fenceline.delta.commit import commit_files
+from pyspark_fenceline.delta.options import AppTransaction, DeltaOptions, delta_options
+from pyspark_fenceline.delta.state import read_state
+from tests.spark.delta.test_plan import (
     SCHEMA,
     Crash,
     after,
@@ -34,6 +25,15 @@ from tests.spark.test_delta_plan import (
     table_rows,
     task,
     write,
+)
+from tests.spark.fakes import FakeCluster, install_fake_cluster
+from tests.spark.table_readers import (
+    ChangeFound,
+    change_feed,
+    check_readers,
+    stream,
+    stream_without_changes,
+    versions,
 )
 
 

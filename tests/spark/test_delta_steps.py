@@ -10,12 +10,12 @@ from typing import Any, Final
 import pytest
 from deltalake import DeltaTable
 
-from pyspark_fenceline import delta_commit
-from pyspark_fenceline.delta_commit import commit_files
-from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
+from pyspark_fenceline.delta import commit as delta_commit
+from pyspark_fenceline.delta.commit import commit_files
+from pyspark_fenceline.delta.options import AppTransaction, DeltaOptions, delta_options
+from tests.spark.delta.test_plan import Crash, Row, after, before, log_rows, records, table_rows, task, write
 from tests.spark.fakes import FakeCluster, install_fake_cluster
 from tests.spark.schemas import struct
-from tests.spark.test_delta_plan import Crash, Row, after, before, log_rows, records, table_rows, task, write
 
 WIDE: Final = struct("value string, topic string, partition int, offset long, leader_epoch int, more string")
 CRASHES: Final = [(moment, count) for moment in (before, after) for count in (1, 2)]

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from fenceline.client.reader import RangeReader
+from fenceline.client.reader.reader import RangeReader
 from fenceline.ids import TopicPartition
 from fenceline.testing.node import EmbeddedNode
 from tests.conftest import need_java

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from fenceline.client.reader import RangeReader
-from pyspark_fenceline.audit_table import audit_here, settings
+from fenceline.client.reader.reader import RangeReader
+from pyspark_fenceline.auditing.table import audit_here, settings
 from tests.conftest import need_java
 from tests.scheduling import CLUSTERS
 from tests.spark.killed_steps import ALONE, MORE, plans

@@ -90,7 +90,7 @@ def test_splitting_keeps_rows(spark: SparkSession, broker: Broker, filled: str) 
 
 
 def test_headers_nulls_and_compression(spark: SparkSession, broker: Broker, topic: str) -> None:
-    from fenceline.client.producer import Producer
+    from fenceline.client.producer.producer import Producer
 
     broker.create(topic)
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):

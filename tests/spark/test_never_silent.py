@@ -20,14 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from fenceline.client.errors import EpochMismatchError, LogTruncationError, OffsetOutOfRangeError
+from fenceline.client.core.errors import EpochMismatchError, LogTruncationError, OffsetOutOfRangeError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import connect, stream
+from pyspark_fenceline.common import connect
+from pyspark_fenceline.common.schema import spark_schema
 from pyspark_fenceline.errors import DataLossError
-from pyspark_fenceline.options import read_options
-from pyspark_fenceline.schema import spark_schema
-from pyspark_fenceline.stream import FencelineStreamReader
-from pyspark_fenceline.tasks import ReadPlan, read_ranges
+from pyspark_fenceline.source import stream
+from pyspark_fenceline.source.options import read_options
+from pyspark_fenceline.source.stream import FencelineStreamReader
+from pyspark_fenceline.source.tasks import ReadPlan, read_ranges
 from tests.spark.fakes import FakeCluster, FakeLog
 
 TP = TopicPartition("t", 0)

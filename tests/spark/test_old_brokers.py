@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fenceline.client.producer import Producer
+from fenceline.client.producer.producer import Producer
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey

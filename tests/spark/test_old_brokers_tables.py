@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from fenceline.client.reader import RangeReader
+from fenceline.client.reader.reader import RangeReader
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
-from pyspark_fenceline import connect
-from pyspark_fenceline.audit_table import Audit, Settings, audit_here, settings
-from pyspark_fenceline.repair_table import repair_here
+from pyspark_fenceline.auditing.repair_table import repair_here
+from pyspark_fenceline.auditing.table import Audit, Settings, audit_here, settings
+from pyspark_fenceline.common import connect
 from tests.client.scripted_cluster import ScriptedCluster
 from tests.spark.driver import QUICK
 from tests.spark.test_old_brokers import KAFKA_2_1, KAFKA_2_4, OLD, write

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline.audit_table import audit_here, settings
+from pyspark_fenceline.auditing.table import audit_here, settings
 from tests.conftest import need_java, unavailable
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from fenceline.client.reader import RangeReader
+from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline.audit_table import Audit, audit_here, settings
-from pyspark_fenceline.repair_plan import PROVEN_WRONG, chosen_kinds
-from pyspark_fenceline.repair_table import Repair, repair_here
+from pyspark_fenceline.auditing.repair_plan import PROVEN_WRONG, chosen_kinds
+from pyspark_fenceline.auditing.repair_table import Repair, repair_here
+from pyspark_fenceline.auditing.table import Audit, audit_here, settings
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
 

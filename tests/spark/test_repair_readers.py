@@ -12,13 +12,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
-from fenceline.client.reader import RangeReader
+from fenceline.client.reader.reader import RangeReader
 from fenceline.ids import TopicPartition
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline import repair_table
-from pyspark_fenceline.audit_table import Settings, audit_here, settings
-from pyspark_fenceline.delta_commit import commit_entry
-from pyspark_fenceline.repair_table import Repair, repair_here
+from pyspark_fenceline.auditing import repair_table
+from pyspark_fenceline.auditing.repair_table import Repair, repair_here
+from pyspark_fenceline.auditing.table import Settings, audit_here, settings
+from pyspark_fenceline.delta.commit import commit_entry
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
 from tests.spark.table_readers import (

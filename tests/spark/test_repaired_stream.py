@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 import pyspark_fenceline
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline import audit_executor
+from pyspark_fenceline.auditing import executor as audit_executor
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
 from tests.spark.queries import keep_equal, stream, tracked

@@ -11,9 +11,9 @@ import pytest
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from fenceline.log.config import LogConfig
-from fenceline.log.disk import OsDisk
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.batch import Codec
 from fenceline.records.build import build_batch
 from pyspark_fenceline_segments.columns import full_schema

@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
+from tests.spark.delta.test_sink import Feed, run, values
 from tests.spark.queries import keep_equal, tracked
 from tests.spark.table_readers import change_feed, check_readers
-from tests.spark.test_delta import Feed, run, values
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

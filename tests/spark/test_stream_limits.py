@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows, ReadMinRows
 
-from pyspark_fenceline import stream
+from pyspark_fenceline.source import stream
 from tests.spark.streams import ALL, cluster_with, ends, make
 
 pytestmark = pytest.mark.usefixtures("no_idle_wait")

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 import pyspark_fenceline
 from fenceline.testing.mixed_cluster import MixedCluster
 from fenceline.testing.waiting import eventually
-from pyspark_fenceline import repair_executor
+from pyspark_fenceline.auditing import repair_executor
 from pyspark_fenceline.errors import Loss, LossKind, losses_of, parse
 from tests.scheduling import CLUSTERS
 from tests.spark.conftest import CONNECTOR

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from fenceline.node.peer_connection import open_peer
-from fenceline.testing.local_cluster_cuts import Cut, NetworkCuts, outbound_address
+from fenceline.local_cluster.cuts import Cut, NetworkCuts, outbound_address
+from fenceline.node.net.peer_connection import open_peer
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster, MixedNode
 from fenceline.testing.simulation.operations import Fault
 from fenceline.testing.waiting import eventually

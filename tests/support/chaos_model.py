@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from fenceline.log.disk import OsDisk
+from fenceline.log.core.disk import OsDisk
 from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.records.decode import decode_batch

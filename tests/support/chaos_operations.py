@@ -17,13 +17,13 @@ from typing import Any, Final
 from confluent_kafka import KafkaException, Producer
 
 from fenceline.client import Consumer
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.metadata import PartitionMetadata
-from fenceline.client.offsets import EARLIEST, LATEST
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.core.metadata import PartitionMetadata
+from fenceline.client.core.offsets import EARLIEST, LATEST
 from fenceline.errors import ErrorCode, FencelineError, PeerError
 from fenceline.ids import TopicPartition
-from fenceline.testing.local_cluster_cuts import Cut
+from fenceline.local_cluster.cuts import Cut
 from fenceline.testing.simulation.operations import Fault, Operation
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey

@@ -12,7 +12,6 @@ from typing import Final
 from fenceline.errors import ErrorCode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
-
 from tests.support.raw import RawConnection
 
 NOT_NOW: Final = frozenset(

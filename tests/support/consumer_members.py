@@ -12,7 +12,6 @@ from uuid import UUID
 from fenceline.errors import ErrorCode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
-
 from tests.support.committed_offsets import NOT_NOW
 from tests.support.raw import RawConnection, plain
 

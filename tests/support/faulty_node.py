@@ -37,7 +37,7 @@ class FaultyNode(EmbeddedNode):
 
 def _run(control: str, arguments: list[str]) -> int:
     from fenceline.cli.start import main
-    from fenceline.log.disk import OsDisk
+    from fenceline.log.core.disk import OsDisk
     from fenceline.node.clock import SystemClock
 
     def is_on(fault: str) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
-
 from tests.support.raw import RawConnection
 
 PREFERRED = 0

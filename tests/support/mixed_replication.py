@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
 from fenceline.testing.apache_kafka import run_tool
 from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.testing.waiting import eventually
-
 from tests.support.leaders import elect, order_replicas
 from tests.support.mixed_stage import MixedStage
 from tests.support.partition_files import log_bytes

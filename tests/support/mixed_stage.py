@@ -11,14 +11,13 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka import Producer as Librdkafka
 
-from fenceline.client.admin import Admin
-from fenceline.client.consumer import Consumer
-from fenceline.client.metadata import PartitionMetadata
-from fenceline.client.producer import Producer
+from fenceline.client.admin.admin import Admin
+from fenceline.client.consumer.consumer import Consumer
+from fenceline.client.core.metadata import PartitionMetadata
+from fenceline.client.producer.producer import Producer
 from fenceline.ids import TopicPartition
 from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
-
 from tests.support.kafka_start import quick_environment
 from tests.support.leaders import elect
 from tests.support.partition_files import log_bytes

@@ -14,7 +14,6 @@ from uuid import UUID
 from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
 from tests.groups.peers import SocketPeer
-
 from tests.support.committed_offsets import NOT_NOW
 
 _STEP_S: Final = 0.1

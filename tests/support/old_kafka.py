@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from fenceline.config.properties import format_properties
-from fenceline.testing import reaper
+from fenceline.local_cluster import reaper
+from fenceline.local_cluster.child_processes import ChildProcesses
 from fenceline.testing.apache_kafka import DEFAULT_JARS, QUICK_START, free_port
-from fenceline.testing.child_processes import ChildProcesses
 from fenceline.testing.waiting import eventually
 
 OLD_VERSION: Final = "2.1.1"

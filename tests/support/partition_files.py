@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from fenceline.ids import METADATA_TOPIC
-from fenceline.log.checkpoints import read_offsets
-from fenceline.log.disk import OsDisk
-from fenceline.log.file_names import EPOCH_FILE
-from fenceline.log.log_dir_offsets import RECOVERY_POINTS
-from fenceline.log.partition_dir import parse_partition_name
+from fenceline.log.core.checkpoints import read_offsets
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.core.file_names import EPOCH_FILE
+from fenceline.log.directories.log_dir_offsets import RECOVERY_POINTS
+from fenceline.log.directories.partition_dir import parse_partition_name
 from fenceline.records.batch import BatchHeader, iter_headers
 from fenceline.records.build import Record
 from fenceline.records.decode import decode_all

@@ -15,15 +15,15 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.offsets import LATEST
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.core.offsets import LATEST
 from fenceline.ids import TopicPartition
+from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.records.batch import iter_headers
 from fenceline.records.decode import decode_batch
 from fenceline.testing.history import History, Partition
 from fenceline.testing.history_checks import Anomaly
-from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.cli.chaos import KINDS, Trouble
 from tests.support.partition_files import log_bytes

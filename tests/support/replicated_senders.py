@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaProducer
 from confluent_kafka import KafkaError, Message
 
 from fenceline.client import Producer as OwnProducer
-from fenceline.client.delivery import RecordMetadata
+from fenceline.client.producer.delivery import RecordMetadata
 from fenceline.testing.history import History
 from fenceline.testing.waiting import eventually
 from kafka import KafkaProducer

@@ -7,7 +7,7 @@ import subprocess
 import threading
 from typing import Any
 
-from fenceline.testing import reaper
+from fenceline.local_cluster import reaper
 from fenceline.testing.apache_kafka import java_command, tool_options
 
 

@@ -20,8 +20,8 @@ from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.node_records import RegisterBrokerRecord, RegisterControllerRecord
 from fenceline.metadata.records import MetadataRecord, encode_record
 from fenceline.metadata.snapshot import image_records
-from fenceline.node.metadata_batches import SnapshotBatches, control_batch
-from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.node.metadata.batches import SnapshotBatches, control_batch
+from fenceline.node.metadata.metadata_log import DIRECTORY_NAME
 from fenceline.quorum.control_records import SnapshotFooter, SnapshotHeader
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.records.batch import iter_headers

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from confluent_kafka import Consumer, Producer
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.testing.waiting import eventually
-
 from tests.support.mixed_stage import init_transactions
 
 _PARTITIONS = 2

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
 from fenceline.errors import ErrorCode, FencelineError, PeerError
 from fenceline.testing.waiting import eventually
 

@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from fenceline.client import Consumer
-from fenceline.client.admin import Admin
-from fenceline.client.async_admin import NewTopic
-from fenceline.client.metadata import PartitionMetadata
-from fenceline.client.offsets import LATEST
+from fenceline.client.admin.admin import Admin
+from fenceline.client.admin.async_admin import NewTopic
+from fenceline.client.core.metadata import PartitionMetadata
+from fenceline.client.core.offsets import LATEST
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
-from fenceline.log.disk import OsDisk
+from fenceline.local_cluster.cluster import LocalCluster
+from fenceline.log.core.disk import OsDisk
 from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.receipt import LossClass, Receipt, decode
 from fenceline.records.decode import decode_batch
 from fenceline.testing.history_checks import LossRange
-from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.support.replicated_senders import Sender
 

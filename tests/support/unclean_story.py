@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from fenceline.client import Consumer, LogTruncationError, NewTopic, Producer, TopicPartition
-from fenceline.client.admin import Admin
-from fenceline.client.metadata import PartitionMetadata
+from fenceline.client.admin.admin import Admin
+from fenceline.client.core.metadata import PartitionMetadata
 from fenceline.testing.mixed_cluster import MixedCluster
 from fenceline.testing.waiting import eventually
-
 from tests.support.kafka_start import quick_environment
 from tests.support.leaders import UNCLEAN, elect, order_replicas
 from tests.support.mixed_stage import SETTINGS

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fenceline.client import Consumer, TopicPartition
-from fenceline.client.cluster import Purpose
+from fenceline.client.core.cluster import Purpose
 from fenceline.wire.apis import ApiKey
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fenceline.testing.socket_cuts import CutsUnavailable, sockets_of
+from fenceline.local_cluster.socket_cuts import CutsUnavailable, sockets_of
 from fenceline.testing.waiting import eventually
 from tests.conftest import unavailable
 from tests.testing import echo_process

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.testing.local_cluster import LocalCluster
-from fenceline.testing.local_cluster_probe import known_brokers
+from fenceline.local_cluster.cluster import LocalCluster
+from fenceline.local_cluster.probe import known_brokers
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 from tests.support.raw import ConnectionClosed, RawConnection

@@ -97,8 +97,8 @@ def audit(
                 "fenceline audit needs Delta Lake and PySpark", "Install them with: pip install 'fenceline[spark]'"
             )
         _check_options(repair=repair, backfill=backfill, apply=apply, kinds=kind, where=where)
-        from pyspark_fenceline.audit_table import audit_here, settings
-        from pyspark_fenceline.audit_transform import RowMapping
+        from pyspark_fenceline.auditing.table import audit_here, settings
+        from pyspark_fenceline.auditing.transform import RowMapping
 
         chosen = settings(
             {"bootstrap.servers": bootstrap, **pairs(option or [], "--option")},
@@ -114,12 +114,12 @@ def audit(
         kept = pairs(storage or [], "--storage")
         done: Any = None
         if repair:
-            from pyspark_fenceline.repair_table import repair_here
+            from pyspark_fenceline.auditing.repair_table import repair_here
 
             kinds = None if kind is None else [name.strip() for each in kind for name in each.split(",")]
             done = repair_here(table, chosen, apply=apply, kinds=kinds, storage=kept)
         elif backfill:
-            from pyspark_fenceline.backfill_table import backfill_here
+            from pyspark_fenceline.auditing.backfill_table import backfill_here
 
             done = backfill_here(table, replace(chosen, by_values=True), apply=apply, storage=kept)
         found = audit_here(table, chosen, storage=kept)

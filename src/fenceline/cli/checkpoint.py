@@ -32,7 +32,7 @@ def export(
     with readable_errors():
         if importlib.util.find_spec("pyspark") is None:
             raise OperatorError("fenceline checkpoint needs PySpark", "Install it with: pip install 'fenceline[spark]'")
-        from pyspark_fenceline.checkpoint_export import export_checkpoint
+        from pyspark_fenceline.source.checkpoint_export import export_checkpoint
 
         done = export_checkpoint(source, target)
         if as_json:

@@ -1,7 +1,7 @@
 """`fenceline cluster`: runs a local cluster of separate processes, and injects faults into its nodes.
 
 Owns the messages, options and exit codes of `up`: 0 after a clean stop, 1 if it could not start or a node had to be
-killed at the end, 130 after a second signal. `fenceline.testing.local_cluster` does the work.
+killed at the end, 130 after a second signal. `fenceline.local_cluster` does the work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fenceline.cli.output import (
 from fenceline.errors import FencelineError, OperatorError
 
 if TYPE_CHECKING:
-    from fenceline.testing.local_cluster import LocalCluster, NodeEnded
+    from fenceline.local_cluster.cluster import LocalCluster, NodeEnded
 
 cluster = typer.Typer(
     no_args_is_help=True,
@@ -84,7 +84,7 @@ def up(
 
     If the directory holds a cluster, it is started again.
     """
-    from fenceline.testing.local_cluster import LocalCluster
+    from fenceline.local_cluster.cluster import LocalCluster
 
     with readable_errors():
         if log_level not in ("debug", "info", "warning", "error"):
@@ -178,7 +178,7 @@ class _Foreground:
     def _print_ready(self) -> None:
         local = self._local
         if self._as_json:
-            from fenceline.testing.local_cluster_control import run_command
+            from fenceline.local_cluster.control import run_command
 
             line = json.dumps({"event": "ready", **run_command(local, {"command": "status"})})
         else:
@@ -228,7 +228,7 @@ def _reason(exit_code: int) -> str:
 @cluster.command()
 def status(data_dir: DataDir, as_json: AsJson = False) -> None:
     """Show the nodes of a running cluster: state, roles, active controller, metadata lag, isolation."""
-    from fenceline.testing.local_cluster_control import ask
+    from fenceline.local_cluster.control import ask
 
     with readable_errors():
         found = ask(data_dir, "status")
@@ -310,7 +310,7 @@ def heal(node: Node, data_dir: DataDir, as_json: AsJson = False) -> None:
 
 
 def _command(command: str, node: int, data_dir: Path, message: str, *, as_json: bool, **arguments: Any) -> None:
-    from fenceline.testing.local_cluster_control import ask
+    from fenceline.local_cluster.control import ask
 
     with readable_errors():
         print_result(message, ask(data_dir, command, node=node, **arguments), as_json=as_json)

@@ -23,7 +23,7 @@ from fenceline.cli.output import (
 from fenceline.errors import OperatorError
 
 if TYPE_CHECKING:
-    from fenceline.client.admin_quorum import Change, NodeFeatures
+    from fenceline.client.admin.quorum import Change, NodeFeatures
 
 features = typer.Typer(
     invoke_without_command=True,

@@ -45,7 +45,7 @@ def format_directory_command(
 ) -> None:
     """Format the node's directories for a cluster."""
     from fenceline.config.node import NodeConfig
-    from fenceline.node.format import format_directory, initial_quorum
+    from fenceline.node.metadata.format import format_directory, initial_quorum
     from fenceline.node.run import settings_from_options
 
     with readable_errors():

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fenceline.client.admin import Admin
-from fenceline.client.offsets import CommittedOffset, EpochEnd
+from fenceline.client.admin.admin import Admin
+from fenceline.client.core.offsets import CommittedOffset, EpochEnd
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 

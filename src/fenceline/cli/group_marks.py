@@ -1,6 +1,6 @@
 """Marks of a group's committed offsets, derived from requests that Apache Kafka answers, too.
 
-Owns the sources of the data. The rule that detects a rewind is the coordinator's (`fenceline.groups.rewinds`).
+Owns the sources of the data. The rule that detects a rewind is the coordinator's (`fenceline.groups.offsets.rewinds`).
 
 | mark      | the group's committed offset                                                      | source               |
 |-----------|-----------------------------------------------------------------------------------|----------------------|
@@ -18,15 +18,15 @@ from enum import StrEnum
 from typing import Final
 
 from fenceline.cli.group_epochs import ends_of
-from fenceline.client.admin import Admin
-from fenceline.client.offsets import CommittedOffset
-from fenceline.client.reader import RangeReader
+from fenceline.client.admin.admin import Admin
+from fenceline.client.core.offsets import CommittedOffset
+from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import ErrorCode
 from fenceline.groups import records
-from fenceline.groups.offsets import CommittedOffset as CommittedValue
-from fenceline.groups.offsets import OffsetSlot
+from fenceline.groups.offsets.offsets import CommittedOffset as CommittedValue
+from fenceline.groups.offsets.offsets import OffsetSlot
+from fenceline.groups.offsets.rewinds import Rewind, is_at_epoch_end, shows_truncation
 from fenceline.groups.partitioning import partition_for
-from fenceline.groups.rewinds import Rewind, is_at_epoch_end, shows_truncation
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from fenceline.client.admin import Admin
-from fenceline.client.offsets import CommittedOffset
+from fenceline.client.admin.admin import Admin
+from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 

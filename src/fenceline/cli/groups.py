@@ -22,9 +22,9 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
 
 if TYPE_CHECKING:
-    from fenceline.client.admin import Admin
-    from fenceline.client.admin_groups import GroupDescription, GroupListing
-    from fenceline.groups.rewinds import Rewind
+    from fenceline.client.admin.admin import Admin
+    from fenceline.client.admin.groups import GroupDescription, GroupListing
+    from fenceline.groups.offsets.rewinds import Rewind
 
 groups = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
 

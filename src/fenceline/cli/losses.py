@@ -31,7 +31,7 @@ from fenceline.cli.output import (
 )
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
-from fenceline.log.disk import OsDisk
+from fenceline.log.core.disk import OsDisk
 from fenceline.losses.evidence import EvidenceReader, places
 from fenceline.losses.receipt import LossClass, Receipt, decode, document, summary_fields
 from fenceline.records.batch import BatchHeader
@@ -153,7 +153,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Write the lost records to a topic, in offset order, with headers that name their original position."""
-    from fenceline.client.producer import Producer
+    from fenceline.client.producer.producer import Producer
 
     with readable_errors():
         receipt = _find_receipt(which, bootstrap)
@@ -200,7 +200,7 @@ def _origin(receipt: Receipt, header: BatchHeader, record: Record) -> list[tuple
 
 def _ledger(bootstrap: str) -> list[Receipt]:
     """The newest version of every receipt, oldest loss first."""
-    from fenceline.client.consumer import Consumer
+    from fenceline.client.consumer.consumer import Consumer
 
     with admin_of(bootstrap) as admin:
         known = admin.metadata([LOSSES_TOPIC]).topics[LOSSES_TOPIC]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import InternalError, OperatorError, PeerError
-from fenceline.log.disk import OsDisk
+from fenceline.log.core.disk import OsDisk
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import (
@@ -29,8 +29,8 @@ from fenceline.metadata.records import (
     MetadataRecord,
     decode_record,
 )
-from fenceline.node.metadata_log import DIRECTORY_NAME
-from fenceline.node.snapshot_files import SnapshotDamaged, find_snapshots, read_snapshot, snapshot_of
+from fenceline.node.metadata.metadata_log import DIRECTORY_NAME
+from fenceline.node.metadata.snapshot_files import SnapshotDamaged, find_snapshots, read_snapshot, snapshot_of
 from fenceline.quorum.control_records import (
     ControlRecord,
     ControlType,

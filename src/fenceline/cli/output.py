@@ -19,8 +19,8 @@ from fenceline.errors import ErrorCode, FencelineError, OperatorError, PeerError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fenceline.client.admin import Admin
-    from fenceline.client.metadata import TopicMetadata
+    from fenceline.client.admin.admin import Admin
+    from fenceline.client.core.metadata import TopicMetadata
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 TIMEOUT_MS = 10_000
@@ -80,7 +80,7 @@ def admin_of(bootstrap: str, controllers: str | None = None) -> Iterator[Admin]:
 
 def plain_admin(bootstrap: str, controllers: str | None = None) -> Admin:
     """An admin client, connected to brokers or controllers."""
-    from fenceline.client.admin import Admin
+    from fenceline.client.admin.admin import Admin
 
     where = {"bootstrap.controllers": controllers} if controllers else {"bootstrap.servers": bootstrap}
     return Admin({**where, "default.api.timeout.ms": TIMEOUT_MS})

@@ -31,7 +31,7 @@ from fenceline.ids import decode_uuid, encode_uuid
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from fenceline.client.admin_quorum import Endpoint, ReplicaStatus
+    from fenceline.client.admin.quorum import Endpoint, ReplicaStatus
 
 quorum = typer.Typer(no_args_is_help=True, help="Describe the controller quorum; add and remove voters.")
 
@@ -157,7 +157,7 @@ def add(
         if config is not None:
             voter, directory, endpoints, cluster_id = _local_controller(config)
         else:
-            from fenceline.client.admin_quorum import Endpoint
+            from fenceline.client.admin.quorum import Endpoint
 
             assert voter_id is not None
             assert directory_id is not None
@@ -171,10 +171,10 @@ def add(
 
 def _local_controller(config: Path) -> tuple[int, UUID, list[Endpoint], str]:
     """Node id, directory id, endpoints and cluster id of a controller on this machine."""
-    from fenceline.client.admin_quorum import Endpoint
+    from fenceline.client.admin.quorum import Endpoint
     from fenceline.config.node import NodeConfig
-    from fenceline.log.disk import OsDisk
-    from fenceline.log.meta_properties import read_meta
+    from fenceline.log.core.disk import OsDisk
+    from fenceline.log.core.meta_properties import read_meta
 
     node = NodeConfig.load(config, {}, os.environ)
     if not node.is_controller or not node.advertised_controller_listeners:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from fenceline.ids import encode_uuid
 
 if TYPE_CHECKING:
-    from fenceline.client.admin_quorum import QuorumDescription, ReplicaStatus
+    from fenceline.client.admin.quorum import QuorumDescription, ReplicaStatus
 
 SILENT_AFTER_MS: Final = 2000
 """A running replica fetches at least twice a second; controller.quorum.fetch.timeout.ms is 2 s."""

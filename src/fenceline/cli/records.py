@@ -24,9 +24,9 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 
 if TYPE_CHECKING:
-    from fenceline.client.admin import Admin
-    from fenceline.client.errors import LogTruncationError
-    from fenceline.client.offsets import OffsetAndEpoch
+    from fenceline.client.admin.admin import Admin
+    from fenceline.client.core.errors import LogTruncationError
+    from fenceline.client.core.offsets import OffsetAndEpoch
 
 
 def produce(
@@ -40,8 +40,8 @@ def produce(
     as_json: AsJson = False,
 ) -> None:
     """Write each line of standard input as a record."""
-    from fenceline.client.delivery import Delivery
-    from fenceline.client.producer import Producer
+    from fenceline.client.producer.delivery import Delivery
+    from fenceline.client.producer.producer import Producer
 
     with (
         readable_errors(),
@@ -91,7 +91,7 @@ def consume(
 
     If printed records are lost later, for example by an unclean election, a message on standard error reports it.
     """
-    from fenceline.client.consumer import Consumer
+    from fenceline.client.consumer.consumer import Consumer
 
     with admin_of(bootstrap) as admin:
         known = existing_topic(admin, topic)

@@ -27,8 +27,8 @@ _Directory = Annotated[Path, typer.Argument(help="a node's data directory")]
 def list_snapshots(directory: _Directory, as_json: AsJson = False) -> None:
     """List the snapshots of a node, oldest first."""
     from fenceline.cli.metadata_files import MetadataFiles
-    from fenceline.log.disk import OsDisk
-    from fenceline.node.snapshot_files import timestamp_of
+    from fenceline.log.core.disk import OsDisk
+    from fenceline.node.metadata.snapshot_files import timestamp_of
 
     with readable_errors():
         files = MetadataFiles.at(directory)
@@ -51,8 +51,8 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check header, footer, CRCs, offsets and epoch. Exits with 1 if a snapshot is damaged."""
-    from fenceline.log.disk import OsDisk
-    from fenceline.node.snapshot_files import SnapshotDamaged, snapshot_of, verify_snapshot
+    from fenceline.log.core.disk import OsDisk
+    from fenceline.node.metadata.snapshot_files import SnapshotDamaged, snapshot_of, verify_snapshot
 
     with readable_errors():
         rows: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from fenceline.client.admin_replicas import ReplicaStates
+    from fenceline.client.admin.replicas import ReplicaStates
 
 _HEALTHY: Final = "in sync"
 _STYLES: Final = {

@@ -62,7 +62,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a topic."""
-    from fenceline.client.admin import NewTopic
+    from fenceline.client.admin.admin import NewTopic
 
     with admin_of(bootstrap) as admin:
         wanted = NewTopic(name, partitions, replication_factor, pairs(config or [], "--config"))

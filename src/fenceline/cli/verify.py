@@ -17,7 +17,7 @@ from fenceline.errors import OperatorError
 from fenceline.ids import encode_uuid
 
 if TYPE_CHECKING:
-    from fenceline.log.verify_findings import Finding, Report
+    from fenceline.log.verify.findings import Finding, Report
 
 VERIFY_EXAMPLES = examples(
     ("fenceline verify ./data", "all partitions of a node"),
@@ -54,8 +54,8 @@ def verify(
 
     Read-only; the node may be running. Exit codes: 0 no errors, 1 errors were found, 2 a path has no log.
     """
-    from fenceline.log.disk import OsDisk
-    from fenceline.log.verify import Settings, find_places, groups_of, size_of_group, verify_group
+    from fenceline.log.core.disk import OsDisk
+    from fenceline.log.verify.verify import Settings, find_places, groups_of, size_of_group, verify_group
 
     disk = OsDisk()
     try:

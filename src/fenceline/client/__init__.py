@@ -9,56 +9,56 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from fenceline.client.admin import Admin as Admin
-    from fenceline.client.async_admin import AsyncAdmin as AsyncAdmin
-    from fenceline.client.async_admin import NewTopic as NewTopic
-    from fenceline.client.async_consumer import AsyncConsumer as AsyncConsumer
-    from fenceline.client.consumer import Consumer as Consumer
-    from fenceline.client.errors import EpochMismatchError as EpochMismatchError
-    from fenceline.client.errors import FencedLeaderEpochError as FencedLeaderEpochError
-    from fenceline.client.errors import LogTruncationError as LogTruncationError
-    from fenceline.client.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
-    from fenceline.client.errors import RetriableError as RetriableError
-    from fenceline.client.errors import TopicReplacedError as TopicReplacedError
-    from fenceline.client.errors import UnknownEpochError as UnknownEpochError
-    from fenceline.client.errors import UnknownLeaderEpochError as UnknownLeaderEpochError
-    from fenceline.client.fetched import ConsumerRecord as ConsumerRecord
-    from fenceline.client.fetched import ConsumerRecords as ConsumerRecords
-    from fenceline.client.loss_receipts import LossReceipt as LossReceipt
-    from fenceline.client.offsets import CommittedOffset as CommittedOffset
-    from fenceline.client.offsets import OffsetAndEpoch as OffsetAndEpoch
-    from fenceline.client.producer import AsyncProducer as AsyncProducer
-    from fenceline.client.producer import Producer as Producer
-    from fenceline.client.ranges import OffsetRange as OffsetRange
-    from fenceline.client.reader import AsyncRangeReader as AsyncRangeReader
-    from fenceline.client.reader import RangeReader as RangeReader
+    from fenceline.client.admin.admin import Admin as Admin
+    from fenceline.client.admin.async_admin import AsyncAdmin as AsyncAdmin
+    from fenceline.client.admin.async_admin import NewTopic as NewTopic
+    from fenceline.client.consumer.async_consumer import AsyncConsumer as AsyncConsumer
+    from fenceline.client.consumer.consumer import Consumer as Consumer
+    from fenceline.client.core.errors import EpochMismatchError as EpochMismatchError
+    from fenceline.client.core.errors import FencedLeaderEpochError as FencedLeaderEpochError
+    from fenceline.client.core.errors import LogTruncationError as LogTruncationError
+    from fenceline.client.core.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
+    from fenceline.client.core.errors import RetriableError as RetriableError
+    from fenceline.client.core.errors import TopicReplacedError as TopicReplacedError
+    from fenceline.client.core.errors import UnknownEpochError as UnknownEpochError
+    from fenceline.client.core.errors import UnknownLeaderEpochError as UnknownLeaderEpochError
+    from fenceline.client.core.fetched import ConsumerRecord as ConsumerRecord
+    from fenceline.client.core.fetched import ConsumerRecords as ConsumerRecords
+    from fenceline.client.core.loss_receipts import LossReceipt as LossReceipt
+    from fenceline.client.core.offsets import CommittedOffset as CommittedOffset
+    from fenceline.client.core.offsets import OffsetAndEpoch as OffsetAndEpoch
+    from fenceline.client.producer.producer import AsyncProducer as AsyncProducer
+    from fenceline.client.producer.producer import Producer as Producer
+    from fenceline.client.reader.ranges import OffsetRange as OffsetRange
+    from fenceline.client.reader.reader import AsyncRangeReader as AsyncRangeReader
+    from fenceline.client.reader.reader import RangeReader as RangeReader
     from fenceline.ids import TopicPartition as TopicPartition
 
 _MODULES: Final = {
-    "Admin": "admin",
-    "AsyncAdmin": "async_admin",
-    "AsyncConsumer": "async_consumer",
-    "AsyncProducer": "producer",
-    "AsyncRangeReader": "reader",
-    "CommittedOffset": "offsets",
-    "Consumer": "consumer",
-    "ConsumerRecord": "fetched",
-    "ConsumerRecords": "fetched",
-    "EpochMismatchError": "errors",
-    "FencedLeaderEpochError": "errors",
-    "LogTruncationError": "errors",
-    "LossReceipt": "loss_receipts",
-    "NewTopic": "async_admin",
-    "OffsetAndEpoch": "offsets",
-    "OffsetOutOfRangeError": "errors",
-    "OffsetRange": "ranges",
-    "Producer": "producer",
-    "RangeReader": "reader",
-    "RetriableError": "errors",
-    "TopicPartition": "offsets",
-    "TopicReplacedError": "errors",
-    "UnknownEpochError": "errors",
-    "UnknownLeaderEpochError": "errors",
+    "Admin": "admin.admin",
+    "AsyncAdmin": "admin.async_admin",
+    "AsyncConsumer": "consumer.async_consumer",
+    "AsyncProducer": "producer.producer",
+    "AsyncRangeReader": "reader.reader",
+    "CommittedOffset": "core.offsets",
+    "Consumer": "consumer.consumer",
+    "ConsumerRecord": "core.fetched",
+    "ConsumerRecords": "core.fetched",
+    "EpochMismatchError": "core.errors",
+    "FencedLeaderEpochError": "core.errors",
+    "LogTruncationError": "core.errors",
+    "LossReceipt": "core.loss_receipts",
+    "NewTopic": "admin.async_admin",
+    "OffsetAndEpoch": "core.offsets",
+    "OffsetOutOfRangeError": "core.errors",
+    "OffsetRange": "reader.ranges",
+    "Producer": "producer.producer",
+    "RangeReader": "reader.reader",
+    "RetriableError": "core.errors",
+    "TopicPartition": "core.offsets",
+    "TopicReplacedError": "core.errors",
+    "UnknownEpochError": "core.errors",
+    "UnknownLeaderEpochError": "core.errors",
 }
 __all__ = [*_MODULES]
 

@@ -105,7 +105,7 @@ def _replaces_ended_process(state: ControllerState, existing: BrokerImage, reque
 
     It has no connection here, and the new process has what only a live one could hold: one of its directories, which
     are locked, and one of its addresses. A copy of a directory on another machine lacks the address; then a probe of
-    the old address decides (`node.controller_presence`), or the session. Here a probe could not decide, because the new
+    the old address decides (`node.controller.presence`), or the session. Here a probe could not decide, because the new
     process may be listening there.
     """
     if not state.settings.knows_connections or state.sessions.is_connected(existing.id, existing.epoch):

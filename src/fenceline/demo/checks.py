@@ -125,8 +125,8 @@ def check_loss(counts: LossCounts) -> list[Check]:
 
 def log_errors(data_dirs: Sequence[Path]) -> int:
     """Errors that `fenceline verify` finds in the brokers' directories; replicas and evidence are checked too."""
-    from fenceline.log.disk import OsDisk
-    from fenceline.log.verify import Settings, find_places, verify_places
+    from fenceline.log.core.disk import OsDisk
+    from fenceline.log.verify.verify import Settings, find_places, verify_places
 
     disk = OsDisk()
     places = find_places(disk, [str(path) for path in data_dirs])

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from fenceline.client.admin import Admin, NewTopic
+from fenceline.client.admin.admin import Admin, NewTopic
 from fenceline.demo.loss import NO_LEADER, Leader
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
-from fenceline.testing.local_cluster import LocalCluster
-from fenceline.testing.socket_cuts import CutsUnavailable
+from fenceline.local_cluster.cluster import LocalCluster
+from fenceline.local_cluster.socket_cuts import CutsUnavailable
 
 BROKERS: Final = 3
 _LEADER: Final = 2

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from fenceline.client.producer import Producer
+from fenceline.client.producer.producer import Producer
 
 if TYPE_CHECKING:
     import pyarrow as pa

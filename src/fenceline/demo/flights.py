@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fenceline.client.partitioner import partition_of_key
+from fenceline.client.producer.partitioner import partition_of_key
 from fenceline.errors import OperatorError
 
 if TYPE_CHECKING:

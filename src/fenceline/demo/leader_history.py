@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from fenceline.demo.logs import epochs_in
 from fenceline.demo.loss import NO_LEADER, Leader
 from fenceline.demo.report import LeadershipPeriod
-from pyspark_fenceline.log_matching import LogEpochs
+from pyspark_fenceline.common.log_matching import LogEpochs
 
 
 class LeaderHistory:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fenceline.client import Admin, RangeReader
 from fenceline.errors import ErrorCode
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
-from fenceline.log.disk import OsDisk
+from fenceline.log.core.disk import OsDisk
 from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.receipt import Receipt, decode
 

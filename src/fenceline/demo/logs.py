@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fenceline.demo.report import RowState, Span, TableState
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.connect import connect
-from pyspark_fenceline.log_epochs import LogEpochsCache, existing_partitions
-from pyspark_fenceline.log_matching import LogEpochs
+from pyspark_fenceline.common.connect import connect
+from pyspark_fenceline.common.log_epochs import LogEpochsCache, existing_partitions
+from pyspark_fenceline.common.log_matching import LogEpochs
 
 if TYPE_CHECKING:
     import pyarrow as pa

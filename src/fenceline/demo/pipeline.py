@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from pyspark_fenceline.audit_table import Verdict
+    from pyspark_fenceline.auditing.table import Verdict
     from pyspark_fenceline.errors import Loss
 
 FLIGHTS_PER_TRIGGER: Final = 40_000

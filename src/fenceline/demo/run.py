@@ -34,7 +34,7 @@ from fenceline.demo.timeline import Timeline
 from fenceline.demo.watcher import Watcher, lost_ranges
 from fenceline.demo.worker import RepeatingWorker, Worker
 from fenceline.errors import OperatorError
-from pyspark_fenceline.log_matching import LogEpochs
+from pyspark_fenceline.common.log_matching import LogEpochs
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4

@@ -1,7 +1,7 @@
 """The group coordinator, sans-I/O: members, generations and epochs, assignments and committed offsets.
 
 Owns the rules. Never does I/O, reads a clock or draws random numbers: it takes `now_ms` and `rng` and returns duties
-(`messages.Append`, `messages.Answer`), which `node.groups_driver` executes. State is stored in `__consumer_offsets`
+(`messages.Append`, `messages.Answer`), which `node.groups.driver` executes. State is stored in `__consumer_offsets`
 (`formats.md F7`), so a coordinator is rebuilt by replaying one partition of that topic.
 
     coordinator.GroupCoordinator   every partition this broker coordinates, the timers, the entry point of requests

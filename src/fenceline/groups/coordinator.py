@@ -17,16 +17,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_checks import check_request
-from fenceline.groups.consumer_messages import (
+from fenceline.groups.consumer.checks import check_request
+from fenceline.groups.consumer.messages import (
     ConsumerHeartbeatRequest,
     ConsumerHeartbeatResponse,
     DescribedConsumerGroup,
 )
-from fenceline.groups.consumer_topics import TopicHashes
+from fenceline.groups.consumer.topics import TopicHashes
 from fenceline.groups.messages import Answer, Duty
 from fenceline.groups.names import can_be_stored
-from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.consumer_messages import ConsumerHeartbeatResponse
-from fenceline.groups.rewinds import Rewind
+from fenceline.groups.consumer.messages import ConsumerHeartbeatResponse
+from fenceline.groups.offsets.rewinds import Rewind
 from fenceline.ids import ZERO_UUID
 
 Ticket: TypeAlias = object

@@ -1,6 +1,6 @@
 """The records of `__consumer_offsets` for classic groups: schemas, bytes, and their meaning as values.
 
-Owns `formats.md F7` for key types 0-2 and the list of the other key types; `consumer_records` owns those of the
+Owns `formats.md F7` for key types 0-2 and the list of the other key types; `consumer.records` owns those of the
 consumer protocol. Decides nothing.
 
 A key is an int16 type followed by its fields, a value an int16 version followed by its fields; no value is a tombstone.
@@ -17,12 +17,12 @@ from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import InternalError
-from fenceline.groups import consumer_records
+from fenceline.groups.classic.model import Group
+from fenceline.groups.consumer import records as consumer_records
 from fenceline.groups.messages import KeyValue
-from fenceline.groups.model import Group
 from fenceline.groups.names import MOST_BYTES
-from fenceline.groups.offsets import CommittedOffset, OffsetSlot, unpacked
-from fenceline.groups.packed import is_packed, pack
+from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot, unpacked
+from fenceline.groups.offsets.packed import is_packed, pack
 from fenceline.ids import ZERO_UUID
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.message import codec, kafka

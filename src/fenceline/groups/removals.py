@@ -1,7 +1,7 @@
 """Deletions from one partition of `__consumer_offsets`: groups and offsets, by request or past their retention.
 
 Owns their tombstones, and how many are written or checked at a time. `expiry` decides what has expired; a group of the
-consumer protocol writes its own tombstones (`consumer_groups`). Restores whatever the log refused to delete.
+consumer protocol writes its own tombstones (`consumer.groups`). Restores whatever the log refused to delete.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode
 from fenceline.groups import records
+from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.states import GroupState, Step
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_model import ConsumerGroup
-from fenceline.groups.expiry import expired, expired_of_consumers
+from fenceline.groups.consumer.model import ConsumerGroup
 from fenceline.groups.messages import DeleteGroupsResponse, Ticket
-from fenceline.groups.model import Group
-from fenceline.groups.offsets import OffsetSlot
-from fenceline.groups.states import GroupState, Step
+from fenceline.groups.offsets.expiry import expired, expired_of_consumers
+from fenceline.groups.offsets.offsets import OffsetSlot
 from fenceline.groups.timers import TimerKind
 from fenceline.groups.writes import OnComplete, no_callback
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from fenceline.errors import InternalError
 from fenceline.groups import records
+from fenceline.groups.classic.model import Group, Member
+from fenceline.groups.classic.states import GroupState
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_records import EpochStored
-from fenceline.groups.model import Group, Member
-from fenceline.groups.offsets import PartitionOffsets
-from fenceline.groups.packed import are_packed, is_not_below, is_packed
-from fenceline.groups.states import GroupState
+from fenceline.groups.consumer.records import EpochStored
+from fenceline.groups.offsets.offsets import PartitionOffsets
+from fenceline.groups.offsets.packed import are_packed, is_not_below, is_packed
 
 if TYPE_CHECKING:
     from fenceline.groups.shard import Shard

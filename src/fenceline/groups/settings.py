@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from fenceline.groups.consumer_settings import ConsumerSettings
+from fenceline.groups.consumer.settings import ConsumerSettings
 
 DEFAULT_PARTITION_COUNT: Final = 50
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000

@@ -1,6 +1,6 @@
 """One partition of `__consumer_offsets`: its groups and their offsets, from the replay of its log until it is unloaded.
 
-Owns the groups, the pending duties, and the dispatch of timers. `membership` owns members, `offset_requests` offsets,
+Owns the groups, the pending duties, and the dispatch of timers. `membership` owns members, `offsets.requests` offsets,
 `removals` deletions, `writes` the order of writes and responses. Never executes a duty by itself.
 """
 
@@ -11,10 +11,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.groups.classic.membership import Membership
+from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.rebalance import Rebalance
+from fenceline.groups.classic.states import GroupState
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_groups import ConsumerGroups
-from fenceline.groups.consumer_topics import TopicHashes
-from fenceline.groups.membership import Membership
+from fenceline.groups.consumer.groups import ConsumerGroups
+from fenceline.groups.consumer.topics import TopicHashes
 from fenceline.groups.messages import (
     Answer,
     DescribedGroup,
@@ -23,14 +26,11 @@ from fenceline.groups.messages import (
     Outcome,
     Ticket,
 )
-from fenceline.groups.model import Group
-from fenceline.groups.offset_requests import OffsetRequests
-from fenceline.groups.offsets import OffsetSlot, OffsetStore
-from fenceline.groups.rebalance import Rebalance
+from fenceline.groups.offsets.offsets import OffsetSlot, OffsetStore
+from fenceline.groups.offsets.requests import OffsetRequests
 from fenceline.groups.removals import Removals
 from fenceline.groups.replay import Replay, replay_record
 from fenceline.groups.settings import GroupSettings
-from fenceline.groups.states import GroupState
 from fenceline.groups.timers import TimerKey, TimerKind, Timers
 from fenceline.groups.writes import Writes
 from fenceline.ids import encode_uuid, random_id

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.losses.receipt import Receipt
 from fenceline.records.batch import BatchHeader, iter_headers
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fenceline.log.lost_batches import LostBatches
+from fenceline.log.core.lost_batches import LostBatches
 from fenceline.losses.receipt import LossClass
 
 

@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
-from fenceline.log.disk import Disk
-from fenceline.log.errors import StorageError, TruncationPending, is_transient
-from fenceline.log.lost_batches import LostBatches, Piece, count_lost
-from fenceline.log.partition_log import NO_LIMIT, PartitionLog
-from fenceline.log.recovery_note import RecoveryNote, read_note
+from fenceline.log.core.disk import Disk
+from fenceline.log.core.errors import StorageError, TruncationPending, is_transient
+from fenceline.log.core.lost_batches import LostBatches, Piece, count_lost
+from fenceline.log.partition.partition_log import NO_LIMIT, PartitionLog
+from fenceline.log.recovery.note import RecoveryNote, read_note
 from fenceline.losses.classes import LaterStart, of_cut, of_deleted, of_recovery
 from fenceline.losses.folder import Intent, ReceiptFolder
 from fenceline.losses.quarantine import FULL

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fenceline.log.disk import Disk
-from fenceline.log.scan import BadBatch, next_complete_batch, scan
+from fenceline.log.core.disk import Disk
+from fenceline.log.core.scan import BadBatch, next_complete_batch, scan
 from fenceline.losses.receipt import Receipt
 from fenceline.records.batch import BatchHeader, crc_is_valid, read_header
 

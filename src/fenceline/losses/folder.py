@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fenceline.log.disk import Disk, read_file, replace_file
-from fenceline.log.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX
-from fenceline.log.recovery_note import NOTE_PREFIX, NOTE_SUFFIX
+from fenceline.log.core.disk import Disk, read_file, replace_file
+from fenceline.log.core.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX
+from fenceline.log.recovery.note import NOTE_PREFIX, NOTE_SUFFIX
 from fenceline.losses.receipt import Receipt, decode, document, encode, from_document
 
 PREFIX: Final = "receipt-"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 
-from fenceline.log.disk import Disk
-from fenceline.log.lost_and_found import EVIDENCE_DIR, copy_range
+from fenceline.log.core.disk import Disk
+from fenceline.log.core.lost_and_found import EVIDENCE_DIR, copy_range
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import Receipt
 

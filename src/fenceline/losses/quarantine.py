@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fenceline.log.disk import Disk
+from fenceline.log.core.disk import Disk
 from fenceline.losses.folder import Receipts
 from fenceline.losses.receipt import Receipt
 

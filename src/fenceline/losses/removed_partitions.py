@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
-from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
-from fenceline.log.config import LogConfig
-from fenceline.log.errors import CorruptLog, is_transient
-from fenceline.log.file_names import METADATA_FILE
-from fenceline.log.partition_dir import RemovedPartition
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.core.checkpoints import BadCheckpoint, read_partition_metadata
+from fenceline.log.core.config import LogConfig
+from fenceline.log.core.errors import CorruptLog, is_transient
+from fenceline.log.core.file_names import METADATA_FILE
+from fenceline.log.directories.partition_dir import RemovedPartition
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.losses.cutting import Ends, LogContext, resolve_pending_files
 from fenceline.losses.folder import Outbox, ReceiptFolder
 from fenceline.losses.quarantine import without_evidence

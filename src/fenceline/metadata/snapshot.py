@@ -1,6 +1,6 @@
 """Conversion of an image to records and back: the content of a snapshot of the metadata log.
 
-Owns the order and completeness of those records. `node.metadata_batches` owns the file: batches, header and footer.
+Owns the order and completeness of those records. `node.metadata.batches` owns the file: batches, header and footer.
 
 Rules: snapshots.md N10: a complete state, no deletes, no deltas, metadata.version first.
 """

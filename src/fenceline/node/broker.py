@@ -29,53 +29,53 @@ from fenceline.controller.requests import CreatedTopic, CreateTopics, NewTopic, 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition, random_id
-from fenceline.log.config import PRODUCER_EXPIRATION
-from fenceline.log.disk import Disk, OsDisk
-from fenceline.log.errors import StorageError
-from fenceline.log.log_dir import LogDir
-from fenceline.log.log_dirs import LogDirs
+from fenceline.log.core.config import PRODUCER_EXPIRATION
+from fenceline.log.core.disk import Disk, OsDisk
+from fenceline.log.core.errors import StorageError
+from fenceline.log.directories.log_dir import LogDir
+from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import MetadataImage
-from fenceline.node.absent_brokers import Absent
-from fenceline.node.broker_lifecycle import BrokerLifecycle
+from fenceline.node.api.fetch.fetching import RACK_AWARE_SELECTOR, FetchHandler
+from fenceline.node.api.handlers.producers import ProducerIds
+from fenceline.node.api.produce.producing import ProduceHandler
 from fenceline.node.clock import Clock, SystemClock
+from fenceline.node.controller.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_node import run_until, unless_failed
-from fenceline.node.directories import open_directories, starting
-from fenceline.node.directory_assignments import DirectoryAssignments
-from fenceline.node.directory_cordons import DirectoryCordons
-from fenceline.node.directory_failures import DirectoryFailures
-from fenceline.node.directory_moves import DirectoryMoves
-from fenceline.node.fetching import RACK_AWARE_SELECTOR, FetchHandler
-from fenceline.node.flushes import LogFlushes
-from fenceline.node.groups_driver import GroupsDriver
-from fenceline.node.handlers.producers import ProducerIds
-from fenceline.node.log_cleaner import LogCleaner
-from fenceline.node.log_cleaner_metrics import CleanerCollector
-from fenceline.node.log_recovery import checkpoint_recovery_points, recover_logs
-from fenceline.node.logs import Logger
-from fenceline.node.loss_delivery import LossDelivery
-from fenceline.node.loss_expiry import LossExpiry
-from fenceline.node.loss_keeper import LossCollector, LossKeeper
-from fenceline.node.maintenance import Maintenance
-from fenceline.node.metadata_log import METADATA_PARTITION
-from fenceline.node.metrics import MetricsEndpoint, NodeCollector, NodeMetrics, open_endpoint
-from fenceline.node.offsets_topic import (
+from fenceline.node.groups.driver import GroupsDriver
+from fenceline.node.groups.offsets_topic import (
     CoordinatorPlacement,
     OffsetsTopicCreation,
     OffsetsTopicLog,
     new_offsets_topic,
 )
-from fenceline.node.producing import ProduceHandler
+from fenceline.node.logs import Logger
+from fenceline.node.losses.delivery import LossDelivery
+from fenceline.node.losses.expiry import LossExpiry
+from fenceline.node.losses.keeper import LossCollector, LossKeeper
+from fenceline.node.metadata.metadata_log import METADATA_PARTITION
+from fenceline.node.metrics import MetricsEndpoint, NodeCollector, NodeMetrics, open_endpoint
+from fenceline.node.net.server import RawHandler, Server
 from fenceline.node.quorum_node import QuorumNode
-from fenceline.node.removed_replicas import RemovedReplicas
-from fenceline.node.replica import Replica
-from fenceline.node.replicas import Replicas, log_recovery_report
-from fenceline.node.replication import Replication
-from fenceline.node.replication_metrics import ReplicationCollector
-from fenceline.node.server import RawHandler, Server
-from fenceline.node.storage_trouble import StorageTrouble
-from fenceline.node.transaction_support import TransactionSupport
+from fenceline.node.replication.absent_brokers import Absent
+from fenceline.node.replication.metrics import ReplicationCollector
+from fenceline.node.replication.removed_replicas import RemovedReplicas
+from fenceline.node.replication.replica import Replica
+from fenceline.node.replication.replicas import Replicas, log_recovery_report
+from fenceline.node.replication.replication import Replication
+from fenceline.node.storage.directories import open_directories, starting
+from fenceline.node.storage.directory_assignments import DirectoryAssignments
+from fenceline.node.storage.directory_cordons import DirectoryCordons
+from fenceline.node.storage.directory_failures import DirectoryFailures
+from fenceline.node.storage.directory_moves import DirectoryMoves
+from fenceline.node.storage.flushes import LogFlushes
+from fenceline.node.storage.log_cleaner import LogCleaner
+from fenceline.node.storage.log_cleaner_metrics import CleanerCollector
+from fenceline.node.storage.log_recovery import checkpoint_recovery_points, recover_logs
+from fenceline.node.storage.maintenance import Maintenance
+from fenceline.node.storage.storage_trouble import StorageTrouble
+from fenceline.node.transactions.support import TransactionSupport
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.produce import NodeEndpoint
 
@@ -428,7 +428,7 @@ class Broker:
         self.disk_threads.shutdown()
 
     def _make_server(self) -> Server:
-        from fenceline.node.handlers import entity_apis
+        from fenceline.node.api.handlers import entity_apis
 
         config = self.config
         producing = ProduceHandler(self)
@@ -441,8 +441,8 @@ class Broker:
             rng=self.rng,
             chooses_by_rack=config.get("replica.selector.class") == RACK_AWARE_SELECTOR,
         )
-        from fenceline.node import fetching as fetch_api
-        from fenceline.node import producing as produce_api
+        from fenceline.node.api.fetch import fetching as fetch_api
+        from fenceline.node.api.produce import producing as produce_api
 
         raw: dict[ApiKey, tuple[int, int, RawHandler]] = {
             ApiKey.PRODUCE: (produce_api.MIN_VERSION, produce_api.MAX_VERSION, producing.handle),

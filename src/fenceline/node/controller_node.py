@@ -13,15 +13,15 @@ from typing import Any, Final
 
 from fenceline.config.node import NodeConfig
 from fenceline.errors import PeerError
-from fenceline.log.disk import OsDisk
+from fenceline.log.core.disk import OsDisk
 from fenceline.metadata.features import SUPPORTED
 from fenceline.node.clock import Clock, SystemClock
-from fenceline.node.controller_driver import ControllerDriver
-from fenceline.node.directories import Directories, open_directories, starting
+from fenceline.node.controller.driver import ControllerDriver
 from fenceline.node.logs import Logger
 from fenceline.node.metrics import MetricsEndpoint, open_endpoint
 from fenceline.node.quorum_node import QuorumNode
-from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.node.storage.directories import Directories, open_directories, starting
+from fenceline.node.storage.storage_trouble import StorageTrouble
 
 log = Logger("controller")
 

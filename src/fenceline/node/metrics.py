@@ -15,9 +15,9 @@ from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
+    from fenceline.node.api.fetch.load_budget import LoadBudget
+    from fenceline.node.api.fetch.load_pace import LoadPace
     from fenceline.node.broker import Broker
-    from fenceline.node.load_budget import LoadBudget
-    from fenceline.node.load_pace import LoadPace
 
 
 class NodeMetrics:

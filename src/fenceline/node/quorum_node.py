@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from fenceline.ids import random_id
 from fenceline.metadata.features import Levels
-from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.controller.driver import ControllerDriver
 from fenceline.node.metrics import NodeMetrics
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from fenceline.config.node import NodeConfig
-    from fenceline.log.disk import Disk
+    from fenceline.log.core.disk import Disk
     from fenceline.node.clock import Clock
-    from fenceline.node.controller_channel import ControllerChannel
-    from fenceline.node.controller_listener import ControllerListener
-    from fenceline.node.controller_registration import ControllerRegistration
-    from fenceline.node.directories import Directories
-    from fenceline.node.storage_trouble import StorageTrouble
+    from fenceline.node.controller.channel import ControllerChannel
+    from fenceline.node.controller.listener import ControllerListener
+    from fenceline.node.controller.registration import ControllerRegistration
+    from fenceline.node.storage.directories import Directories
+    from fenceline.node.storage.storage_trouble import StorageTrouble
 
 
 class QuorumNode:
@@ -72,7 +72,7 @@ class QuorumNode:
         """Start until the quorum runs; a single voter leads on return. Raises OperatorError."""
         config, controller = self._config, self.controller
         if config.is_controller and config.controller_listeners:
-            from fenceline.node.controller_listener import ControllerListener
+            from fenceline.node.controller.listener import ControllerListener
 
             self.listener = ControllerListener(
                 config=config,
@@ -84,8 +84,8 @@ class QuorumNode:
             await self.listener.bind()
         controller.open(self.listener.voter_endpoint if self.listener is not None else None)
         if config.can_reach_others:
-            from fenceline.node.controller_channel import ControllerChannel
-            from fenceline.node.peer_connection import LARGEST_ANSWER_BYTES, dial_from
+            from fenceline.node.controller.channel import ControllerChannel
+            from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES, dial_from
 
             own_address = config.get_str("fenceline.outbound.address") or ""
             self.channel = ControllerChannel(
@@ -98,7 +98,7 @@ class QuorumNode:
         await controller.run()
         if self.listener is not None:
             await self.listener.start_serving()
-            from fenceline.node.controller_registration import ControllerRegistration
+            from fenceline.node.controller.registration import ControllerRegistration
 
             self._registration = ControllerRegistration(
                 controller, config.node_id, self.listener.endpoints, self._features, random_id(self._rng)
@@ -107,7 +107,7 @@ class QuorumNode:
 
     def collectors(self) -> list[Any]:
         """The Prometheus collectors of these parts. On the loop, after the start."""
-        from fenceline.node.controller_metrics import ControllerCollector, MetadataCollector
+        from fenceline.node.controller.metrics import ControllerCollector, MetadataCollector
 
         found: list[Any] = [MetadataCollector(self.controller)]
         if self._config.is_controller:

@@ -23,8 +23,8 @@ is truncated too far because of it, the records are fetched again.
 
 from __future__ import annotations
 
-from fenceline.log.agreement import EpochsOfLog
-from fenceline.log.epoch_cache import UNDEFINED
+from fenceline.log.core.agreement import EpochsOfLog
+from fenceline.log.core.epoch_cache import UNDEFINED
 
 
 class EpochSearch:

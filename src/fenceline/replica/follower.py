@@ -46,9 +46,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-from fenceline.log.agreement import AgreementSearch, EpochsOfLog
-from fenceline.log.compaction_bound import CompleteFrom
-from fenceline.log.epoch_cache import UNDEFINED
+from fenceline.log.core.agreement import AgreementSearch, EpochsOfLog
+from fenceline.log.core.compaction_bound import CompleteFrom
+from fenceline.log.core.epoch_cache import UNDEFINED
 from fenceline.replica.epoch_search import EpochSearch
 from fenceline.replica.fencing import NO_EPOCH
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fenceline.testing import reaper
-from fenceline.testing.child_processes import ChildProcesses
-from fenceline.testing.local_cluster_ports import free_ports
+from fenceline.local_cluster import reaper
+from fenceline.local_cluster.child_processes import ChildProcesses
+from fenceline.local_cluster.ports import free_ports
 
 KAFKA_VERSION = "4.3.1"
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")

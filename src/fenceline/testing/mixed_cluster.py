@@ -1,7 +1,7 @@
 """Clusters of real processes on one machine, with the same properties: Fenceline nodes, Apache Kafka nodes, or both.
 
 Owns the folders and processes of the nodes. Waits only when asked, so that everything can be timed from outside. For
-Fenceline alone, with cuts and a command line, there is `local_cluster.py`.
+Fenceline alone, with cuts and a command line, there is `fenceline.local_cluster`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Final
 
 from fenceline.config.properties import format_properties
 from fenceline.ids import encode_uuid, random_id
-from fenceline.node.format import format_directory, parse_initial_controllers
-from fenceline.node.peer_connection import open_peer
-from fenceline.testing import reaper
+from fenceline.local_cluster import reaper
+from fenceline.local_cluster.child_processes import ChildProcesses
+from fenceline.local_cluster.probe import known_brokers
+from fenceline.node.metadata.format import format_directory, parse_initial_controllers
+from fenceline.node.net.peer_connection import open_peer
 from fenceline.testing.apache_kafka import free_port, java_command, run_tool
-from fenceline.testing.child_processes import ChildProcesses
-from fenceline.testing.local_cluster_probe import known_brokers
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from fenceline.testing import reaper
-from fenceline.testing.child_processes import ChildProcesses
+from fenceline.local_cluster import reaper
+from fenceline.local_cluster.child_processes import ChildProcesses
 
 
 class NodeFailed(RuntimeError):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final, Literal
 
-from fenceline.log.disk import FileStat, Mapping
+from fenceline.log.core.disk import FileStat, Mapping
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

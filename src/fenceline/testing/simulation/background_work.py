@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from fenceline.log.file_names import CLEANED_SUFFIX, DELETED_SUFFIX, LOG_SUFFIX
-from fenceline.node.snapshot_files import PART_SUFFIX
+from fenceline.log.core.file_names import CLEANED_SUFFIX, DELETED_SUFFIX, LOG_SUFFIX
+from fenceline.node.metadata.snapshot_files import PART_SUFFIX
 from fenceline.testing.simulation.operations import Operation
 
 _SNAPSHOT: Final = ".checkpoint"

@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import ErrorCode
-from fenceline.node.peer_connection import NoSuchVersion
+from fenceline.node.net.peer_connection import NoSuchVersion
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.testing.simulation.brokers_wire import EARLIEST, LATEST, PartitionInfo, Wire

@@ -15,9 +15,9 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, Final
 
-from fenceline.client import auto_commit
-from fenceline.client.async_consumer import AsyncConsumer
-from fenceline.client.consumer_offsets import PendingCommit
+from fenceline.client.consumer import auto_commit
+from fenceline.client.consumer.async_consumer import AsyncConsumer
+from fenceline.client.consumer.consumer_offsets import PendingCommit
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
 from fenceline.testing.simulation.brokers import BrokersScenario

@@ -13,13 +13,13 @@ from uuid import UUID
 
 from fenceline.config.node import NodeConfig
 from fenceline.ids import encode_uuid
-from fenceline.log.disk import Disk, replace_file
-from fenceline.log.file_names import BOOTSTRAP_FILE
-from fenceline.log.meta_properties import META_FILE
+from fenceline.log.core.disk import Disk, replace_file
+from fenceline.log.core.file_names import BOOTSTRAP_FILE
+from fenceline.log.core.meta_properties import META_FILE
 from fenceline.metadata.features import LATEST_METADATA_VERSION, fresh_levels
 from fenceline.metadata.records import FeatureLevelRecord
 from fenceline.node.broker import Broker
-from fenceline.node.metadata_batches import snapshot_batches
+from fenceline.node.metadata.batches import snapshot_batches
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
 from fenceline.testing.simulation.controller_of_one import CLUSTER_ID, directory_id, format_voters
 from fenceline.testing.simulation.loop import SimExecutor

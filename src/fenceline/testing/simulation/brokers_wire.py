@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from fenceline.node.peer_connection import PeerConnection, open_peer
+from fenceline.node.net.peer_connection import PeerConnection, open_peer
 from fenceline.testing.simulation.brokers_node import DATA_PORT
 from fenceline.testing.simulation.sockets import Sockets, machine_of
 from fenceline.testing.simulation.world import World

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fenceline.log.log_dir import CLEAN_FILE
+from fenceline.log.directories.log_dir import CLEAN_FILE
 from fenceline.testing.simulation.brokers_node import SimBroker
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.world import DATA_DIR, Process

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from fenceline.config.node import NodeConfig
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.node.controller_driver import ControllerDriver
-from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.node.controller.driver import ControllerDriver
+from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
 from fenceline.quorum.messages import ApiVersionsRequest, ApiVersionsResponse, ResponseMessage
 from fenceline.testing.simulation.controller_of_one import CLUSTER_ID, DriverView, directory_id, node_config

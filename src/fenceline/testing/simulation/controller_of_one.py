@@ -32,13 +32,13 @@ from fenceline.controller.requests import (
     TopicReference,
 )
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.log.disk import Disk, replace_file
+from fenceline.log.core.disk import Disk, replace_file
 from fenceline.metadata.features import LATEST_METADATA_VERSION, SUPPORTED
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, MetadataImage
-from fenceline.node.controller_driver import ControllerDriver
-from fenceline.node.metadata_batches import snapshot_batches
-from fenceline.node.metadata_log import DIRECTORY_NAME
-from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.node.controller.driver import ControllerDriver
+from fenceline.node.metadata.batches import snapshot_batches
+from fenceline.node.metadata.metadata_log import DIRECTORY_NAME
+from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.roles import Leader, Role, leader_of

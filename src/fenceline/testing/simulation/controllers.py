@@ -22,10 +22,10 @@ from fenceline.controller.state import ControllerState
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
-from fenceline.node.active_controller import ActiveController
 from fenceline.node.clock import Clock
-from fenceline.node.controller_driver import ControllerDriver
-from fenceline.node.controller_presence import BrokerPresence, Key
+from fenceline.node.controller.active_controller import ActiveController
+from fenceline.node.controller.driver import ControllerDriver
+from fenceline.node.controller.presence import BrokerPresence, Key
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.cluster_driver import ClusterDriver, cluster_config, voter_of
 from fenceline.testing.simulation.controller_of_one import (

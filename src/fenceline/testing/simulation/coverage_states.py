@@ -24,7 +24,7 @@ from fenceline.replica.follower import Phase
 from fenceline.testing.simulation.coverage import State
 
 if TYPE_CHECKING:
-    from fenceline.node.replica import Replica
+    from fenceline.node.replication.replica import Replica
     from fenceline.testing.simulation.brokers_node import SimBroker
 
 STATES: Final[Mapping[str, tuple[str, ...]]] = {

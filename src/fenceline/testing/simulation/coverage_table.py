@@ -44,7 +44,7 @@ REASONS: Final[tuple[Reason, ...]] = (
         "The checksum of a batch does not cover its base offset and leader epoch, so that a wrong bit there reaches"
         " followers and consumers undetected: checks that know each batch would fail where the format allows no"
         " better. The scenarios `controller`, `controllers` and `quorum` have this fault, and their states are not"
-        " sampled; tests/log/test_recovery.py reads logs from a disk that is wrong now and then.",
+        " sampled; tests/log/recovery/test_recovery.py reads logs from a disk that is wrong now and then.",
     ),
 )
 

@@ -45,7 +45,7 @@ from fenceline.testing.simulation.removed_checks import LeaderLog, RemovedChecks
 from fenceline.testing.simulation.world import Process, StoredBatch
 
 if TYPE_CHECKING:
-    from fenceline.node.replica import Replica
+    from fenceline.node.replication.replica import Replica
     from fenceline.replica.leader import LeaderState
     from fenceline.testing.simulation.brokers_node import SimBroker
 

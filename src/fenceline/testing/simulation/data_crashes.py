@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fenceline.log.file_names import DELETED_SUFFIX
-from fenceline.log.lost_and_found import EVIDENCE_DIR
-from fenceline.log.partition_dir import STRAY_SUFFIX
+from fenceline.log.core.file_names import DELETED_SUFFIX
+from fenceline.log.core.lost_and_found import EVIDENCE_DIR
+from fenceline.log.directories.partition_dir import STRAY_SUFFIX
 from fenceline.losses.check import complaints
 from fenceline.losses.folder import INTENDED
 from fenceline.losses.receipt import Cause, Receipt

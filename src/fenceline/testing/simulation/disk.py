@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from fenceline.log.disk import FileStat, Mapping
+from fenceline.log.core.disk import FileStat, Mapping
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded
 

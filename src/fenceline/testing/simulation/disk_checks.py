@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from fenceline.log.checkpoints import read_epochs
-from fenceline.log.disk import Disk, FileStat
-from fenceline.log.file_names import EPOCH_FILE, LOG_SUFFIX
-from fenceline.log.lost_and_found import EVIDENCE_DIR
-from fenceline.log.verify import Settings, Severity, find_places, groups_of, verify_group
-from fenceline.log.verify_findings import Finding
+from fenceline.log.core.checkpoints import read_epochs
+from fenceline.log.core.disk import Disk, FileStat
+from fenceline.log.core.file_names import EPOCH_FILE, LOG_SUFFIX
+from fenceline.log.core.lost_and_found import EVIDENCE_DIR
+from fenceline.log.verify.findings import Finding
+from fenceline.log.verify.verify import Settings, Severity, find_places, groups_of, verify_group
 from fenceline.losses.receipt import Receipt, decode
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk

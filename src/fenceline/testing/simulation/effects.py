@@ -23,13 +23,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from fenceline.log.file_names import DELETED_SUFFIX, LOG_SUFFIX
-from fenceline.log.partition_dir import DELETE_SUFFIX
+from fenceline.log.core.file_names import DELETED_SUFFIX, LOG_SUFFIX
+from fenceline.log.directories.partition_dir import DELETE_SUFFIX
 from fenceline.metadata.image import ConfigResourceType
 from fenceline.testing.simulation.operations import Operation
 
 if TYPE_CHECKING:
-    from fenceline.node.replica import Replica
+    from fenceline.node.replication.replica import Replica
     from fenceline.testing.simulation.brokers_node import SimBroker
     from fenceline.testing.simulation.data_checks import DataChecks
     from fenceline.testing.simulation.world import Process

@@ -23,7 +23,7 @@ from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.world import StoredBatch
 
 if TYPE_CHECKING:
-    from fenceline.log.partition_log import PartitionLog
+    from fenceline.log.partition.partition_log import PartitionLog
 
 FLUSH_MESSAGES: Final = "flush.messages"
 

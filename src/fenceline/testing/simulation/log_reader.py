@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from fenceline.log.segment import Segment
+from fenceline.log.core.segment import Segment
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.world import StoredBatch

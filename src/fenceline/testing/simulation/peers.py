@@ -1,6 +1,6 @@
 """The connections of a simulated node's quorum to its peers: one to each, opened at its first use.
 
-Replaces `fenceline.node.quorum_peers`: messages are passed as objects, and the port of a peer is its node id.
+Replaces `fenceline.node.quorum.peers`: messages are passed as objects, and the port of a peer is its node id.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Final
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.log.errors import StorageError
+from fenceline.log.core.errors import StorageError
 from fenceline.metadata.image import ConfigResourceType
 from fenceline.metadata.records import ConfigRecord
-from fenceline.node.metadata_batches import record_batch
+from fenceline.node.metadata.batches import record_batch
 from fenceline.testing.simulation.cluster_driver import ClusterDriver
 from fenceline.testing.simulation.network import Frame, Lost, Reply
 

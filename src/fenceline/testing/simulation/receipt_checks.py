@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.log.core.lost_and_found import EVIDENCE_DIR
 from fenceline.losses.check import Stored, complaints
 from fenceline.losses.folder import DUE, REPORTED
 from fenceline.losses.folder import PREFIX as RECEIPT_PREFIX
@@ -19,7 +19,7 @@ from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.world import Process, StoredBatch
 
 if TYPE_CHECKING:
-    from fenceline.node.replica import Replica
+    from fenceline.node.replication.replica import Replica
     from fenceline.testing.simulation.data_history import History
 
 

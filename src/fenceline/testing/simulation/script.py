@@ -26,8 +26,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from fenceline.log.file_names import LOG_SUFFIX
-from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.log.core.file_names import LOG_SUFFIX
+from fenceline.node.metadata.metadata_log import DIRECTORY_NAME
 from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.controller_of_one import DriverView
 from fenceline.testing.simulation.options import Options

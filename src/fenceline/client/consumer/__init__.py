@@ -1,0 +1,1 @@
+"""The consumer: positions, fetches, groups, truncation."""

@@ -1,0 +1,1 @@
+"""Connections, metadata, leader epochs and errors: what all clients share."""

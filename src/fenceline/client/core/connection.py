@@ -1,0 +1,367 @@
+"""One TCP connection to a broker: framing, pipelining, timeouts. Retries nothing.
+
+A broker answers the requests of a connection in order, so the requests in flight are a queue, and a response whose
+correlation id does not match its head closes the connection. A large response is received directly into its own
+buffer: the records of a Fetch are not copied between socket and decoder. A request that times out closes the
+connection, because all later responses come after the missing one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.errors import ConnectionLost, TimedOut, broker_error, error_code
+from fenceline.client.core.security import sasl_exchange
+from fenceline.client.core.versions import SUPPORTED, client_software, negotiate
+from fenceline.errors import ErrorCode, OperatorError
+from fenceline.wire import entities, frame
+from fenceline.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    import ssl
+
+Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+_SCRATCH_BYTES: Final = 64 * 1024
+_DIRECT_BYTES: Final = 16 * 1024
+"""Responses of at least this size that are not complete in the scratch buffer get their own buffer."""
+
+
+class _Pending(NamedTuple):
+    correlation_id: int
+    api_key: ApiKey
+    version: int
+    answer: asyncio.Future[memoryview]
+    timer: asyncio.TimerHandle
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Created by `open_connection`. All methods run on the loop's thread."""
+
+    def __init__(self, peer: str, client_id: str, max_answer_bytes: int) -> None:
+        self.peer = peer
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._client_id = client_id
+        self._max_answer_bytes = max_answer_bytes
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._pending: deque[_Pending] = deque()
+        self._next_correlation_id = 0
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._scratch_view = memoryview(self._scratch)
+        self._held = 0
+        self._body: bytearray | None = None
+        self._body_filled = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._reason: Exception | None = None
+
+    # -- requests
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._pending)
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and self._reason is None
+
+    def post(
+        self, api_key: ApiKey, version: int, body: Sequence[Buffer], *, timeout_ms: int
+    ) -> asyncio.Future[memoryview]:
+        """Send a request immediately; returns a future of the response's body (a view that owns its memory)."""
+        self._check_open()
+        correlation_id = self._allocate_correlation_id()
+        answer: asyncio.Future[memoryview] = self._loop.create_future()
+        timer = self._loop.call_later(timeout_ms / 1000, self._expire, api_key, timeout_ms)
+        self._pending.append(_Pending(correlation_id, api_key, version, answer, timer))
+        self._write(api_key, version, correlation_id, body)
+        return answer
+
+    def post_without_response(self, api_key: ApiKey, version: int, body: Sequence[Buffer]) -> None:
+        """Send a request that has no response (Produce with acks=0)."""
+        self._check_open()
+        self._write(api_key, version, self._allocate_correlation_id(), body)
+
+    async def drained(self) -> None:
+        """Wait until the socket accepts more data, or the connection is lost."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    async def exchange(
+        self,
+        api_key: ApiKey,
+        version: int,
+        body: Sequence[Buffer],
+        decode: Callable[[int, memoryview], T],
+        *,
+        timeout_ms: int,
+    ) -> T:
+        """Send a request, wait for the response and decode it. Raises ConnectionLost or TimedOut."""
+        return decode(version, await self.post(api_key, version, body, timeout_ms=timeout_ms))
+
+    async def call(self, api_key: ApiKey, version: int, fields: dict[str, Any], *, timeout_ms: int) -> Any:
+        """`exchange` for an API that uses the generated entities."""
+        body = entities.write_request(api_key, version, fields)
+        answer = await self.post(api_key, version, (body,), timeout_ms=timeout_ms)
+        return entities.read_response(api_key, version, answer)
+
+    def version_for(self, api_key: ApiKey) -> int:
+        """The newest version that both sides support. Raises PeerError(UNSUPPORTED_VERSION) if there is none."""
+        return negotiate(api_key, self.versions.get(api_key), self.peer)
+
+    def max_version(self, api_key: ApiKey) -> int:
+        """The broker's newest version of an API, -1 if it has none."""
+        return self.versions.get(api_key, (0, -1))[1]
+
+    def close(self, reason: Exception | None = None) -> None:
+        """Close the connection. Without a reason, buffered data is still sent; with one, the requests in flight fail
+        immediately.
+        """
+        if self._reason is None:
+            self._reason = reason or ConnectionLost(f"the connection to {self.peer} was closed by this client")
+        if self._transport is None:
+            self._fail_pending()
+        elif reason is None:
+            self._transport.close()
+        else:
+            self._transport.abort()
+
+    async def closed(self, timeout_s: float) -> None:
+        """Wait until a closed connection has sent its buffered data; abort it after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self.lost)
+        except TimeoutError:
+            if self._transport is not None:
+                self._transport.abort()
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
+        self._transport = transport  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._reason is None:
+            detail = f": {exc}" if exc else " (the broker closed it)"
+            self._reason = ConnectionLost(f"the connection to {self.peer} was lost{detail}")
+        self._writable.set()
+        self._fail_pending()
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._body is not None:
+            return memoryview(self._body)[self._body_filled :]
+        return self._scratch_view[self._held :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._body is not None:
+            self._body_filled += nbytes
+            if self._body_filled == len(self._body):
+                whole, self._body = self._body, None
+                self._answered(memoryview(whole))
+            return
+        self._held += nbytes
+        self._cut_frames()
+
+    # -- inside
+
+    def _cut_frames(self) -> None:
+        position, held, view = 0, self._held, self._scratch_view
+        while held - position >= 4:
+            size = int.from_bytes(view[position : position + 4], "big", signed=True)
+            if not 0 < size <= self._max_answer_bytes:
+                self.close(
+                    ConnectionLost(
+                        f"{self.peer} sent a response of {size} bytes (receive.message.max.bytes="
+                        f"{self._max_answer_bytes}). Check that it is a Kafka listener, and security.protocol."
+                    )
+                )
+                return
+            available = held - position - 4
+            if available >= size:
+                self._answered(memoryview(bytes(view[position + 4 : position + 4 + size])))
+                position += 4 + size
+                if self._reason is not None:
+                    return
+                continue
+            if size >= _DIRECT_BYTES or 4 + size > _SCRATCH_BYTES:
+                self._body = bytearray(size)
+                self._body[:available] = view[position + 4 : held]
+                self._body_filled = available
+                position = held
+            break
+        if position:
+            rest = held - position
+            self._scratch[:rest] = self._scratch[position:held]
+            self._held = rest
+
+    def _answered(self, answer: memoryview) -> None:
+        if not self._pending:
+            self.close(ConnectionLost(f"{self.peer} sent a response without a request"))
+            return
+        pending = self._pending.popleft()
+        pending.timer.cancel()
+        correlation_id, body_position = frame.parse_response_header(pending.api_key, pending.version, answer)
+        if correlation_id != pending.correlation_id:
+            error = ConnectionLost(
+                f"{self.peer} sent a response out of order (correlation id {correlation_id}, expected "
+                f"{pending.correlation_id})"
+            )
+            if not pending.answer.done():
+                pending.answer.set_exception(error)
+            self.close(error)
+            return
+        if not pending.answer.done():
+            pending.answer.set_result(answer[body_position:])
+
+    def _write(self, api_key: ApiKey, version: int, correlation_id: int, body: Sequence[Buffer]) -> None:
+        assert self._transport is not None
+        self._transport.writelines(frame.encode_request_frame(api_key, version, correlation_id, self._client_id, body))
+
+    def _allocate_correlation_id(self) -> int:
+        taken = self._next_correlation_id
+        self._next_correlation_id = (taken + 1) & 0x7FFFFFFF
+        return taken
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise self._reason or ConnectionLost(f"not connected to {self.peer}")
+
+    def _expire(self, api_key: ApiKey, timeout_ms: int) -> None:
+        self.close(TimedOut(f"{self.peer} did not answer {api_key.name} within {timeout_ms} ms"))
+
+    def _fail_pending(self) -> None:
+        while self._pending:
+            pending = self._pending.popleft()
+            pending.timer.cancel()
+            if not pending.answer.done():
+                assert self._reason is not None
+                pending.answer.set_exception(self._reason)
+
+
+async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None) -> Connection:
+    """Connect, fetch the broker's API versions and authenticate.
+
+    Raises ConnectionLost if the broker cannot be reached or closes the connection, TimedOut if it does not answer,
+    PeerError if authentication fails and OperatorError if the TLS handshake fails.
+    """
+    peer = f"{host}:{port}"
+    loop = asyncio.get_running_loop()
+    timeout_ms = int(config["socket.connection.setup.timeout.ms"])
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            transport, connection = await loop.create_connection(
+                lambda: Connection(peer, config["client.id"], config["receive.message.max.bytes"]),
+                host,
+                port,
+                ssl=tls,
+                server_hostname=host if tls is not None else None,
+            )
+    except TimeoutError:
+        doing = "accept a connection" if tls is None else "accept a connection and complete its TLS handshake"
+        raise TimedOut(f"{peer} did not {doing} within {timeout_ms} ms") from None
+    except OSError as error:
+        if type(error).__module__ == "ssl":
+            raise OperatorError(
+                f"{peer}: the TLS handshake failed: {error}{_plaintext_hint(error, config)}",
+                "Check security.protocol, ssl.ca.location and that the certificate names this host.",
+            ) from None
+        if tls is not None and isinstance(error, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
+            # A broker that is stopping causes this too, so it is retriable.
+            raise ConnectionLost(
+                f"{peer} closed the connection in the TLS handshake: security.protocol="
+                f"{config['security.protocol']} requires a TLS listener, and the port may be a plaintext one"
+            ) from None
+        raise ConnectionLost(f"no connection to {peer}: {error or type(error).__name__}") from None
+    _set_socket_options(transport, config)
+    try:
+        await _fetch_api_versions(connection, config)
+        if config["security.protocol"].startswith("SASL"):
+            await _authenticate(connection, config)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _plaintext_hint(error: OSError, config: ClientConfig) -> str:
+    """A hint if the peer may not use TLS at all: OpenSSL reads its bytes as a TLS record of an invalid version."""
+    if getattr(error, "reason", None) not in ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING"):
+        return ""
+    return f" (security.protocol={config['security.protocol']}, and the port may be a plaintext one)"
+
+
+def _set_socket_options(transport: asyncio.Transport, config: ClientConfig) -> None:
+    transport.set_write_buffer_limits(high=4 * 1024 * 1024)
+    plain: socket.socket | None = transport.get_extra_info("socket")
+    if plain is None:
+        return
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, option in (("send.buffer.bytes", socket.SO_SNDBUF), ("receive.buffer.bytes", socket.SO_RCVBUF)):
+        if config[name] > 0:
+            plain.setsockopt(socket.SOL_SOCKET, option, config[name])
+
+
+async def _fetch_api_versions(connection: Connection, config: ClientConfig) -> None:
+    timeout_ms = int(config["request.timeout.ms"])
+    version = SUPPORTED[ApiKey.API_VERSIONS][1]
+    name, software_version = client_software()
+    for _attempt in range(2):
+        fields = {"client_software_name": name, "client_software_version": software_version}
+        body = entities.write_request(ApiKey.API_VERSIONS, version, fields)
+        answer = await connection.post(ApiKey.API_VERSIONS, version, (body,), timeout_ms=timeout_ms)
+        # A broker that does not support this version answers in version 0 with its own newest one.
+        if version > 0 and int.from_bytes(answer[:2], "big", signed=True) == ErrorCode.UNSUPPORTED_VERSION:
+            refusal = entities.read_response(ApiKey.API_VERSIONS, 0, answer)
+            offered = next((k for k in refusal.api_keys if int(k.api_key) == ApiKey.API_VERSIONS), None)
+            version = min(version - 1, int(offered.max_version)) if offered is not None else 0
+            continue
+        response = entities.read_response(ApiKey.API_VERSIONS, version, answer)
+        code = error_code(response.error_code)
+        if code is not ErrorCode.NONE:
+            raise broker_error(code, f"{connection.peer} rejected ApiVersions")
+        connection.versions = {int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys}
+        return
+    raise broker_error(ErrorCode.UNSUPPORTED_VERSION, f"{connection.peer} supports no common version of ApiVersions")
+
+
+async def _authenticate(connection: Connection, config: ClientConfig) -> None:
+    timeout_ms, mechanism = int(config["request.timeout.ms"]), config["sasl.mechanism"]
+    key = ApiKey.SASL_HANDSHAKE
+    handshake = await connection.call(key, connection.version_for(key), {"mechanism": mechanism}, timeout_ms=timeout_ms)
+    code = error_code(handshake.error_code)
+    if code is not ErrorCode.NONE:
+        raise broker_error(code, f"{connection.peer} supports {', '.join(handshake.mechanisms)}, not {mechanism}")
+    exchange = sasl_exchange(mechanism, config["sasl.username"], config["sasl.password"])
+    key, message = ApiKey.SASL_AUTHENTICATE, next(exchange)
+    while True:
+        version = connection.version_for(key)
+        reply = await connection.call(key, version, {"auth_bytes": message}, timeout_ms=timeout_ms)
+        code = error_code(reply.error_code)
+        if code is not ErrorCode.NONE:
+            raise broker_error(code, f"{connection.peer} rejected the login", reply.error_message)
+        try:
+            message = exchange.send(bytes(reply.auth_bytes))
+        except StopIteration:
+            return

@@ -1,0 +1,106 @@
+"""One Fetch request and its response.
+
+Owns the translation between positions and Fetch versions 4-18: topic ids from version 13 on, epochs if the version has
+them. The leaders that responses of version 16 and later name go into the metadata cache (E59). Sends full requests
+without a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from fenceline.client.core.cluster import Cluster
+from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.connection import Connection
+from fenceline.client.core.errors import broker_error, error_code
+from fenceline.client.core.metadata import BrokerEndpoint
+from fenceline.errors import ErrorCode
+from fenceline.ids import ZERO_UUID, TopicPartition
+from fenceline.wire import fetch
+from fenceline.wire.apis import ApiKey
+
+_FIRST_WITH_IDS: Final = 13
+NO_SESSION_EPOCH: Final = -1
+"""The session epoch of a Fetch that neither uses nor creates a session (KIP-227)."""
+
+
+class PartitionFetch(NamedTuple):
+    """last_epoch: epoch of the record before `offset`, -1 unknown. leader_epoch: the leader's, from metadata."""
+
+    tp: TopicPartition
+    offset: int
+    last_epoch: int
+    leader_epoch: int
+    max_bytes: int
+
+
+async def fetch_once(
+    cluster: Cluster,
+    connection: Connection,
+    wanted: Sequence[PartitionFetch],
+    config: ClientConfig,
+    *,
+    max_wait_ms: int | None = None,
+    max_bytes: int | None = None,
+    rack_id: str = "",
+) -> dict[TopicPartition, fetch.FetchedPartition]:
+    """Send one Fetch; returns the response of each partition in it. Raises PeerError for an error of the request.
+
+    `rack_id`: the rack of a client that can read from a preferred read replica (KIP-392), else "".
+    """
+    version = connection.version_for(ApiKey.FETCH)
+    ids = {p.tp.topic: cluster.metadata.topic_id(p.tp.topic) for p in wanted}
+    if version >= _FIRST_WITH_IDS and ZERO_UUID in ids.values():
+        version = _FIRST_WITH_IDS - 1
+    wait_ms = int(config["fetch.max.wait.ms"] if max_wait_ms is None else max_wait_ms)
+    request = fetch.FetchRequest(
+        cluster_id=None,
+        replica_id=-1,
+        replica_epoch=-1,
+        max_wait_ms=wait_ms,
+        min_bytes=config["fetch.min.bytes"],
+        max_bytes=config["fetch.max.bytes"] if max_bytes is None else max_bytes,
+        isolation_level=int(config["isolation.level"] == "read_committed"),
+        session_id=0,
+        session_epoch=NO_SESSION_EPOCH,
+        partitions=[
+            fetch.FetchPartition(
+                topic=p.tp.topic,
+                topic_id=ids[p.tp.topic].bytes,
+                index=p.tp.partition,
+                fetch_offset=p.offset,
+                max_bytes=p.max_bytes,
+                current_leader_epoch=p.leader_epoch,
+                last_fetched_epoch=p.last_epoch,
+            )
+            for p in wanted
+        ],
+        forgotten=[],
+        rack_id=rack_id,
+    )
+    response = await connection.exchange(
+        ApiKey.FETCH,
+        version,
+        fetch.encode_request(version, request),
+        fetch.parse_response,
+        timeout_ms=config["request.timeout.ms"] + wait_ms,
+    )
+    code = error_code(response.error_code)
+    if code is not ErrorCode.NONE:
+        raise broker_error(code, f"{connection.peer} rejected Fetch")
+    names = {topic_id: name for name, topic_id in ids.items()}
+    endpoints = {n.node_id: BrokerEndpoint(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints}
+    answers = {}
+    for partition in response.partitions:
+        topic = partition.topic
+        if topic is None and partition.topic_id is not None:
+            topic = names.get(UUID(bytes=bytes(partition.topic_id)))
+        if topic is None:
+            continue
+        tp = TopicPartition(topic, partition.index)
+        answers[tp] = partition
+        if partition.current_leader is not None and partition.current_leader[0] >= 0:
+            cluster.metadata.accept_hint(tp, partition.current_leader[0], partition.current_leader[1], endpoints)
+    return answers

@@ -1,0 +1,385 @@
+"""Producer and AsyncProducer: the blocking and the asynchronous API over the same buffer.
+
+Owns a record's way into its batch: partition, timestamp, waiting for buffer memory. Sending, order and retries are in
+`sender`. Idempotent unless acks, retries or max.in.flight conflict with that (KIP-679).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.client.core.client_base import AsyncClient, BlockingClient
+from fenceline.client.core.cluster import Cluster
+from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.deadline import Deadline
+from fenceline.client.core.errors import RETRIABLE, BufferFull, TimedOut, broker_error
+from fenceline.client.producer.accumulator import Accumulator
+from fenceline.client.producer.delivery import BulkDelivery, Delivery, Outcome, RecordMetadata
+from fenceline.client.producer.partitioner import StickyPartitioner, partition_of_key
+from fenceline.client.producer.sender import Sender
+from fenceline.errors import ErrorCode, OperatorError
+from fenceline.ids import TopicPartition
+from fenceline.records.batch import Codec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Headers = Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]
+Callback = Callable[[RecordMetadata | None, Exception | None], None]
+_ROOM_POLL_S: Final = 0.005
+
+
+class _Core:
+    """What both producers share. Thread-safe, except `update_partitions`."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self.accumulator = Accumulator(
+            batch_size_bytes=max(1, config["batch.size"]),
+            buffer_bytes=config["buffer.memory"],
+            codec=Codec.from_name(config["compression.type"]),
+            level=config["compression.level"],
+        )
+        self.sticky = StickyPartitioner()
+        self.partitions: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """Topic -> (partition count, partitions with a leader)."""
+        self.topic_partitions: dict[str, tuple[TopicPartition, ...]] = {}
+        """The partitions of each topic, so that they are not created for every record."""
+        self._keys_choose = config["partitioner"] != "round_robin"
+        self.wake: Callable[[], None] = lambda: None
+
+    def choose_partition(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+        count, available = self.partitions[topic]
+        if partition is not None:
+            if not 0 <= partition < count:
+                raise OperatorError(f"{topic} has no partition {partition}", f"Use 0 to {count - 1}, or leave it out.")
+            return self.topic_partitions[topic][partition]
+        if key is not None and self._keys_choose:
+            return self.topic_partitions[topic][partition_of_key(key, count)]
+        return self.topic_partitions[topic][self.sticky.current(topic, available)]
+
+    def try_append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        partition: int | None,
+        timestamp: int,
+    ) -> Delivery | None:
+        """Append without waiting; None if the buffer is full."""
+        tp = self.choose_partition(topic, key, partition)
+        pairs: Sequence[tuple[str, bytes | None]] = ()
+        if headers:
+            pairs = list(headers.items()) if isinstance(headers, Mapping) else headers
+        is_sticky = partition is None and (key is None or not self._keys_choose)
+        added = self.accumulator.append(tp, timestamp, key, value, pairs, may_open=not is_sticky)
+        if added is None and is_sticky:
+            # The partition's batch is full (or there is none): records without a key change partition with each batch.
+            _, available = self.partitions[topic]
+            tp = TopicPartition(topic, self.sticky.switch(topic, available))
+            added = self.accumulator.append(tp, timestamp, key, value, pairs)
+        if added is None:
+            return None
+        outcome, index, is_news = added
+        if is_news:
+            self.wake()
+        return Delivery(outcome, index, timestamp)
+
+    def update_partitions(self, cluster: Cluster) -> None:
+        """Copy partition counts from metadata. Runs on the loop."""
+        for name, topic in cluster.metadata.topics.items():
+            if topic.partitions:
+                led = tuple(i for i, p in topic.partitions.items() if p.leader >= 0)
+                self.topic_partitions[name] = tuple(TopicPartition(name, i) for i in range(len(topic.partitions)))
+                self.partitions[name] = (len(topic.partitions), led or tuple(topic.partitions))
+
+    def check_sizes(self, key: bytes | None, value: bytes | None) -> None:
+        size = (len(key) if key else 0) + (len(value) if value else 0)
+        if size > self.config["max.request.size"]:
+            raise broker_error(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a record of {size} bytes is larger than max.request.size={self.config['max.request.size']}",
+            )
+
+
+class AsyncProducer(AsyncClient):
+    """`delivery = await producer.send(...)` buffers a record; `await delivery` waits for its acknowledgement.
+
+    Create it inside a running loop; close it with `await close()` or use it as an async context manager.
+    """
+
+    def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
+        self.config = ClientConfig.parse("producer", bootstrap, config)
+        self.cluster = Cluster(self.config)
+        self._core = _Core(self.config)
+        self._sender = Sender(self.cluster, self._core.accumulator, self.config)
+        self._core.wake = self._sender.wake
+        self.cluster.on_update.append(lambda: self._core.update_partitions(self.cluster))
+        self.cluster.on_update.append(self._sender.wake)
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        on_delivery: Callback | None = None,
+    ) -> Delivery:
+        """Buffer one record and return its delivery; waits only for metadata and for buffer memory.
+
+        Raises BufferFull after max.block.ms, PeerError for a topic that cannot be written.
+        """
+        self._core.check_sizes(key, value)
+        if topic not in self._core.partitions:
+            await self.prepare(topic)
+        timestamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+        deadline = Deadline(self.config["max.block.ms"])
+        while True:
+            if self._sender.fatal is not None:
+                raise self._sender.fatal
+            delivery = self._core.try_append(topic, key, value, headers, partition, timestamp)
+            if delivery is not None:
+                break
+            await self._wait_for_room(deadline)
+        if on_delivery is not None:
+            _call_back(delivery, on_delivery)
+        return delivery
+
+    async def send_arrow(
+        self, table: pa.Table | pa.RecordBatch, topic: str, *, value: str = "value", **options: Any
+    ) -> BulkDelivery:
+        """Send every row of `table` as a record; see `Producer.send_arrow`."""
+        from fenceline.client.producer.arrow_send import encoded_pieces
+
+        await self.prepare(topic)
+        count, available = self._core.partitions[topic]
+        outcomes: list[tuple[Outcome, int]] = []
+        for tp, encoded, rows in encoded_pieces(
+            table, topic, count, available, self.config, value=value, sticky=self._core.sticky, **options
+        ):
+            deadline = Deadline(self.config["max.block.ms"])
+            while True:
+                if self._sender.fatal is not None:
+                    raise self._sender.fatal
+                outcome = self._core.accumulator.append_encoded(tp, encoded, rows)
+                if outcome is not None:
+                    break
+                await self._wait_for_room(deadline)
+            outcomes.append((outcome, rows))
+            self._sender.wake()
+        return BulkDelivery(outcomes)
+
+    async def prepare(self, topic: str) -> None:
+        """Fetch the topic's partitions. Raises PeerError if it does not exist within max.block.ms."""
+        assert self.cluster.tracked is not None
+        self.cluster.tracked.add(topic)
+        self.cluster.keep_fresh()
+        deadline = Deadline(self.config["max.block.ms"])
+        while topic not in self._core.partitions:
+            auto_create = self.config["allow.auto.create.topics"]
+            answer = await self.cluster.fetch_metadata([topic], deadline, auto_create=auto_create)
+            if topic in self._core.partitions:
+                break
+            found = answer.topics.get(topic)
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if found is None else found.error
+            error = broker_error(code, f"topic {topic}")
+            deadline.last_error = error
+            if code not in RETRIABLE:
+                raise error
+            # Do not wait for a topic that the broker does not create.
+            given_up = code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and deadline.attempt >= 20
+            if deadline.is_over or given_up:
+                raise error
+            await self.cluster.pause(deadline)
+
+    async def flush(self, timeout_ms: float | None = None) -> None:
+        """Send all buffered records without lingering; wait until all are acknowledged or failed. Raises TimedOut."""
+        accumulator = self._core.accumulator
+        outcomes = accumulator.outstanding()
+        accumulator.flushing += 1
+        try:
+            self._sender.wake()
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                for outcome in outcomes:
+                    if not outcome.is_done:
+                        await outcome.done()
+        except TimeoutError:
+            left = sum(not outcome.is_done for outcome in outcomes)
+            raise TimedOut(f"{left} batches were not acknowledged within {timeout_ms} ms") from None
+        finally:
+            accumulator.flushing -= 1
+
+    async def close(self, timeout_ms: float | None = None) -> None:
+        """Flush (at most `timeout_ms`), then stop. Deliveries of unsent records fail."""
+        self._core.accumulator.is_closed = True
+        try:
+            await self.flush(timeout_ms)
+        except TimedOut:
+            pass
+        finally:
+            await self._sender.close()
+            await self.cluster.close()
+
+    async def _wait_for_room(self, deadline: Deadline) -> None:
+        accumulator = self._core.accumulator
+        accumulator.waiting_for_memory += 1
+        try:
+            self._sender.wake()
+            await asyncio.sleep(_ROOM_POLL_S)
+        finally:
+            accumulator.waiting_for_memory -= 1
+        if deadline.is_over:
+            raise BufferFull(
+                f"buffer.memory={self.config['buffer.memory']} was full for {deadline.timeout_ms:.0f} ms: records are "
+                "produced faster than brokers accept them. Raise buffer.memory or max.block.ms, or send more slowly."
+            )
+
+
+class Producer(BlockingClient[AsyncProducer]):
+    """Blocking producer: `send` returns a delivery immediately, `flush` waits for all of them. Thread-safe."""
+
+    def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
+        super().__init__("fenceline-producer", lambda: AsyncProducer(bootstrap, **config))
+        self.config = self._async.config
+        self._waking = False
+        self._core = self._async._core
+        self._sender = self._async._sender
+        self._core.wake = self._wake_from_outside
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        on_delivery: Callback | None = None,
+    ) -> Delivery:
+        """Buffer one record; blocks only for metadata (first use of a topic) and while the buffer is full.
+
+        `key` determines the partition (murmur2, as in Kafka's own producer) unless `partition` is given.
+        `on_delivery(metadata, error)` runs on the producer's thread and must not block. Raises BufferFull, PeerError.
+        """
+        core = self._core
+        if topic not in core.partitions:
+            self._loop_thread.run(self._async.prepare(topic))
+        if (value is not None and len(value) > 65_536) or (key is not None and len(key) > 65_536):
+            core.check_sizes(key, value)
+        timestamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+        delivery = core.try_append(topic, key, value, headers, partition, timestamp)
+        if delivery is None:
+            end_s = time.monotonic() + self.config["max.block.ms"] / 1000
+            while delivery is None:
+                self._wait_for_room(end_s)
+                delivery = core.try_append(topic, key, value, headers, partition, timestamp)
+        if self._sender.fatal is not None:
+            raise self._sender.fatal
+        if on_delivery is not None:
+            _call_back(delivery, on_delivery)
+        return delivery
+
+    def send_arrow(
+        self,
+        table: pa.Table | pa.RecordBatch,
+        topic: str,
+        *,
+        value: str = "value",
+        key: str | None = None,
+        timestamp: str | None = None,
+        headers: str | None = None,
+        partition: str | int | None = None,
+    ) -> BulkDelivery:
+        """Send every row of `table` as a record; returns the delivery of all of them.
+
+        `key`, `value`, `timestamp`, `headers` name columns (binary or string; int64 ms or timestamp; list of structs).
+        `partition` is a number, or the name of an int column; without it keys determine partitions as in `send`, and
+        rows without a key column change partition with each batch. Rows of one partition keep their order. Blocks while
+        the buffer is full.
+        """
+        from fenceline.client.producer.arrow_send import encoded_pieces
+
+        core = self._core
+        if topic not in core.partitions:
+            self._loop_thread.run(self._async.prepare(topic))
+        count, available = core.partitions[topic]
+        outcomes: list[tuple[Outcome, int]] = []
+        for tp, encoded, rows in encoded_pieces(
+            table,
+            topic,
+            count,
+            available,
+            self.config,
+            value=value,
+            key=key,
+            timestamp=timestamp,
+            headers=headers,
+            partition=partition,
+            sticky=core.sticky,
+        ):
+            outcome = core.accumulator.append_encoded(tp, encoded, rows)
+            end_s = time.monotonic() + self.config["max.block.ms"] / 1000
+            while outcome is None:
+                self._wait_for_room(end_s)
+                outcome = core.accumulator.append_encoded(tp, encoded, rows)
+            outcomes.append((outcome, rows))
+            self._wake_from_outside()
+        return BulkDelivery(outcomes)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Send all buffered records and wait until they are acknowledged or failed. Raises TimedOut."""
+        self._loop_thread.run(self._async.flush(None if timeout_s is None else timeout_s * 1000))
+
+    def partitions_for(self, topic: str) -> tuple[int, ...]:
+        """The topic's partitions; the broker may create the topic (`allow.auto.create.topics`)."""
+        if topic not in self._core.partitions:
+            self._loop_thread.run(self._async.prepare(topic))
+        return tuple(range(self._core.partitions[topic][0]))
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush and stop. Deliveries of records not sent within `timeout_s` fail."""
+        timeout_ms = None if timeout_s is None else timeout_s * 1000
+        self._close_with(lambda: self._loop_thread.run(self._async.close(timeout_ms)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(None if error is None else 1.0)
+
+    def _wait_for_room(self, end_s: float) -> None:
+        if self._sender.fatal is not None:
+            raise self._sender.fatal
+        self._wake_from_outside()
+        self._core.accumulator.wait_for_room(max(0.001, end_s - time.monotonic()))
+
+    def _wake_from_outside(self) -> None:
+        # One pending call in the loop's queue is enough for all threads.
+        if self._waking:
+            return
+        self._waking = True
+        self._loop_thread.check_usable()
+        self._loop_thread.call_soon(self._wake_on_loop)
+
+    def _wake_on_loop(self) -> None:
+        self._waking = False
+        self._sender.wake()
+
+
+def _call_back(delivery: Delivery, callback: Callback) -> None:
+    def tell(done: Delivery) -> None:
+        error = done.exception()
+        callback(None if error is not None else done.result(), error)
+
+    delivery.add_done_callback(tell)
+
+
+__all__ = ["AsyncProducer", "BulkDelivery", "Delivery", "Producer", "RecordMetadata"]

@@ -1,0 +1,1 @@
+"""Reads exact ranges of offsets, for Spark and for commands."""

@@ -1,0 +1,509 @@
+"""RangeReader: exactly the records of given offset ranges, or an error with the reason.
+
+Owns the bulk path that Spark executors use. Every Fetch carries the leader epoch of metadata and the epoch of the last
+record read, so a broker with a diverging log returns the divergence instead of records (KIP-320, `epochs.md` E8-E10);
+the epoch of every batch is compared with the plan of the range. Memory is bounded by `queued.max.bytes`
+(`fetch_memory.py`); the next Fetch to a broker is in flight while the caller decodes the previous response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from fenceline.client.core.client_base import AsyncClient, BlockingClient, LoopThread
+from fenceline.client.core.cluster import Cluster, Purpose
+from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.deadline import Deadline
+from fenceline.client.core.epoch_history import EpochQuery, EpochStart
+from fenceline.client.core.errors import (
+    RETRIABLE,
+    ConnectionLost,
+    EpochMismatchError,
+    LogTruncationError,
+    OffsetOutOfRangeError,
+    TimedOut,
+    TopicReplacedError,
+    broker_error,
+    error_code,
+)
+from fenceline.client.core.fetch_wire import PartitionFetch, fetch_once
+from fenceline.client.core.fetched import ConsumerRecord, Fetched, scan, to_arrow, to_records
+from fenceline.client.core.offsets import EARLIEST, LATEST, EpochEnd, list_offsets, offsets_for_leader_epoch
+from fenceline.client.reader.long_poll import LongPoller
+from fenceline.client.reader.ranges import Budget, Cursor, OffsetRange, RangeSpec, first_epoch_mismatch
+from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
+from fenceline.ids import ZERO_UUID, TopicPartition
+from fenceline.records.aborted import AbortedTransactions
+from fenceline.records.batch import BatchHeader
+from fenceline.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fenceline.wire.fetch import FetchedPartition
+
+_FIRST_VALIDATING_FETCH = 12
+"""The first Fetch version with the last fetched epoch, which the broker validates."""
+
+
+class AsyncRangeReader(AsyncClient):
+    """Create it inside a running loop. `stall_timeout_ms`: how long to wait for a log that ends before its range."""
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None,
+        *,
+        stall_timeout_ms: int = 15_000,
+        **config: Any,
+    ) -> None:
+        self.config = ClientConfig.parse("reader", bootstrap, config)
+        self.cluster = Cluster(self.config)
+        self._stall_timeout_ms = stall_timeout_ms
+        self._long_poller = LongPoller(self.cluster)
+
+    async def close(self) -> None:
+        await self._long_poller.close()
+        await self.cluster.close()
+
+    async def wait_for_change(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
+        """See `LongPoller.wait_for_change`."""
+        return await self._long_poller.wait_for_change(positions, timeout_ms)
+
+    async def fetch(self, ranges: Mapping[TopicPartition, RangeSpec]) -> AsyncIterator[Fetched]:
+        """Pieces of the ranges as they arrive, those of a partition in order. A piece is held in memory until the next
+        one is requested."""
+        pieces: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
+        budget = Budget(self.config["queued.max.bytes"])
+        truncation = _DetectedTruncation()
+        task = asyncio.ensure_future(self.fetch_all(ranges, truncation.observe(pieces.put_nowait), budget))
+        try:
+            while True:
+                piece = await pieces.get()
+                truncation.raise_if_detected()
+                if piece is None:
+                    return
+                if isinstance(piece, BaseException):
+                    raise piece
+                yield piece
+                budget.release([piece])
+                del piece
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def fetch_all(self, ranges: Mapping[TopicPartition, RangeSpec], deliver: Any, budget: Budget) -> None:
+        """Fetch all ranges; call `deliver` with each piece, at the end with None or the exception."""
+        try:
+            cursors = self._cursors(ranges)
+            await self._fetch_metadata(cursors)
+            await self._read_all([c for c in cursors if not c.is_done], deliver, budget)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            deliver(error)
+        else:
+            deliver(None)
+
+    @staticmethod
+    def _cursors(ranges: Mapping[TopicPartition, RangeSpec]) -> list[Cursor]:
+        cursors = []
+        for tp, given in ranges.items():
+            wanted = given if isinstance(given, OffsetRange) else OffsetRange(*given)
+            if not 0 <= wanted.start_offset <= wanted.end_offset_exclusive:
+                raise OperatorError(
+                    f"{tp[0]}-{tp[1]}: {wanted.start_offset} to {wanted.end_offset_exclusive} is not an offset range",
+                    "A range starts at 0 or above and does not end before its start.",
+                )
+            cursors.append(Cursor(TopicPartition(*tp), wanted))
+        return cursors
+
+    async def _fetch_metadata(self, cursors: list[Cursor]) -> None:
+        if not cursors:
+            return
+        await self.cluster.fetch_metadata(sorted({c.tp.topic for c in cursors}), self._deadline())
+        for cursor in cursors:
+            self._check_id(cursor)
+
+    def _check_id(self, cursor: Cursor) -> None:
+        """Check the topic's id in the current metadata, which a Fetch requests, too."""
+        wanted, found = cursor.range.topic_id, self.cluster.metadata.topic_id(cursor.tp.topic)
+        if wanted is not None and found not in (ZERO_UUID, wanted):
+            raise TopicReplacedError(cursor.tp.topic, wanted, found)
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self.config["default.api.timeout.ms"])
+
+    async def _read_all(self, waiting: list[Cursor], deliver: Any, budget: Budget) -> None:
+        """One task per leader; cursors whose leader has changed are returned by it and passed to the next one."""
+        tasks: set[asyncio.Task[list[Cursor]]] = set()
+        try:
+            while waiting or tasks:
+                if waiting:
+                    grouped = await self.cluster.by_leader([c.tp for c in waiting], self._earliest_deadline(waiting))
+                    by_tp = {c.tp: c for c in waiting}
+                    waiting = []
+                    for node_id, led in grouped.items():
+                        cursors = [by_tp[tp] for tp, _ in led]
+                        tasks.add(asyncio.ensure_future(self._read_from(node_id, cursors, deliver, budget)))
+                    budget.brokers = len(tasks)
+                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                waiting = [cursor for task in done for cursor in task.result()]
+                for cursor in waiting:
+                    # The new leader's log may diverge.
+                    cursor.validated = cursor.epoch < 0
+                    # The timeout starts when the leader is lost, not when the read started.
+                    cursor.leader_deadline = cursor.leader_deadline or self._deadline()
+                    cursor.leader_deadline.last_error = cursor.last_error
+                if waiting:
+                    deadline = self._earliest_deadline(waiting)
+                    if deadline.is_over:
+                        raise self.cluster.timeout_error(deadline)
+                    await self.cluster.pause(deadline)
+                    await self.cluster.fetch_metadata(sorted({c.tp.topic for c in waiting}), deadline)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _earliest_deadline(self, cursors: list[Cursor]) -> Deadline:
+        """The deadline of the cursor that has been without a leader for longest."""
+        running = [cursor.leader_deadline for cursor in cursors if cursor.leader_deadline is not None]
+        return min(running, key=lambda deadline: deadline.left_ms) if running else self._deadline()
+
+    async def _read_from(self, node_id: int, cursors: list[Cursor], deliver: Any, budget: Budget) -> list[Cursor]:
+        """Read from one leader until its ranges are complete; returns the cursors that need another leader."""
+        moved: list[Cursor] = []
+        active = list(cursors)
+        while active:
+            requested_bytes = len(active) * self.config["max.partition.fetch.bytes"]
+            max_bytes = await budget.reserve(min(requested_bytes, self.config["fetch.max.bytes"]))
+            try:
+                try:
+                    answers = await self._fetch(node_id, active, max_bytes)
+                except (ConnectionLost, TimedOut) as error:
+                    for cursor in active:
+                        cursor.last_error = error
+                    return moved + active
+                remaining: list[Cursor] = []
+                for cursor in active:
+                    answer = answers.get(cursor.tp)
+                    if answer is None:
+                        cursor.last_error = ConnectionLost(f"the response of broker {node_id} lacks {cursor.tp}")
+                        moved.append(cursor)
+                    elif not await self._handle_response(cursor, answer, deliver, budget):
+                        moved.append(cursor)
+                    elif not cursor.is_done:
+                        remaining.append(cursor)
+            finally:
+                budget.release_reservation(max_bytes)
+            # Rotate the order, so that full responses do not starve the partitions at the end.
+            active = remaining[1:] + remaining[:1]
+        return moved
+
+    async def _fetch(
+        self, node_id: int, cursors: list[Cursor], max_bytes: int
+    ) -> dict[TopicPartition, FetchedPartition]:
+        connection = await self.cluster.link(node_id, Purpose.FETCH).connection()
+        if connection.max_version(ApiKey.FETCH) < _FIRST_VALIDATING_FETCH:
+            await self._validate(cursors)
+        wanted = [self._request(cursor) for cursor in cursors]
+        return await fetch_once(self.cluster, connection, wanted, self.config, max_bytes=max_bytes)
+
+    def _request(self, cursor: Cursor) -> PartitionFetch:
+        self._check_id(cursor)
+        return PartitionFetch(
+            cursor.tp,
+            cursor.offset,
+            cursor.epoch,
+            self.cluster.metadata.leader(cursor.tp).epoch,
+            self.config["max.partition.fetch.bytes"],
+        )
+
+    async def _handle_response(self, cursor: Cursor, answer: FetchedPartition, deliver: Any, budget: Budget) -> bool:
+        """Handle one partition's response; False if its leader must be looked up again."""
+        code = error_code(answer.error_code)
+        tp = cursor.tp
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise await self._explain_out_of_range(cursor)
+        if code is not ErrorCode.NONE:
+            cursor.last_error = broker_error(code, f"reading {tp} at offset {cursor.offset}")
+            if code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
+                # The damage is on the broker's disk: a retry does not help.
+                raise cursor.last_error
+            return False
+        cursor.leader_deadline = None
+        if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
+            raise await self._truncation(cursor, EpochEnd(*answer.diverging_epoch), self._deadline())
+        if answer.records:
+            piece, newer = self._scan(cursor, answer, cursor.range.end_offset_exclusive)
+            other = first_epoch_mismatch(cursor.range.epochs, cursor.epoch, piece)
+            if other is not None:
+                # The records below are as planned, and are returned.
+                piece, _ = self._scan(cursor, answer, other.offset)
+            elif newer is not None:
+                other = EpochStart(newer.leader_epoch, max(newer.base_offset, cursor.offset))
+            is_ahead = piece.next_offset > cursor.offset
+            if is_ahead:
+                cursor.advance(piece)
+                if piece.runs:
+                    budget.hold(piece)
+                    deliver(piece)
+            if other is not None:
+                raise EpochMismatchError(
+                    tp.topic, tp.partition, other.offset, other.epoch, cursor.range.max_leader_epoch
+                )
+            if is_ahead:
+                return True
+        self._check_stall(cursor, answer, asyncio.get_running_loop().time())
+        return True
+
+    def _scan(
+        self, cursor: Cursor, answer: FetchedPartition, end_offset_exclusive: int
+    ) -> tuple[Fetched, BatchHeader | None]:
+        committed = self.config["isolation.level"] == "read_committed"
+        return scan(
+            cursor.tp,
+            memoryview(answer.records or b""),
+            cursor.offset,
+            cursor.epoch,
+            end_offset_exclusive=end_offset_exclusive,
+            aborted=AbortedTransactions(answer.aborted_transactions or ()) if committed else None,
+            check_crcs=self.config["check.crcs"],
+            max_leader_epoch=cursor.range.max_leader_epoch,
+        )
+
+    async def _truncation(self, cursor: Cursor, answer: EpochEnd, deadline: Deadline) -> LogTruncationError:
+        """Search the offset at which the log diverges from the records read (`gaps.md G6`).
+
+        `answer`: the leader's response about the cursor's epoch.
+        """
+        found = cursor.epochs.compare(EpochQuery(cursor.epoch, cursor.offset), answer)
+        while isinstance(found, EpochQuery):
+            wanted = {cursor.tp: (found.epoch, -1)}
+            answer = (await offsets_for_leader_epoch(self.cluster, wanted, deadline=deadline))[cursor.tp]
+            found = cursor.epochs.compare(found, answer)
+        # A reader that rewinds to an inexact offset would skip records that were rewritten below it.
+        offset, epoch = (found.offset, found.epoch) if found.is_exact else (-1, answer.leader_epoch)
+        return LogTruncationError(
+            cursor.tp.topic,
+            cursor.tp.partition,
+            cursor.offset,
+            cursor.epoch,
+            divergent_offset=offset,
+            divergent_epoch=epoch,
+            epochs=cursor.epochs.read_from(offset),
+        )
+
+    def _check_stall(self, cursor: Cursor, answer: FetchedPartition, now_s: float) -> None:
+        end = answer.last_stable_offset if self.config["isolation.level"] == "read_committed" else answer.high_watermark
+        if not 0 <= end <= cursor.offset:
+            cursor.stalled_since_s = None
+            return
+        if cursor.stalled_since_s is None:
+            cursor.stalled_since_s = now_s
+        elif (now_s - cursor.stalled_since_s) * 1000 >= self._stall_timeout_ms:
+            raise OffsetOutOfRangeError(
+                cursor.tp.topic,
+                cursor.tp.partition,
+                cursor.offset,
+                leader_epoch=cursor.epoch,
+                log_start_offset=answer.log_start_offset,
+                log_end_offset=end,
+                detail=(
+                    f"The range ends at {cursor.range.end_offset_exclusive}, but the readable log has ended at {end} "
+                    f"for {self._stall_timeout_ms} ms: it was truncated, or its in-sync replicas are behind"
+                ),
+            )
+
+    async def _explain_out_of_range(self, cursor: Cursor) -> PeerError:
+        """The error for an offset that is out of range: a truncation if the leader confirms one."""
+        tp, deadline = cursor.tp, self._deadline()
+        start = (await list_offsets(self.cluster, {tp: EARLIEST}, deadline=deadline))[tp]
+        end = (await list_offsets(self.cluster, {tp: LATEST}, deadline=deadline))[tp]
+        if cursor.epoch >= 0 and cursor.offset >= start.offset:
+            known = (await offsets_for_leader_epoch(self.cluster, {tp: (cursor.epoch, -1)}, deadline=deadline))[tp]
+            if not _has_records_read(cursor, known):
+                return await self._truncation(cursor, known, deadline)
+        return OffsetOutOfRangeError(
+            tp.topic,
+            tp.partition,
+            cursor.offset,
+            leader_epoch=cursor.epoch,
+            log_start_offset=start.offset,
+            log_end_offset=end.offset,
+        )
+
+    async def _validate(self, cursors: list[Cursor]) -> None:
+        """The validation that brokers before Fetch 12 do not do themselves (E47-E49)."""
+        unchecked = {c.tp: c for c in cursors if not c.validated}
+        if not unchecked:
+            return
+        deadline = self._deadline()
+        wanted = {tp: (cursor.epoch, -1) for tp, cursor in unchecked.items()}
+        ends = await offsets_for_leader_epoch(self.cluster, wanted, deadline=deadline)
+        for tp, cursor in unchecked.items():
+            if not _has_records_read(cursor, ends[tp]):
+                raise await self._truncation(cursor, ends[tp], deadline)
+            cursor.validated = True
+
+
+class _DetectedTruncation:
+    """The truncation that one read has detected, if any: no piece that was fetched before is returned after it."""
+
+    def __init__(self) -> None:
+        self._error: LogTruncationError | None = None
+
+    def observe(self, deliver: Callable[[Any], None]) -> Callable[[Any], None]:
+        def note(item: Any) -> None:
+            if isinstance(item, LogTruncationError):
+                self._error = item
+            deliver(item)
+
+        return note
+
+    def raise_if_detected(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def _has_records_read(cursor: Cursor, end: EpochEnd) -> bool:
+    """Whether the leader's log has the records read, by its response about the cursor's epoch (E10)."""
+    return end.end_offset >= cursor.offset and end.leader_epoch >= cursor.epoch
+
+
+class RangeReader(BlockingClient[AsyncRangeReader]):
+    """Blocking range reader: `for batch in reader.read({tp: (start, end_exclusive, leader_epoch)}): ...`.
+
+    All calls of `read`, also concurrent ones, share its connections. Cannot be used after a fork.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None,
+        *,
+        stall_timeout_ms: int = 15_000,
+        **config: Any,
+    ) -> None:
+        super().__init__(
+            "fenceline-reader", lambda: AsyncRangeReader(bootstrap, stall_timeout_ms=stall_timeout_ms, **config)
+        )
+        self.config = self._async.config
+
+    @overload
+    def read(
+        self,
+        ranges: Mapping[TopicPartition, RangeSpec],
+        *,
+        arrow: Literal[True] = True,
+        progress: dict[TopicPartition, int] | None = None,
+        **options: Any,
+    ) -> Iterator[pa.RecordBatch]: ...
+    @overload
+    def read(
+        self,
+        ranges: Mapping[TopicPartition, RangeSpec],
+        *,
+        arrow: Literal[False],
+        progress: dict[TopicPartition, int] | None = None,
+    ) -> Iterator[list[ConsumerRecord]]: ...
+    def read(
+        self,
+        ranges: Mapping[TopicPartition, RangeSpec],
+        *,
+        arrow: bool = True,
+        progress: dict[TopicPartition, int] | None = None,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """Every record of the ranges, each partition in offset order, partitions interleaved as they arrive.
+
+        Yields pyarrow.RecordBatch (columns and `options` as in `fenceline.records.arrow.batches_to_arrow`), or lists of
+        ConsumerRecord. A range is `OffsetRange` or its first two to four fields. Offsets without visible records
+        (compaction, transactions) are skipped. `progress` is updated with the next offset of each partition before its
+        records are returned. Raises LogTruncationError, EpochMismatchError, OffsetOutOfRangeError, TopicReplacedError
+        and errors of the brokers; no record is skipped silently.
+        """
+        truncation = _DetectedTruncation()
+        for pieces, release in self._pieces(ranges, truncation):
+            reached = [(TopicPartition(piece.topic, piece.partition), piece.next_offset) for piece in pieces]
+            if arrow:
+                decoded: list[tuple[Any, list[tuple[TopicPartition, int]]]] = [(to_arrow(pieces, **options), reached)]
+            else:
+                decoded = [(to_records(piece), [end]) for piece, end in zip(pieces, reached, strict=True)]
+            release()
+            for rows, ends in decoded:
+                truncation.raise_if_detected()
+                if progress is not None:
+                    progress.update(ends)
+                # Compaction leaves batches without records.
+                if len(rows):
+                    yield rows
+
+    def wait_for_change(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
+        """See `LongPoller.wait_for_change`."""
+        return self._loop_thread.run(self._async.wait_for_change(positions, timeout_ms))
+
+    def _pieces(
+        self, ranges: Mapping[TopicPartition, RangeSpec], truncation: _DetectedTruncation
+    ) -> Iterator[tuple[list[Fetched], Callable[[], None]]]:
+        """The pieces that have arrived, a few megabytes at a time, so that many small partitions become few batches;
+        with a function that clears the list and releases its memory.
+        """
+        arrived: queue.SimpleQueue[Fetched | BaseException | None] = queue.SimpleQueue()
+        limit_bytes = self.config["max.partition.fetch.bytes"]
+
+        async def construct() -> Budget:
+            return Budget(self.config["queued.max.bytes"])
+
+        budget = self._loop_thread.run(construct())
+        pieces: list[Fetched] = []
+
+        def release() -> None:
+            self._loop_thread.call_soon(budget.release, pieces.copy())
+            pieces.clear()
+
+        self._loop_thread.check_usable()
+        task = asyncio.run_coroutine_threadsafe(
+            self._async.fetch_all(ranges, truncation.observe(arrived.put), budget), self._loop_thread.loop
+        )
+        try:
+            while True:
+                last = _next_pieces(arrived, self._loop_thread, pieces, limit_bytes)
+                if pieces:
+                    yield pieces, release
+                if isinstance(last, BaseException):
+                    raise last
+                if last is None:
+                    return
+        finally:
+            task.cancel()
+
+
+def _next_pieces(
+    arrived: queue.SimpleQueue[Any], face: LoopThread, pieces: list[Fetched], limit_bytes: int
+) -> BaseException | Literal["more"] | None:
+    """Move available pieces to `pieces`, at least one. Returns the item behind them, "more" if it is a piece."""
+    size_bytes = 0
+    piece = _next_item(arrived, face)
+    while isinstance(piece, Fetched):
+        pieces.append(piece)
+        size_bytes += piece.size_bytes
+        if size_bytes >= limit_bytes or arrived.empty():
+            return "more"
+        piece = arrived.get()
+    return piece
+
+
+def _next_item(arrived: queue.SimpleQueue[Any], face: LoopThread) -> Fetched | BaseException | None:
+    """The next piece; raises an error if the client is closed meanwhile."""
+    while True:
+        try:
+            piece: Fetched | BaseException | None = arrived.get(timeout=1.0)
+        except queue.Empty:
+            face.check_usable()
+            continue
+        if piece is not None and not isinstance(piece, Fetched | BaseException):
+            raise InternalError(f"unexpected item of type {type(piece)}")
+        return piece

@@ -1,0 +1,324 @@
+"""The groups of the consumer protocol of one partition: their values, pending writes and timers.
+
+Owns how a change gets into the log: it is collected in a `Change`, applied to the group at once, appended as one batch,
+and undone if the log rejects it. `consumer.membership`, `consumer.classic_members` and `consumer.migration` decide the
+changes. Never appends by itself (see `shard`).
+
+Invariants: a change that a client saw is in the log; a response is sent when all writes before it are complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE, Group
+from fenceline.groups.clock import Now
+from fenceline.groups.consumer import records
+from fenceline.groups.consumer.change import Change, rejected_outcome, tombstones
+from fenceline.groups.consumer.classic_members import ClassicMembers
+from fenceline.groups.consumer.membership import ConsumerMembership
+from fenceline.groups.consumer.messages import DescribedConsumerGroup, DescribedConsumerMember
+from fenceline.groups.consumer.migration import Migration
+from fenceline.groups.consumer.model import GROUP_TYPE, ConsumerGroup, ConsumerMember, MemberState
+from fenceline.groups.consumer.replay import applied
+from fenceline.groups.consumer.settings import (
+    ASSIGNMENT_INTERVAL_CONFIG,
+    HEARTBEAT_INTERVAL_CONFIG,
+    SESSION_TIMEOUT_CONFIG,
+    ConsumerSettings,
+)
+from fenceline.groups.consumer.subscriptions import Subscriptions
+from fenceline.groups.consumer.targets import Targets
+from fenceline.groups.consumer.topics import TopicHashes
+from fenceline.groups.messages import ListedGroup, Outcome, Ticket
+from fenceline.groups.timers import TimerKey, TimerKind
+from fenceline.metadata.image import ConfigResourceType
+
+if TYPE_CHECKING:
+    from fenceline.groups.shard import Shard
+    from fenceline.metadata.image import MetadataImage
+
+
+@dataclass(slots=True)
+class _Undo:
+    """The state before a change whose write is pending."""
+
+    group: ConsumerGroup | None
+    classic: Group | None
+    is_void: bool = False
+    """An earlier change was undone, and this one with it."""
+    error: ErrorCode = ErrorCode.NONE
+    """Why it was undone."""
+
+
+class ConsumerGroups:
+    def __init__(self, shard: Shard, image: Callable[[], MetadataImage], hashes: TopicHashes) -> None:
+        self.shard = shard
+        self.groups: dict[str, ConsumerGroup] = {}
+        self.membership: Final = ConsumerMembership(self)
+        self.subscriptions: Final = Subscriptions(self)
+        self.targets: Final = Targets(self)
+        self.classic: Final = ClassicMembers(self)
+        self.migration: Final = Migration(self)
+        self._image = image
+        self._hashes = hashes
+        self._undos: dict[str, list[_Undo]] = {}
+        self._checked_topics: dict[str, object] = {}
+        """By group: the topics for which its metadata hash was last checked."""
+
+    # --- what the cluster says ----------------------------------------
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        return self.shard.settings.consumer
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._image()
+
+    def session_timeout_ms(self, group_id: str) -> int:
+        return self.settings.session.of_group(self._configs(group_id), SESSION_TIMEOUT_CONFIG)
+
+    def heartbeat_interval_ms(self, group_id: str) -> int:
+        return self.settings.heartbeat.of_group(self._configs(group_id), HEARTBEAT_INTERVAL_CONFIG)
+
+    def assignment_interval_ms(self, group_id: str) -> int:
+        """The group's own, else the cluster-wide dynamic default, else this broker's file."""
+        of_all = self.image.config(ConfigResourceType.BROKER, "").get(f"group.{ASSIGNMENT_INTERVAL_CONFIG}")
+        interval = self.settings.assignment
+        if of_all is not None:
+            interval = replace(interval, default_ms=int(of_all))
+        return interval.of_group(self._configs(group_id), ASSIGNMENT_INTERVAL_CONFIG)
+
+    def _configs(self, group_id: str) -> dict[str, str]:
+        return dict(self.image.config(ConfigResourceType.GROUP, group_id))
+
+    def have_topics_changed(self, group_id: str) -> bool:
+        """Whether the metadata has changed since the group's hash was last checked; the hash may be the same."""
+        return self._checked_topics.get(group_id) is not self.image.topics_by_name
+
+    def metadata_hash(self, change: Change) -> int:
+        """Of the topics that the group of the change subscribes to, in their current form."""
+        change.checked_topics = self.image.topics_by_name
+        return self._hashes.of(change.group.subscribed_topics(), self.image)
+
+    # --- changes ----------------------------------------
+
+    def commit(self, change: Change, now: Now, ticket: Ticket | None = None, outcome: Outcome | None = None) -> None:
+        """Apply the change and write it; send `outcome` once it and all writes before it are in the log."""
+        group_id = change.group.group_id
+        if change.checked_topics is not None:
+            self._checked_topics[group_id] = change.checked_topics
+        batch = change.batch
+        if not batch:
+            if ticket is not None and outcome is not None:
+                self.respond_when_idle(ticket, outcome, (group_id,))
+            return
+        undo = _Undo(self.groups.get(group_id), change.replaces)
+        self._undos.setdefault(group_id, []).append(undo)
+        self._put(group_id, None if change.becomes is not None else change.group)
+        for meaning in change.meanings:
+            if (
+                isinstance(meaning, records.MemberStored)
+                and meaning.value is None
+                and meaning.member_id not in change.group.members
+            ):
+                self._disarm_all(group_id, meaning.member_id)
+        if change.replaces is not None:
+            self.shard.groups.pop(group_id, None)
+        if change.becomes is not None:
+            self.shard.groups[group_id] = change.becomes
+
+        def on_complete(error: ErrorCode, now: Now) -> None:
+            if ticket is not None and outcome is not None:
+                why = error or undo.error
+                self.shard.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
+
+        def on_decision(error: ErrorCode, now: Now) -> None:
+            self._decided(group_id, undo, change, error, now)
+
+        self.shard.writes.begin(batch, on_complete, on_decision)
+
+    def respond_when_idle(self, ticket: Ticket, outcome: Outcome, group_ids: Iterable[str]) -> None:
+        """Respond once no pending write is left that the response may depend on: changes of these groups. If one of
+        them is undone, the response becomes its error."""
+        rests_on = [undo for group_id in group_ids for undo in self._undos.get(group_id, ())]
+
+        def on_idle(error: ErrorCode) -> None:
+            why = error or next((undo.error for undo in rests_on if undo.error), ErrorCode.NONE)
+            self.shard.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
+
+        if not self.shard.writes.when_idle(on_idle):
+            self.shard.answer(ticket, outcome)
+
+    def remove(self, group: ConsumerGroup, now: Now) -> None:
+        """Delete an empty group; the shard owns its offsets."""
+        change = Change(group)
+        for meaning in tombstones(group):
+            change.add(meaning)
+        self.commit(change, now)
+        self._put(group.group_id, None)
+
+    def _decided(self, group_id: str, undo: _Undo, change: Change, error: ErrorCode, now: Now) -> None:
+        waiting = self._undos.get(group_id, [])
+        position = next((index for index, each in enumerate(waiting) if each is undo), None)
+        if position is not None:
+            if error:
+                undo.error = error
+                # Later changes were based on this one: they are undone with it.
+                for later in waiting[position + 1 :]:
+                    later.is_void, later.error = True, error
+                del waiting[position:]
+            else:
+                del waiting[position]
+            if not waiting:
+                self._undos.pop(group_id, None)
+        if not error or undo.is_void:
+            return
+        self._checked_topics.pop(group_id, None)
+        if change.becomes is not None and self.shard.groups.get(group_id) is change.becomes:
+            del self.shard.groups[group_id]
+        if group_id not in self.shard.groups:
+            # Otherwise it was an empty one, and a classic group has its name now.
+            self._put(group_id, undo.group)
+            if undo.group is not None:
+                self._watch(undo.group, now)
+        if undo.classic is not None:
+            self.shard.groups[group_id] = undo.classic
+        if change.on_rejected is not None:
+            change.on_rejected(now)
+
+    def _put(self, group_id: str, group: ConsumerGroup | None) -> None:
+        if group is None:
+            self.groups.pop(group_id, None)
+        else:
+            self.groups[group_id] = group
+        if group is None or group.is_empty:
+            self._checked_topics.pop(group_id, None)  # it refers to the metadata of that time
+
+    # --- replay, life and end ----------------------------------------
+
+    def replay(self, meaning: records.ConsumerMeaning) -> None:
+        """Apply one record of the log."""
+        group_id = meaning.group_id
+        after = applied(self.groups.get(group_id), meaning)
+        self._put(group_id, after)
+        if after is not None:
+            # A group without members that exists for its offsets, which came first.
+            self.shard.groups.pop(group_id, None)
+
+    def resume(self, now: Now) -> None:
+        """The groups were just loaded: each member has one session timeout to send a heartbeat."""
+        for group in self.groups.values():
+            self._watch(group, now)
+
+    def _watch(self, group: ConsumerGroup, now: Now) -> None:
+        """Arm the timers that remove a member that is silent, or that does not revoke its partitions."""
+        for member in group.members.values():
+            if not self.shard.is_armed(TimerKind.SESSION, group.group_id, member.member_id):
+                self.membership.keep_alive(group, member, now)
+            if _must_revoke(member) and not self.shard.is_armed(TimerKind.REBALANCE, group.group_id, member.member_id):
+                self.arm(TimerKind.REBALANCE, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
+
+    def unload(self) -> None:
+        """Another broker coordinates them now."""
+        self.groups.clear()
+        self._undos.clear()
+        self._checked_topics.clear()
+
+    def arm(self, kind: TimerKind, group_id: str, member_id: str, now: Now, delay_ms: int) -> None:
+        self.shard.arm(kind, group_id, member_id, now.monotonic_ms + delay_ms)
+
+    def _disarm_all(self, group_id: str, member_id: str) -> None:
+        """Cancel all timers of this member."""
+        for kind in (TimerKind.SESSION, TimerKind.REBALANCE, TimerKind.JOIN, TimerKind.SYNC):
+            self.shard.disarm(kind, group_id, member_id)
+
+    def on_timer(self, key: TimerKey, now: Now) -> None:
+        """A member was silent for too long, or missed its revocation deadline."""
+        group = self.groups.get(key.group_id)
+        member = None if group is None else group.members.get(key.member_id)
+        if group is None or member is None:
+            return
+        if key.kind is TimerKind.REBALANCE and not _must_revoke(member):
+            return
+        if key.kind in (TimerKind.JOIN, TimerKind.SYNC) and not member.uses_classic:
+            return  # it changed its protocol since
+        try:
+            self.migration.fence(group, (member,), now)
+        except PeerError:
+            # The subscriptions of the remaining members cannot be read: they cannot become a classic group.
+            self.migration.remove_members(group, (member,), now)
+
+    # --- groups as a whole ----------------------------------------
+
+    def listed(self) -> Iterator[ListedGroup]:
+        for group in self.groups.values():
+            yield ListedGroup(group.group_id, CONSUMER_PROTOCOL_TYPE, group.state.value, GROUP_TYPE)
+
+    def describe(self, group_id: str) -> DescribedConsumerGroup:
+        """Raises PeerError GROUP_ID_NOT_FOUND."""
+        group = self.groups.get(group_id)
+        if group is None:
+            known = group_id in self.shard.groups or group_id in self.shard.foreign_groups
+            why = "is not a consumer group" if known else "not found"
+            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
+        return DescribedConsumerGroup(
+            group_id,
+            group.state.value,
+            group.epoch,
+            group.assignment_epoch,
+            group.preferred_assignor() or self.settings.assignors[0],
+            tuple(
+                DescribedConsumerMember(member, group.target_of(member_id))
+                for member_id, member in sorted(group.members.items())
+            ),
+        )
+
+    # --- offsets ----------------------------------------
+
+    def check_commit(
+        self,
+        group: ConsumerGroup,
+        member_id: str,
+        epoch: int,
+        partitions: Sequence[tuple[UUID, int]],
+        *,
+        may_be_member: bool,
+    ) -> None:
+        """Raises PeerError if these offsets must not be committed. A member may commit with an older epoch the
+        partitions it got before (KIP-1251). `may_be_member`: from OffsetCommit v9 on."""
+        if epoch < 0 and group.is_empty:
+            return
+        member = group.members.get(member_id)
+        if member is None:
+            raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if not member.uses_classic and not may_be_member:
+            raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
+        if epoch == member.epoch:
+            return
+        stale = ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH
+        if epoch > member.epoch:
+            raise PeerError(stale)
+        for topic_id, partition in partitions:
+            since = member.epoch_of(topic_id, partition)
+            if since is None or epoch < since:
+                raise PeerError(stale)
+
+    def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
+        """Raises PeerError if this member must not fetch offsets."""
+        if member_id is None and epoch < 0:
+            return
+        member = None if member_id is None else group.members.get(member_id)
+        if member is None:
+            raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if epoch != member.epoch:
+            raise PeerError(ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH)
+
+
+def _must_revoke(member: ConsumerMember) -> bool:
+    return member.state is MemberState.UNREVOKED_PARTITIONS and not member.uses_classic

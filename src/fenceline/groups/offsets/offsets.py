@@ -1,0 +1,281 @@
+"""Committed offsets of the groups of one shard. Owns values, their undo and their expiry rule; never appends.
+
+A write changes the store when it is passed to the log and is undone if the log rejects it; `Undo` holds the replaced
+values. With thousands of pending writes, reading one slot costs the same. A plain OffsetFetch sees the state without
+pending writes. Committed values are kept packed if possible (`packed`). Offsets of an open transaction are kept
+separately until its marker is read (`formats.md F7`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+from fenceline.groups.offsets.packed import is_packed, pack, unpack
+from fenceline.groups.offsets.rewinds import Rewind, shows_truncation, step_back
+from fenceline.ids import ZERO_UUID
+
+
+class OffsetSlot(NamedTuple):
+    group_id: str
+    topic: str
+    partition: int
+
+
+class CommittedOffset(NamedTuple):
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int = -1
+    """-1: the broker's retention applies."""
+    topic_id: UUID = ZERO_UUID
+    """ZERO_UUID: committed by name only."""
+    order: int = 0
+    """Position among the writes of the shard; later commits have higher ones."""
+    rewound: Rewind | None = None
+    """The last time that this position moved back because the log was truncated; not stored, see `rewinds`."""
+
+    def belongs_to(self, topic_id: UUID) -> bool:
+        """Whether it was stored for this topic, not for an older one of the same name (since_4_0.md K32)."""
+        return ZERO_UUID in (topic_id, self.topic_id) or topic_id == self.topic_id
+
+    def step_from(self, before: CommittedOffset | None) -> Rewind | None:
+        """The backward step from an earlier commit, if this is one."""
+        if before is None:
+            return None
+        return step_back(
+            (before.offset, before.leader_epoch, before.topic_id),
+            (self.offset, self.leader_epoch, self.topic_id),
+            self.commit_timestamp_ms,
+        )
+
+    def after(self, before: CommittedOffset | None, order: int) -> CommittedOffset:
+        """As the next value of its slot."""
+        if before is None or not before.belongs_to(self.topic_id):
+            return self._replace(order=order)
+        step = self.step_from(before)
+        if step is not None and shows_truncation(step):
+            return self._replace(order=order, rewound=step)
+        return self._replace(order=order, rewound=self.rewound or before.rewound)
+
+
+PartitionOffsets: TypeAlias = dict[int, "CommittedOffset | bytes"]
+"""By partition; bytes are packed ones."""
+Undo: TypeAlias = dict[OffsetSlot, CommittedOffset | None]
+"""The values that a write replaced; None if there was none."""
+
+
+class OffsetStore:
+    __slots__ = ("_by_group", "_next_order", "_open", "_pending_writes", "_undos")
+
+    def __init__(self) -> None:
+        self._by_group: dict[str, dict[str, PartitionOffsets]] = {}
+        self._undos: dict[int, Undo] = {}
+        self._pending_writes: dict[str, dict[OffsetSlot, list[int]]] = {}
+        """By group: the writes that have an undo for a slot, oldest first."""
+        self._open: dict[int, dict[OffsetSlot, CommittedOffset]] = {}
+        self._next_order = 1
+
+    # --- reading ----------------------------------------
+
+    def latest(self, slot: OffsetSlot) -> CommittedOffset | None:
+        """The value including pending writes."""
+        topics = self._by_group.get(slot.group_id)
+        partitions = topics.get(slot.topic) if topics else None
+        value = partitions.get(slot.partition) if partitions else None
+        return unpacked(value) if isinstance(value, bytes) else value
+
+    def committed(self, slot: OffsetSlot) -> CommittedOffset | None:
+        """The value without pending writes."""
+        slots = self._pending_writes.get(slot.group_id)
+        writes = slots.get(slot) if slots else None
+        return self._undos[writes[0]][slot] if writes else self.latest(slot)
+
+    def slots(self, group_id: str, only: Collection[str] | None = None) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
+        """Everything stored for a group, pending writes included; of these topics only, if given."""
+        topics = self._by_group.get(group_id, {})
+        for topic in topics if only is None else [topic for topic in only if topic in topics]:
+            for partition, value in topics[topic].items():
+                yield OffsetSlot(group_id, topic, partition), unpacked(value) if isinstance(value, bytes) else value
+
+    def committed_slots(self, group_id: str) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
+        """Everything committed for a group."""
+        known = {slot for slot, _ in self.slots(group_id)}
+        known.update(self._pending_writes.get(group_id, ()))
+        for slot in sorted(known):
+            value = self.committed(slot)
+            if value is not None:
+                yield slot, value
+
+    def partitions_into(self, found: dict[str, set[int]]) -> None:
+        """Add the partitions that have offsets to `found`, by topic."""
+        for topics in self._by_group.values():
+            for topic, partitions in topics.items():
+                found.setdefault(topic, set()).update(partitions)
+
+    @property
+    def group_ids(self) -> list[str]:
+        """Of groups that have stored offsets."""
+        return list(self._by_group)
+
+    @property
+    def has_open_transactions(self) -> bool:
+        return bool(self._open)
+
+    def count(self, group_id: str) -> int:
+        """How many offsets a group has stored."""
+        return sum(len(partitions) for partitions in self._by_group.get(group_id, {}).values())
+
+    def has_any(self, group_id: str) -> bool:
+        return group_id in self._by_group
+
+    def has_open_transaction(self, group_id: str) -> bool:
+        return any(slot.group_id == group_id for pending in self._open.values() for slot in pending)
+
+    def is_unstable(self, slot: OffsetSlot) -> bool:
+        """Whether an open transaction may still change it."""
+        return any(slot in pending for pending in self._open.values())
+
+    def open_slots(self, group_id: str) -> set[OffsetSlot]:
+        return {slot for pending in self._open.values() for slot in pending if slot.group_id == group_id}
+
+    def on_partitions(self, partitions: set[tuple[str, int]]) -> list[OffsetSlot]:
+        """Every slot of these topic partitions, in open transactions too."""
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            by_topic.setdefault(topic, []).append(partition)
+        found = {
+            OffsetSlot(group_id, topic, partition)
+            for group_id, topics in self._by_group.items()
+            for topic, indexes in by_topic.items()
+            if topic in topics
+            for partition in indexes
+            if partition in topics[topic]
+        }
+        found.update(
+            slot for pending in self._open.values() for slot in pending if (slot.topic, slot.partition) in partitions
+        )
+        return sorted(found)
+
+    # --- writing ----------------------------------------
+
+    def put(self, slot: OffsetSlot, value: CommittedOffset | None, write_id: int | None = None) -> Rewind | None:
+        """Set or (None) remove a value. With a write id it can be undone until `confirm`. Returns its new rewind
+        mark."""
+        before = self.latest(slot)
+        if write_id is not None:
+            undo = self._undos.setdefault(write_id, {})
+            if slot not in undo:
+                undo[slot] = before
+                self._pending_writes.setdefault(slot.group_id, {}).setdefault(slot, []).append(write_id)
+        if value is None:
+            self._drop(slot)
+            for pending in self._open.values():
+                pending.pop(slot, None)
+            return None
+        stored = value.after(before, self._assign_order())
+        self._store(slot, stored)
+        return stored.rewound
+
+    def confirm(self, write_id: int) -> None:
+        """The write is committed."""
+        for slot in self._undos.pop(write_id, ()):
+            if self._forget_pending(slot, write_id) is None and not self._open:
+                self._pack_committed(slot)
+
+    def _pack_committed(self, slot: OffsetSlot) -> None:
+        partitions = self._by_group.get(slot.group_id, {}).get(slot.topic, {})
+        value = partitions.get(slot.partition)
+        if (
+            isinstance(value, CommittedOffset)
+            and value.rewound is None
+            and not value.metadata
+            and value.expire_timestamp_ms == -1
+        ):
+            packed = pack(value.offset, value.leader_epoch, value.commit_timestamp_ms, value.topic_id)
+            partitions[slot.partition] = packed
+
+    def undo(self, write_id: int) -> None:
+        """The log rejected the write: restore the values it replaced, unless a later write replaced them again."""
+        for slot, before in self._undos.pop(write_id, {}).items():
+            later = self._forget_pending(slot, write_id)
+            if later is not None:
+                self._undos[later][slot] = before
+            elif before is None:
+                self._drop(slot)
+            else:
+                self._store(slot, before)
+
+    def _forget_pending(self, slot: OffsetSlot, write_id: int) -> int | None:
+        """Remove this write's undo. Returns the next write that has one for the slot."""
+        slots = self._pending_writes[slot.group_id]
+        writes = slots[slot]
+        position = writes.index(write_id)
+        del writes[position]
+        if position < len(writes):
+            return writes[position]
+        if not writes:
+            del slots[slot]
+            if not slots:
+                del self._pending_writes[slot.group_id]
+        return None
+
+    # --- loading ----------------------------------------
+
+    def partition_offsets(self, slot: OffsetSlot) -> PartitionOffsets:
+        """The mapping that holds the offsets of the slot's group and topic, for the caller to add to. It stays the same
+        object until its last offset is removed."""
+        return self._by_group.setdefault(slot.group_id, {}).setdefault(slot.topic, {})
+
+    def pack(self, slot: OffsetSlot, value: bytes) -> None:
+        """Store the slot's offset, packed from this record's value if possible."""
+        partitions = self._by_group[slot.group_id][slot.topic]
+        stored = partitions[slot.partition]
+        if isinstance(stored, CommittedOffset) and stored.rewound is None and is_packed(value):
+            partitions[slot.partition] = value
+
+    def put_open(self, producer_id: int, slot: OffsetSlot, value: CommittedOffset) -> None:
+        """An offset inside a transaction of this producer."""
+        self._open.setdefault(producer_id, {})[slot] = value._replace(order=self._assign_order())
+
+    def end_transaction(self, producer_id: int, *, committed: bool) -> None:
+        """The transaction's marker was read; an offset committed without a transaction after it stays."""
+        for slot, value in self._open.pop(producer_id, {}).items():
+            current = self.latest(slot)
+            if committed and (current is None or current.order < value.order):
+                self._store(slot, value.after(current, value.order))
+
+    def _assign_order(self) -> int:
+        order = self._next_order
+        self._next_order += 1
+        return order
+
+    def _store(self, slot: OffsetSlot, value: CommittedOffset) -> None:
+        self._by_group.setdefault(slot.group_id, {}).setdefault(slot.topic, {})[slot.partition] = value
+
+    def _drop(self, slot: OffsetSlot) -> None:
+        topics = self._by_group.get(slot.group_id)
+        partitions = topics.get(slot.topic) if topics else None
+        if topics is None or partitions is None:
+            return
+        partitions.pop(slot.partition, None)
+        if not partitions:
+            del topics[slot.topic]
+        if not topics:
+            del self._by_group[slot.group_id]
+
+
+def unpacked(value: bytes) -> CommittedOffset:
+    """The offset of packed bytes."""
+    offset, leader_epoch, commit_ms, topic_id = unpack(value)
+    return CommittedOffset(offset, leader_epoch, "", commit_ms, -1, topic_id)
+
+
+def is_expired(value: CommittedOffset, *, base_timestamp_ms: int, now_ms: int, retention_ms: int) -> bool:
+    """An explicit expiry time (commits of v2-4) takes precedence over the broker's retention, which counts from the
+    base timestamp."""
+    if value.expire_timestamp_ms >= 0:
+        return now_ms >= value.expire_timestamp_ms
+    return now_ms - base_timestamp_ms >= retention_ms

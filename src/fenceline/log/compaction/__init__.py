@@ -1,0 +1,1 @@
+"""Compaction of sealed segments, and the exchange of the files."""

@@ -1,0 +1,37 @@
+"""Chooses the tail of logs: Cython if a matching build exists, else the pure-Python twin.
+
+`FENCELINE_PURE_PYTHON=1` forces the twin. Owns nothing else; import the classes from here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fenceline.compiled import compiled
+from fenceline.log.core import _tail_py
+from fenceline.log.core._tail_py import BATCHES_KEPT, NEWEST_BYTES, NOT_PLAIN, WRITE_BYTES, BatchSeen
+from fenceline.records import kernel
+
+if TYPE_CHECKING:
+    from fenceline.log.core._tail_py import LogTail, Producer, SegmentTail
+
+    IS_NATIVE: bool
+else:
+    # Its checks are those of the compiled kernel: never use one without the other.
+    _chosen = (compiled("fenceline.log.core._tail", _tail_py.ABI) if kernel.IS_NATIVE else None) or _tail_py
+    IS_NATIVE = _chosen is not _tail_py
+    LogTail = _chosen.LogTail
+    Producer = _chosen.Producer
+    SegmentTail = _chosen.SegmentTail
+
+__all__ = [
+    "BATCHES_KEPT",
+    "IS_NATIVE",
+    "NEWEST_BYTES",
+    "NOT_PLAIN",
+    "WRITE_BYTES",
+    "BatchSeen",
+    "LogTail",
+    "Producer",
+    "SegmentTail",
+]

@@ -1,0 +1,1 @@
+"""An open log: append, read, truncate, save, delete old segments."""

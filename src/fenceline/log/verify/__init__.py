@@ -1,0 +1,1 @@
+"""Checks files of logs that no process has open. Never changes a file."""

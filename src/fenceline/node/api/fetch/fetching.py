@@ -1,0 +1,290 @@
+"""Fetch (api key 1): sessions, fencing, reads, and fetches that wait for data.
+
+Owns the life of a fetch from request to response. Records are sent as slices of the log's files; nothing is decoded.
+
+1. The session determines which partitions to read (`fenceline.replica.fetch_session`).
+2. Each partition is checked and read up to its bound (`reads.py`; `E43`).
+3. The fetch is answered if it has enough bytes, an error, or no time to wait. Otherwise it parks (`parked_fetch.py`),
+   and partitions that changed are read again, at the latest after `max_wait_ms` (`E7`: every check runs again).
+4. Records that are not in the page cache are loaded by a thread, so that the event loop never waits for a disk. The
+   memory for this comes out of one budget for all connections (`fenceline.fetch.load.max.bytes`).
+5. Responses with records from the disk are slowed down while latency-sensitive requests are served (`load_pace`);
+   replica fetches never are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from errno import ENOENT
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Final, cast
+
+from fenceline.compiled import compiled
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.core import tail
+from fenceline.log.core.disk import FileSlice
+from fenceline.log.core.errors import StorageError
+from fenceline.node.api.fetch.load_budget import Lease, LoadBudget
+from fenceline.node.api.fetch.load_pace import LoadPace
+from fenceline.node.api.fetch.parked_fetch import ParkedFetch
+from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
+from fenceline.node.api.fetch.reads import ColdRead, FetchReads, FetchResult, Reader, aborted_of, failed_partition
+from fenceline.node.context import RequestContext
+from fenceline.node.logs import Logger
+from fenceline.node.net.connection import PendingAnswer
+from fenceline.node.net.server import Buffer, frame_of
+from fenceline.replica.fencing import CONSUMER_REPLICA_ID, DEBUG_REPLICA_ID, NO_EPOCH
+from fenceline.replica.fetch_session import INITIAL_EPOCH, NO_SESSION_ID, FetchSessions, SessionAnswer
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, encode_response, parse_request
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+    from fenceline.wire.produce import NodeEndpoint
+
+log = Logger("fetch")
+
+MIN_VERSION: Final = 4
+MAX_VERSION: Final = 18
+RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+"""Kafka's name for rack-aware selection (`PreferredReplicas`); its LeaderSelector is the default."""
+_FIRST_FROM_FOLLOWERS: Final = 11
+_FIRST_WITH_TOPIC_IDS: Final = 13
+_FIRST_WITH_LEADER_HINT: Final = 16
+_ISOLATION_LEVELS: Final = (0, 1)
+_PLAIN_ABI: Final = 4
+"""Changes with every change of `_plain_fetch.pyx`, so that an outdated build is not used."""
+
+_plain_fetch = compiled("fenceline.node.api.fetch._plain_fetch", _PLAIN_ABI) if tail.IS_NATIVE else None
+_handle_plain: Final[
+    Callable[[FetchHandler, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None
+] = getattr(_plain_fetch, "handle_plain", None)
+"""The fast path for followers that keep up; None if it was not built. It returns None, having changed nothing, if a
+request is not for it."""
+_answer_plain: Final[
+    Callable[[FetchHandler, RequestContext, FetchRequest, SessionAnswer], Sequence[Buffer] | None] | None
+] = getattr(_plain_fetch, "answer_plain", None)
+_HINTED_ERRORS: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+
+
+class FetchHandler:
+    """The Fetch handler of one broker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        max_response_bytes: int,
+        max_load_bytes: int,
+        load_floor_byte_rate: int,
+        max_sessions: int,
+        rng: Random,
+        chooses_by_rack: bool = False,
+    ) -> None:
+        """`chooses_by_rack`: consumers are sent to a replica in their own rack (`replica.selector.class`, KIP-392)."""
+        self.broker = broker
+        metrics = broker.metrics
+        self._load_budget = metrics.load_budget = LoadBudget(max_load_bytes)
+        load_pace = metrics.load_pace = LoadPace(load_floor_byte_rate, metrics.urgent_requests)
+        self.reads = FetchReads(
+            broker.partitions,
+            broker.replication,
+            metrics,
+            load_pace,
+            max_response_bytes=max_response_bytes,
+            preferred=PreferredReplicas(broker) if chooses_by_rack else None,
+        )
+        self.sessions = FetchSessions(max_sessions=max_sessions)
+        self._rng = rng
+
+    def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer:
+        if _handle_plain is not None:
+            plain = _handle_plain(self, context, body)
+            if plain is not None:
+                return plain
+        request = parse_request(context.api_version, body)
+        if request.isolation_level not in _ISOLATION_LEVELS:
+            return frame_of(
+                ApiKey.FETCH, context, encode_response(context.api_version, _refused(request, context.api_version))
+            )
+        try:
+            answer = self.sessions.begin(
+                request,
+                uses_topic_ids=context.api_version >= _FIRST_WITH_TOPIC_IDS,
+                now_ms=self.broker.clock.monotonic_ms(),
+                fresh_id=self._rng.randrange(1, 2**31) if request.session_epoch == INITIAL_EPOCH else NO_SESSION_ID,
+                is_outdated=request.replica_id >= 0 and self._is_outdated(request),
+            )
+        except PeerError as error:
+            return frame_of(
+                ApiKey.FETCH, context, encode_response(context.api_version, FetchResponse([], error_code=error.code))
+            )
+        # Brokers fetch from leaders only, and so do clients older than fetching from followers (`epochs.md E3`).
+        takes_any_replica = (
+            context.api_version >= _FIRST_FROM_FOLLOWERS
+            if request.replica_id == CONSUMER_REPLICA_ID
+            else request.replica_id <= DEBUG_REPLICA_ID
+        )
+        reader = Reader(takes_any_replica, context.listener)
+        return self.read_or_park(context, request, answer, reader, has_just_arrived=True)
+
+    def read_or_park(
+        self,
+        context: RequestContext,
+        request: FetchRequest,
+        answer: SessionAnswer,
+        reader: Reader,
+        *,
+        has_just_arrived: bool = False,
+    ) -> list[Buffer] | PendingAnswer:
+        """The response to a request that its session has accepted. `has_just_arrived`: the follower state in it has not
+        been applied yet (`epochs.md E31`)."""
+        result = self.reads.read(request, answer, reader, has_just_arrived=has_just_arrived)
+        if self.is_ready(request, answer, result):
+            if not self.must_wait(result):
+                return self.frame(context, answer, result)
+            pending = PendingAnswer()
+            self.answer_cold(context, answer, result, pending)
+            return pending
+        return ParkedFetch(self, context, request, answer, reader).park()
+
+    def plain_answer(
+        self, context: RequestContext, request: FetchRequest, answer: SessionAnswer
+    ) -> Sequence[Buffer] | None:
+        """The fast path's response to a parked fetch: empty if it has to wait on; None, having changed nothing, if it
+        needs the general path."""
+        return _answer_plain(self, context, request, answer) if _answer_plain is not None else None
+
+    def _is_outdated(self, request: FetchRequest) -> bool:
+        """Whether the request comes from an earlier process of a broker that has registered again since (KIP-903)."""
+        return NO_EPOCH != request.replica_epoch < self.broker.replication.eligible_epoch(request.replica_id)
+
+    def is_ready(self, request: FetchRequest, answer: SessionAnswer, result: FetchResult) -> bool:
+        return result.must_answer or result.size_bytes >= request.min_bytes or request.max_wait_ms <= 0
+
+    def must_wait(self, result: FetchResult) -> bool:
+        """Whether this response has to wait for the disk, or for its turn after others."""
+        return bool(result.cold) or (result.from_disk_bytes > 0 and self.reads.is_limited(result))
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    def frame(self, context: RequestContext, answer: SessionAnswer, result: FetchResult) -> list[Buffer]:
+        partitions = answer.select(result.fetched)
+        endpoints: tuple[NodeEndpoint, ...] = ()
+        if context.api_version >= _FIRST_WITH_LEADER_HINT and result.must_answer:
+            partitions, endpoints = self._with_hints(partitions, context.listener, is_for_replica=result.is_for_replica)
+        if result.is_for_replica:
+            self.reads.count_throttled(result.fetched)
+        response = FetchResponse(partitions, session_id=answer.session_id, node_endpoints=endpoints)
+        return frame_of(ApiKey.FETCH, context, encode_response(context.api_version, response))
+
+    def _with_hints(
+        self, partitions: list[FetchedPartition], listener: str, *, is_for_replica: bool
+    ) -> tuple[list[FetchedPartition], tuple[NodeEndpoint, ...]]:
+        """Add the leader where the reader sent an outdated epoch or asked the wrong node (KIP-951, `epochs.md E6`)."""
+        broker = self.broker
+        hinted = [
+            p._replace(current_leader=broker.leader_hint(p.topic, p.topic_id, p.index))
+            if p.error_code in _HINTED_ERRORS
+            else p
+            for p in partitions
+        ]
+        if is_for_replica:
+            return hinted, ()
+        leaders = {p.current_leader[0] for p in hinted if p.current_leader is not None}
+        return hinted, broker.node_endpoints(leaders, listener)
+
+    def answer_cold(
+        self, context: RequestContext, answer: SessionAnswer, result: FetchResult, pending: PendingAnswer
+    ) -> None:
+        """Wait for the turn, load records into the page cache in a thread, then send the response."""
+        loading = asyncio.ensure_future(self._load(result, pending))
+
+        def loaded(task: asyncio.Future[Lease]) -> None:
+            if task.cancelled():
+                pending.fail("the node is shutting down")
+            elif task.exception() is not None:
+                log.error("fetch failed: the log could not be read", peer=context.peer, error=str(task.exception()))
+                pending.fail("the log could not be read, see the previous log message")
+            else:
+                lease = task.result()
+                lease.sending(
+                    partial(pending.drop, "the peer does not read its response while other fetches wait for memory")
+                )
+                pending.complete(self.frame(context, answer, result), lease.release)
+
+        loading.add_done_callback(loaded)
+
+    async def _load(self, result: FetchResult, pending: PendingAnswer) -> Lease:
+        """Load cold records into the page cache. Returns the lease of the memory that copies of small reads take."""
+        cold = result.cold
+        taking = asyncio.ensure_future(self._admit(result))
+        # A peer that has disconnected must not delay others.
+        pending.on_abandoned(taking.cancel)
+        try:
+            lease = await taking
+        except asyncio.CancelledError:
+            for each in cold:
+                each.read.close()
+            raise
+        pending.on_abandoned(None)
+        if not cold:
+            return lease
+        try:
+            payloads = await asyncio.get_running_loop().run_in_executor(self.broker.disk_threads, _load_all, cold)
+            for each, payload in zip(cold, payloads, strict=True):
+                fetched = result.fetched[each.position]
+                try:
+                    if isinstance(payload, StorageError):
+                        raise payload
+                    aborted = fetched.aborted_transactions
+                    if aborted is not None:
+                        aborted = aborted_of(each.partition_log, each.offset, each.end_offset_exclusive)
+                    result.fetched[each.position] = fetched._replace(
+                        records=cast("Buffer", payload), aborted_transactions=aborted
+                    )
+                except StorageError as error:
+                    # Only this partition fails; the others of this fetch are answered normally.
+                    if error.errno == ENOENT and not each.read.is_from(each.partition_log.segments):
+                        # Its segment was deleted before the thread read it: the client fetches again.
+                        continue
+                    self.reads.storage_failed(fetched, error)
+                    result.fetched[each.position] = failed_partition(fetched, error.code)
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
+    async def _admit(self, result: FetchResult) -> Lease:
+        if not result.is_for_replica:
+            await self.reads.load_pace.turn(result.from_disk_bytes)
+        return await self._load_budget.acquire(sum(each.read.copied_bytes_limit for each in result.cold))
+
+
+def _load_all(cold: Sequence[ColdRead]) -> list[memoryview | FileSlice | StorageError]:
+    """In a thread: start all reads first, then wait for them."""
+    loaded: list[memoryview | FileSlice | StorageError] = []
+    failed: dict[int, StorageError] = {}
+    for each in cold:
+        try:
+            each.load()
+        except StorageError as error:
+            failed[each.position] = error
+        except OSError as error:
+            failed[each.position] = StorageError.of("reading aborted transactions", error)
+    for each in cold:
+        try:
+            loaded.append(failed[each.position] if each.position in failed else each.read.finish_load())
+        except StorageError as error:
+            loaded.append(error)
+    return loaded
+
+
+def _refused(request: FetchRequest, version: int) -> FetchResponse:
+    """The response to an invalid request: before topic ids, each partition has the error as well."""
+    code = ErrorCode.UNKNOWN_SERVER_ERROR
+    partitions = [] if version >= _FIRST_WITH_TOPIC_IDS else request.partitions
+    failed = [failed_partition(p, code)._replace(aborted_transactions=[]) for p in partitions]
+    return FetchResponse(failed, error_code=code, session_id=request.session_id)

@@ -1,0 +1,48 @@
+"""Sends consumers to a replica in their own rack (KIP-392): collects the candidates from this broker's state.
+
+Decides nothing: `fenceline.replica.read_replica` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fenceline.replica.progress import UNKNOWN_OFFSET
+from fenceline.replica.read_replica import NO_PREFERRED_REPLICA, Candidate, choose
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+    from fenceline.node.replication.replica import Replica
+
+
+class PreferredReplicas:
+    """The replica selection of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def of(self, replica: Replica, fetch_offset: int, rack: str, listener: str) -> int:
+        """The broker that a consumer should fetch from; NO_PREFERRED_REPLICA: this one.
+
+        Candidates are in sync, have the offset as far as the leader knows, and are reachable on the reader's listener.
+        """
+        leader = replica.leader
+        if leader is None or len(leader.isr) < 2:
+            return NO_PREFERRED_REPLICA
+        brokers = self._broker.image.brokers
+        now_ms = self._broker.clock.monotonic_ms()
+        followers = []
+        for broker_id, progress in leader.followers.items():
+            broker = brokers.get(broker_id)
+            if (
+                broker_id in leader.isr
+                and broker is not None
+                and not broker.fenced
+                and broker.endpoint(listener) is not None
+                and progress.log_end_offset >= fetch_offset
+                and UNKNOWN_OFFSET < progress.log_start_offset <= fetch_offset
+            ):
+                lag_ms = now_ms - (progress.last_caught_up_ms or 0)
+                followers.append(Candidate(broker_id, broker.rack, progress.log_end_offset, lag_ms))
+        own = Candidate(self._broker.node_id, self._broker.config.rack, replica.log.log_end_offset, 0)
+        return choose(rack, own, followers)

@@ -1,0 +1,114 @@
+"""Envelope v0: a request that a broker forwards for one of its clients (KIP-590).
+
+Owns the wrapping: the embedded request, with its header, is answered by the controller's own handler. A controller that
+is not active, or is no longer active when the response is ready, returns NOT_CONTROLLER in the envelope: the broker
+then forwards to the next one, and its client does not notice. Errors of the envelope itself have Kafka's codes: 97 for
+a bad principal, 42 for an address or an API that is not forwarded, 35 for a request that cannot be parsed.
+
+Rules: controller.md C1, C2; since_4_0.md K4.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.node.context import Api, RequestContext
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import read_request, write_response
+from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.frame import encode_response_frame, parse_request_header
+from fenceline.wire.principal import decode_principal
+
+if TYPE_CHECKING:
+    from fenceline.node.controller.listener import ControllerServices
+
+FORWARDED: Final = frozenset(
+    {
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        ApiKey.UPDATE_FEATURES,
+        ApiKey.DESCRIBE_QUORUM,
+        ApiKey.ADD_RAFT_VOTER,
+        ApiKey.REMOVE_RAFT_VOTER,
+        ApiKey.UNREGISTER_BROKER,
+    }
+)
+"""The APIs allowed in an envelope: client requests that only the active controller can answer."""
+
+_ADDRESS_SIZES: Final = (4, 16)
+"""Sizes of an IP address."""
+_ANOTHER_LEADS: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+
+async def handle_envelope(context: RequestContext, request: Any) -> dict[str, Any]:
+    controller = context.broker.controller
+    epoch = controller.active_epoch
+    if epoch < 0:
+        return _rejected(ErrorCode.NOT_CONTROLLER)
+    try:
+        decode_principal(request.request_principal)
+    except MalformedRequest:
+        return _rejected(ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE)
+    if len(request.client_host_address) not in _ADDRESS_SIZES:
+        return _rejected(ErrorCode.INVALID_REQUEST)
+    data = memoryview(request.request_data)
+    try:
+        header = parse_request_header(data)
+    except MalformedRequest:
+        return _rejected(ErrorCode.UNSUPPORTED_VERSION)
+    key, version = header.api_key, header.api_version
+    if key in ApiKey._value2member_map_ and key not in FORWARDED:
+        return _rejected(ErrorCode.INVALID_REQUEST)
+    api = cast("ControllerServices", context.broker).apis.get(key)
+    if api is None:
+        return _rejected(ErrorCode.UNSUPPORTED_VERSION)
+    if not api.min_version <= version <= api.max_version:
+        return _rejected(ErrorCode.UNSUPPORTED_VERSION)
+    inner = replace(
+        context,
+        api_version=version,
+        correlation_id=header.correlation_id,
+        client_id=header.client_id,
+        is_forwarded=True,
+    )
+    try:
+        answer = api.handler(inner, read_request(key, version, data[header.body_position :]))
+        if inspect.isawaitable(answer):
+            answer = await answer
+    except MalformedRequest:
+        return _rejected(ErrorCode.UNSUPPORTED_VERSION)
+    except PeerError as error:
+        if error.code is ErrorCode.NOT_CONTROLLER:
+            return _rejected(ErrorCode.NOT_CONTROLLER)
+        answer = {"error_code": error.code, "error_message": error.message}
+    if controller.active_epoch != epoch and _has_leadership_error(answer):
+        return _rejected(ErrorCode.NOT_CONTROLLER)
+    body = answer if isinstance(answer, bytes) else write_response(api.key, version, answer)
+    frame = b"".join(encode_response_frame(key, version, header.correlation_id, body))
+    return {"error_code": ErrorCode.NONE, "response_data": frame[4:]}
+
+
+def _has_leadership_error(answer: Any) -> bool:
+    """Whether part of the response failed because this controller is no longer active. Changes made before that, such
+    as its own removal, remain."""
+    if isinstance(answer, Mapping):
+        code = answer.get("error_code")
+        return code in _ANOTHER_LEADS or any(map(_has_leadership_error, answer.values()))
+    return isinstance(answer, list | tuple) and any(map(_has_leadership_error, answer))
+
+
+def _rejected(code: ErrorCode) -> dict[str, Any]:
+    return {"error_code": code, "response_data": None}
+
+
+CONTROLLER_APIS: Final = (Api(ApiKey.ENVELOPE, 0, 0, handle_envelope),)

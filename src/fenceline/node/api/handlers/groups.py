@@ -1,0 +1,99 @@
+"""Administration of groups: ListGroups v0-5, DescribeGroups 0-6, DeleteGroups 0-2.
+
+Owns what differs between versions; the rules are in `fenceline.groups`. Rules: `since_4_0.md K5, K32`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import Any, Final
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.groups.classic.states import GroupState
+from fenceline.groups.messages import ALL_OPERATIONS_UNKNOWN, DeleteGroupsResponse, DescribedGroup
+from fenceline.node.context import Answer, Api, RequestContext
+from fenceline.node.groups.replies import Fields, all_answered
+from fenceline.wire.apis import ApiKey
+
+GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all operations on a group; there is no authorizer yet."""
+
+
+def list_groups(context: RequestContext, request: Any) -> Answer:
+    states = frozenset(each.strip().lower() for each in getattr(request, "states_filter", ()))
+    # Kafka trims the names of states, but not those of types.
+    types = frozenset(each.lower() for each in getattr(request, "types_filter", ()))
+    try:
+        listed = context.broker.groups.list_groups(states, types)
+    except PeerError as error:
+        return {"error_code": error.code, "groups": []}
+    return {
+        "error_code": ErrorCode.NONE,
+        "groups": [
+            {
+                "group_id": group.group_id,
+                "protocol_type": group.protocol_type,
+                "group_state": group.state,
+                "group_type": group.group_type,
+            }
+            for group in listed
+        ],
+    }
+
+
+def describe_groups(context: RequestContext, request: Any) -> Answer:
+    shows_operations: bool = getattr(request, "include_authorized_operations", False)
+    return {"groups": [_described(context, group_id, shows_operations) for group_id in request.groups]}
+
+
+def _described(context: RequestContext, group_id: str, shows_operations: bool) -> Fields:
+    try:
+        group = context.broker.groups.describe(group_id)
+    except PeerError as error:
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            group = DescribedGroup(group_id, error.code)
+        elif context.api_version >= 6:
+            # KIP-1043: newer clients get an error for a missing group, older ones a dead group.
+            group = DescribedGroup(group_id, error.code, error.message, GroupState.DEAD)
+        else:
+            group = DescribedGroup(group_id, state=GroupState.DEAD)
+    return {
+        "error_code": group.error,
+        "error_message": group.error_message,
+        "group_id": group.group_id,
+        "group_state": str(group.state),
+        "protocol_type": group.protocol_type,
+        "protocol_data": group.protocol_data,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.group_instance_id,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "member_metadata": member.metadata,
+                "member_assignment": member.assignment,
+            }
+            for member in group.members
+        ],
+        "authorized_operations": GROUP_OPERATIONS
+        if shows_operations and group.error is ErrorCode.NONE
+        else ALL_OPERATIONS_UNKNOWN,
+    }
+
+
+def delete_groups(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
+    def fields(answers: Iterable[DeleteGroupsResponse]) -> Fields:
+        return {
+            "results": [
+                {"group_id": group_id, "error_code": error} for answer in answers for group_id, error in answer.errors
+            ]
+        }
+
+    return all_answered(context.broker.groups.delete_groups(request.groups_names), fields)
+
+
+APIS: Final = (
+    Api(ApiKey.LIST_GROUPS, 0, 5, list_groups),
+    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, describe_groups),
+    Api(ApiKey.DELETE_GROUPS, 0, 2, delete_groups),
+)

@@ -1,0 +1,269 @@
+"""Metadata v0-13 with automatic creation, and DescribeTopicPartitions v0 (KIP-966).
+
+Owns the selection of topics in a response. `metadata_encoding` encodes Metadata responses.
+
+A topic that is created by a request is in its response, whereas Kafka returns UNKNOWN_TOPIC_OR_PARTITION and lets the
+client retry. If creation fails, the response is Kafka's, error 3.
+
+Rules: KIP-516 (ids from v12; if one topic has an id, names are ignored), KIP-4, KIP-430; since_4_0.md K5, K35.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from fenceline.controller.topic_names import name_fault
+from fenceline.errors import ErrorCode
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, METADATA_TOPIC, ZERO_UUID
+from fenceline.metadata.image import MetadataImage, TopicImage
+from fenceline.node.api.handlers.metadata_encoding import (
+    CLUSTER_OPERATIONS,
+    OPERATIONS_NOT_ASKED,
+    TOPIC_OPERATIONS,
+    MetadataEncoder,
+    TopicError,
+    is_internal,
+    view_partition,
+)
+from fenceline.node.context import Api, RequestContext
+from fenceline.node.replication.absent_brokers import NO_ABSENT
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import request_field
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from fenceline.node.broker import Broker
+
+_IDS_SINCE: Final = 12
+_AUTO_CREATION_FLAG_SINCE: Final = 4
+_KEEP_FROM_TOPICS: Final = 64
+"""Responses with at least this many topics are cached."""
+
+_encoders: WeakKeyDictionary[Broker, dict[tuple[int, str, bool], MetadataEncoder]] = WeakKeyDictionary()
+"""By version, listener, and whether absent brokers are considered."""
+
+
+class _Wanted(NamedTuple):
+    """The requested topics, without repetitions; both None means all topics."""
+
+    names: tuple[str, ...] | None
+    ids: tuple[UUID, ...] | None
+
+
+class _Found(NamedTuple):
+    topics: Sequence[TopicImage]
+    unknown_ids: tuple[UUID, ...] = ()
+    failed: tuple[tuple[str, ErrorCode], ...] = ()
+
+
+def handle_metadata(context: RequestContext, request: Any) -> bytes | Awaitable[bytes]:
+    """Answer from the image; wait only if topics must be created first."""
+    encoder = _encoder_for(context, request)
+    wanted = _wanted(context.api_version, request.topics)
+    if isinstance(wanted, tuple) and not isinstance(wanted, _Wanted):
+        return encoder.refusal(wanted)
+    missing = _to_create(context, request, wanted)
+    if not missing:
+        return _answer(context, encoder, request, wanted)
+
+    async def create_first() -> bytes:
+        await context.broker.auto_create(missing)
+        return _answer(context, _encoder_for(context, request), request, wanted)
+
+    return create_first()
+
+
+def _encoder_for(context: RequestContext, request: Any) -> MetadataEncoder:
+    """The encoder for a request. A request that names topics gets the absent brokers considered; one for all topics, or
+    none, gets the cluster as the metadata has it."""
+    broker, version, listener = context.broker, context.api_version, context.listener
+    encoders = _encoders.setdefault(broker, {})
+    absent = broker.absent
+    if absent is NO_ABSENT:
+        encoders.pop((version, listener, True), None)
+    elif not request.topics:
+        absent = NO_ABSENT
+    key = (version, listener, absent is not NO_ABSENT)
+    encoder = encoders.get(key)
+    if encoder is None:
+        encoder = encoders[key] = MetadataEncoder(version, listener, broker.node_id)
+    encoder.use_image(broker.image, absent)
+    return encoder
+
+
+def _wanted(version: int, topics: Sequence[Any] | None) -> _Wanted | tuple[TopicError, ...]:
+    """The requested topics, or the errors of an invalid request."""
+    if topics is None or (version == 0 and not topics):
+        return _Wanted(None, None)
+    ids = [request_field(topic, "topic_id", None) for topic in topics]
+    known_ids = tuple(dict.fromkeys(each for each in ids if each is not None))
+    wrong: ErrorCode | None = None
+    if version < _IDS_SINCE and known_ids:
+        wrong = ErrorCode.INVALID_REQUEST
+    elif any(topic.name is None and each is None for topic, each in zip(topics, ids, strict=True)):
+        wrong = ErrorCode.UNKNOWN_SERVER_ERROR
+    if wrong is not None:
+        return tuple(
+            TopicError(wrong, topic.name or "", each or ZERO_UUID) for topic, each in zip(topics, ids, strict=True)
+        )
+    if known_ids:
+        return _Wanted(None, known_ids)
+    return _Wanted(tuple(dict.fromkeys(topic.name for topic in topics)), None)
+
+
+def _to_create(context: RequestContext, request: Any, wanted: _Wanted) -> tuple[str, ...]:
+    if wanted.names is None:
+        return ()
+    known = context.broker.image.topics_by_name
+    missing = tuple(name for name in wanted.names if name not in known)
+    if not missing or not context.broker.config.get_bool("auto.create.topics.enable"):
+        return ()
+    if context.api_version >= _AUTO_CREATION_FLAG_SINCE and not request.allow_auto_topic_creation:
+        return ()
+    return tuple(name for name in missing if _may_be_created(name))
+
+
+def _may_be_created(name: str) -> bool:
+    if name == METADATA_TOPIC or name_fault(name) is not None:
+        return False
+        # Internal topics have their own settings, and are created by their coordinator.
+    return name == CONSUMER_OFFSETS_TOPIC or not is_internal(name)
+
+
+def _answer(context: RequestContext, encoder: MetadataEncoder, request: Any, wanted: _Wanted) -> bytes:
+    topic_operations = request_field(request, "include_topic_authorized_operations", False)
+    cluster_operations = request_field(request, "include_cluster_authorized_operations", False)
+    shape = (wanted, topic_operations, cluster_operations)
+    if (cached := encoder.cached(shape)) is not None:
+        return cached
+    found = _find(context.broker.image, wanted)
+    operations = TOPIC_OPERATIONS if topic_operations else OPERATIONS_NOT_ASKED
+    answer = encoder.answer(
+        found.topics,
+        [TopicError(ErrorCode.UNKNOWN_TOPIC_ID, None, each) for each in found.unknown_ids],
+        [TopicError(code, name, operations=operations) for name, code in found.failed],
+        cluster_id=context.broker.cluster_id,
+        topic_operations=operations,
+        cluster_operations=CLUSTER_OPERATIONS if cluster_operations else OPERATIONS_NOT_ASKED,
+    )
+    if len(found.topics) >= _KEEP_FROM_TOPICS:
+        encoder.cache(shape, answer)
+    return answer
+
+
+def _find(image: MetadataImage, wanted: _Wanted) -> _Found:
+    if wanted.ids is not None:
+        by_id = image.topics_by_id
+        return _Found(
+            [by_id[each] for each in wanted.ids if each in by_id],
+            unknown_ids=tuple(each for each in wanted.ids if each not in by_id),
+        )
+    if wanted.names is None:
+        return _Found(list(image.topics_by_name.values()))
+    by_name = image.topics_by_name
+    failed = [
+        (name, ErrorCode.INVALID_TOPIC_EXCEPTION if name_fault(name) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        for name in wanted.names
+        if name not in by_name
+    ]
+    failed.sort(key=lambda one: one[1] is not ErrorCode.INVALID_TOPIC_EXCEPTION)
+    return _Found([by_name[name] for name in wanted.names if name in by_name], failed=tuple(failed))
+
+
+# --- DescribeTopicPartitions ------------------------------------------------------------------------------------------
+
+
+def handle_describe_topic_partitions(context: RequestContext, request: Any) -> dict[str, Any]:
+    """Topics in name order, starting at the cursor, up to the limit of partitions."""
+    image = context.broker.image
+    names = sorted({topic.name for topic in request.topics}, key=_java_order)
+    everything = not names
+    cursor = request.cursor
+    if cursor is not None and (cursor.partition_index < 0 or (not everything and cursor.topic_name not in names)):
+        return _rejected(request.topics, ErrorCode.INVALID_REQUEST)
+    if "" in names:
+        return _rejected(request.topics, ErrorCode.UNKNOWN_SERVER_ERROR)
+    if everything:
+        names = sorted(image.topics_by_name, key=_java_order)
+    if cursor is not None:
+        start = _java_order(cursor.topic_name)
+        names = [name for name in names if _java_order(name) >= start]
+    most = context.broker.config.get_int("max.request.partition.size.limit")
+    left = max(1, min(request.response_partition_limit, most))
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        if left == 0:
+            return {"topics": rows, "next_cursor": {"topic_name": name, "partition_index": 0}}
+        topic = image.topics_by_name.get(name)
+        if topic is None:
+            rows.append(_unknown_topic(name))
+            continue
+        first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
+        end = min(len(topic.partitions), first + left)
+        rows.append(_describe_topic(image, topic, range(first, end), context.listener))
+        left -= max(0, end - first)
+        if end < len(topic.partitions):
+            return {"topics": rows, "next_cursor": {"topic_name": name, "partition_index": end}}
+    return {"topics": rows, "next_cursor": None}
+
+
+def _java_order(name: str) -> bytes:
+    """Java compares strings by UTF-16 units."""
+    return name.encode("utf-16-be", "surrogatepass")
+
+
+def _unknown_topic(name: str) -> dict[str, Any]:
+    invalid = name_fault(name) is not None
+    return {
+        "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION if invalid else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        "name": name,
+        "topic_id": None,
+        "is_internal": is_internal(name),
+        "partitions": (),
+        "topic_authorized_operations": TOPIC_OPERATIONS,
+    }
+
+
+def _describe_topic(image: MetadataImage, topic: TopicImage, indexes: Iterable[int], listener: str) -> dict[str, Any]:
+    return {
+        "error_code": ErrorCode.NONE,
+        "name": topic.name,
+        "topic_id": topic.id,
+        "is_internal": is_internal(topic.name),
+        "partitions": [_describe_partition(image, topic, index, listener) for index in indexes],
+        "topic_authorized_operations": TOPIC_OPERATIONS,
+    }
+
+
+def _describe_partition(image: MetadataImage, topic: TopicImage, index: int, listener: str) -> dict[str, Any]:
+    partition = topic.partitions[index]
+    view = view_partition(image, partition, listener, old_errors=False)
+    return {
+        "error_code": view.error,
+        "partition_index": index,
+        "leader_id": view.leader,
+        "leader_epoch": partition.leader_epoch,
+        "replica_nodes": partition.replicas,
+        "isr_nodes": partition.isr,
+        "eligible_leader_replicas": partition.elr,
+        "last_known_elr": partition.last_known_elr,
+        "offline_replicas": view.offline,
+    }
+
+
+def _rejected(topics: Iterable[Any], code: ErrorCode) -> dict[str, Any]:
+    rows = [
+        {"error_code": code, "name": topic.name, "topic_authorized_operations": OPERATIONS_NOT_ASKED}
+        for topic in topics
+    ]
+    return {"topics": rows, "next_cursor": None}
+
+
+APIS: Final = (
+    Api(ApiKey.METADATA, 0, 13, handle_metadata),
+    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, handle_describe_topic_partitions),
+)

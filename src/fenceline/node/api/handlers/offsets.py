@@ -1,0 +1,307 @@
+"""ListOffsets v1-11, OffsetForLeaderEpoch v2-4 and DeleteRecords v0-2.
+
+Rules: `list_offsets.md L2-L24` (order of checks, KIP-207), `epochs.md E21` (an epoch's end), `since_4_0.md K29`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
+
+from fenceline.errors import ErrorCode, InternalError, PeerError
+from fenceline.ids import INTERNAL_TOPICS, METADATA_TOPIC
+from fenceline.node.context import Api, RequestContext
+from fenceline.node.replication.replica import Replica
+from fenceline.replica.fencing import DEBUG_REPLICA_ID, check_leader_epoch, read_bound
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import millis
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+
+_KNOWN_IN_MEMORY: Final = (LATEST, EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
+_FIRST_VERSION_OF: Final = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
+_FIRST_WITH_OFFSET_NOT_AVAILABLE: Final = 5
+_HIGH_WATERMARK: Final = -1
+"""DeleteRecords: the offset that means the high watermark."""
+
+
+class _Found(NamedTuple):
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+_NOTHING: Final = _Found(-1, -1, -1)
+
+
+def list_offsets(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+    """Each partition succeeds or fails alone.
+
+    Lookups by time read the disk: a request with one of them is answered asynchronously.
+    """
+    wanted = (partition.timestamp for topic in request.topics for partition in topic.partitions)
+    if all(timestamp in _KNOWN_IN_MEMORY for timestamp in wanted):
+        return _run_at_once(_list_offsets(context, request))
+    return _list_offsets(context, request)
+
+
+def _run_at_once(answering: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """The result of a coroutine that never waits."""
+    try:
+        answering.send(None)
+    except StopIteration as finished:
+        return cast("dict[str, Any]", finished.value)
+    raise InternalError("an in-memory lookup blocked")
+
+
+async def _list_offsets(context: RequestContext, request: Any) -> dict[str, Any]:
+    replica_id = request.replica_id
+    isolation = getattr(request, "isolation_level", 0)
+    seen: set[tuple[str, int]] = set()
+    doubled: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        for partition in topic.partitions:
+            key = (topic.name, partition.partition_index)
+            (doubled if key in seen else seen).add(key)
+    topics = []
+    rejected: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        answers = []
+        for partition in topic.partitions:
+            index = partition.partition_index
+            if (topic.name, index) in rejected:
+                continue
+            try:
+                if (topic.name, index) in doubled:
+                    # One result for all mentions, as in Kafka (`L2`).
+                    rejected.add((topic.name, index))
+                    raise PeerError(ErrorCode.INVALID_REQUEST)
+                _check_timestamp(partition.timestamp, context.api_version)
+                found = await _find_offset(context, topic.name, partition, replica_id, isolation)
+                answers.append(_offset_answer(index, ErrorCode.NONE, found))
+            except PeerError as error:
+                answers.append(_offset_answer(index, error.code, _NOTHING))
+        topics.append({"name": topic.name, "partitions": answers})
+    return {"topics": topics}
+
+
+def _offset_answer(index: int, code: ErrorCode, found: _Found) -> dict[str, Any]:
+    return {
+        "partition_index": index,
+        "error_code": code,
+        "timestamp": found.timestamp,
+        "offset": found.offset,
+        "leader_epoch": found.leader_epoch,
+    }
+
+
+def _check_timestamp(timestamp: int, version: int) -> None:
+    if timestamp < 0 and version < _FIRST_VERSION_OF.get(timestamp, 2**15):
+        raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
+
+
+async def _find_offset(context: RequestContext, topic: str, partition: Any, replica_id: int, isolation: int) -> _Found:
+    def checked() -> Replica:
+        return _checked(
+            context,
+            topic,
+            partition.partition_index,
+            getattr(partition, "current_leader_epoch", -1),
+            by_any_replica=replica_id == DEBUG_REPLICA_ID,
+        )
+
+    replica = checked()
+    timestamp = partition.timestamp
+    partition_log = replica.log
+    bound = _read_bound(replica, replica_id, isolation)
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        start = partition_log.log_start_offset
+        first = partition_log.epochs.earliest
+        # The epoch is returned only if it is known to cover the log start (`L18`).
+        return _Found(start, -1, first[0] if first is not None and first[1] <= start else -1)
+    if timestamp == LATEST:
+        _require_visible_end(replica, replica_id, context.api_version)
+        return _Found(bound, -1, replica.leader_epoch)
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return _NOTHING
+    if timestamp == MAX_TIMESTAMP:
+        look_up = partial(partition_log.offset_of_max_timestamp, end_offset_exclusive=bound)
+    else:
+        look_up = partial(partition_log.offset_for_timestamp, timestamp, end_offset_exclusive=bound)
+    broker = context.broker
+    looking = broker.loop.run_in_executor(broker.disk_threads, look_up)
+    await asyncio.wait((looking,))
+    # The role, the epoch and the log may have changed meanwhile (`epochs.md E7`).
+    if checked() is not replica:
+        raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    found = looking.result()
+    bound = min(bound, _read_bound(replica, replica_id, isolation))
+    if found is None or found.offset >= bound:
+        _require_visible_end(replica, replica_id, context.api_version)
+        return _NOTHING
+    return _Found(found.offset, found.timestamp, found.leader_epoch)
+
+
+def _read_bound(replica: Replica, replica_id: int, isolation: int) -> int:
+    partition_log = replica.log
+    return read_bound(
+        replica_id=replica_id,
+        isolation=isolation,
+        log_end_offset=partition_log.log_end_offset,
+        high_watermark=partition_log.high_watermark,
+        last_stable_offset=partition_log.last_stable_offset,
+    )
+
+
+def _require_visible_end(replica: Replica, replica_id: int, version: int) -> None:
+    if replica.leader is not None and replica.leader.hides_end_offset(replica_id):
+        raise PeerError(
+            ErrorCode.OFFSET_NOT_AVAILABLE
+            if version >= _FIRST_WITH_OFFSET_NOT_AVAILABLE
+            else ErrorCode.LEADER_NOT_AVAILABLE
+        )
+
+
+def _checked(
+    context: RequestContext, topic: str, index: int, requested_epoch: int, *, by_any_replica: bool = False
+) -> Replica:
+    """The partition's replica after resolution, epoch check and leadership check, in that order (`E1-E4`, V37)."""
+    replica = context.broker.partitions.hosted(topic, None, index)
+    code = check_leader_epoch(requested_epoch, replica.leader_epoch)
+    if code is not ErrorCode.NONE:
+        raise PeerError(code)
+    if (replica.leader is None and not by_any_replica) or replica.is_recovering or replica.is_being_cut:
+        raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    return replica
+
+
+def offset_for_leader_epoch(context: RequestContext, request: Any) -> dict[str, Any]:
+    """The end offset of an epoch in this leader's log (`epochs.md E13`, `E21`)."""
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for partition in topic.partitions:
+            index = partition.partition
+            code, epoch, end_offset = ErrorCode.NONE, -1, -1
+            try:
+                replica = _checked(context, topic.topic, index, partition.current_leader_epoch)
+                epoch, end_offset = replica.log.end_offset_for_epoch(partition.leader_epoch)
+            except PeerError as error:
+                code = error.code
+            answers.append({"error_code": code, "partition": index, "leader_epoch": epoch, "end_offset": end_offset})
+        topics.append({"topic": topic.topic, "partitions": answers})
+    return {"topics": topics}
+
+
+class _Deletion(NamedTuple):
+    """The result of one partition. `replica` None: nothing was deleted, because of `code`."""
+
+    replica: Replica | None
+    offset: int
+    low_watermark: int
+    code: ErrorCode
+
+
+def delete_records(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+    """Advance the log start of each partition; segments completely below it are left to retention.
+
+    Answered when all live replicas have done so. A partition fails with 7 if that takes longer than the request's
+    timeout, and with 6 if the leader changes meanwhile.
+    """
+    deletions = [
+        [_delete(context, topic.name, partition.partition_index, partition.offset) for partition in topic.partitions]
+        for topic in request.topics
+    ]
+    if all(each.low_watermark >= each.offset for of_topic in deletions for each in of_topic):
+        return _deletion_answer(request, deletions)
+    return _wait_for_replicas(context, request, deletions)
+
+
+def _deletion_answer(request: Any, deletions: list[list[_Deletion]]) -> dict[str, Any]:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": partition.partition_index,
+                        "low_watermark": deleted.low_watermark,
+                        "error_code": deleted.code,
+                    }
+                    for partition, deleted in zip(topic.partitions, of_topic, strict=True)
+                ],
+            }
+            for topic, of_topic in zip(request.topics, deletions, strict=True)
+        ]
+    }
+
+
+async def _wait_for_replicas(context: RequestContext, request: Any, deletions: list[list[_Deletion]]) -> dict[str, Any]:
+    waiting = {
+        (of_topic, position): context.broker.replication.deletions.wait_for(each.replica, each.offset)
+        for of_topic, each_of in enumerate(deletions)
+        for position, each in enumerate(each_of)
+        if each.replica is not None and each.low_watermark < each.offset
+    }
+    try:
+        await asyncio.wait(waiting.values(), timeout=max(millis(request.timeout), 0) / 1000)
+        for (of_topic, position), reached in waiting.items():
+            deletions[of_topic][position] = _waited(deletions[of_topic][position], reached)
+    finally:
+        for reached in waiting.values():
+            reached.cancel()
+    return _deletion_answer(request, deletions)
+
+
+def _waited(before: _Deletion, reached: asyncio.Future[int]) -> _Deletion:
+    if not reached.done():
+        return before._replace(code=ErrorCode.REQUEST_TIMED_OUT)
+    try:
+        return before._replace(low_watermark=reached.result())
+    except PeerError as error:
+        return before._replace(code=error.code, low_watermark=-1)
+
+
+def _delete(context: RequestContext, topic: str, index: int, offset: int) -> _Deletion:
+    try:
+        return _delete_before(context, topic, index, offset)
+    except PeerError as error:
+        return _Deletion(None, -1, -1, error.code)
+
+
+def _delete_before(context: RequestContext, topic: str, index: int, offset: int) -> _Deletion:
+    if topic == METADATA_TOPIC:
+        raise PeerError(ErrorCode.POLICY_VIOLATION)  # N23, KIP-630: its log starts at snapshots only
+    replica = context.broker.partitions.leader(topic, None, index)
+    if topic in INTERNAL_TOPICS:
+        raise PeerError(ErrorCode.INVALID_TOPIC_EXCEPTION)
+    if not replica.config.deletes:
+        raise PeerError(ErrorCode.POLICY_VIOLATION)
+    target = replica.high_watermark if offset == _HIGH_WATERMARK else offset
+    if target < 0 or target > replica.high_watermark:
+        raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
+    if replica.log.advance_log_start(target):
+        context.broker.loss_expiry.log_start_moved()
+    replica.wake()
+    return _Deletion(replica, target, context.broker.replication.deletions.low_watermark(replica), ErrorCode.NONE)
+
+
+APIS: Final = (
+    Api(ApiKey.LIST_OFFSETS, 1, 11, list_offsets),
+    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, offset_for_leader_epoch),
+    Api(ApiKey.DELETE_RECORDS, 0, 2, delete_records),
+)

@@ -1,0 +1,54 @@
+"""Requests between quorum nodes, and of operators about the quorum: Vote, BeginQuorumEpoch, EndQuorumEpoch, Fetch and
+FetchSnapshot of the metadata log, DescribeQuorum, AddRaftVoter, RemoveRaftVoter, UpdateRaftVoter.
+
+Owns nothing: `codec.wire` translates, the quorum answers. All of them are served on the controllers' listener; brokers
+forward DescribeQuorum and voter changes to the active controller.
+
+Rules: raft.md Q13, Q14, Q37; since_4_0.md K4, K5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from fenceline.errors import PeerError
+from fenceline.node.context import Api, RequestContext
+from fenceline.quorum.codec.versions import VERSIONS
+from fenceline.wire.apis import ApiKey
+
+_FOR_CLIENTS: Final = (ApiKey.DESCRIBE_QUORUM, ApiKey.ADD_RAFT_VOTER, ApiKey.REMOVE_RAFT_VOTER)
+
+
+def _handler(key: ApiKey) -> Any:
+    def handle(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+        from fenceline.quorum.codec.wire import UnexpectedPartition, answer_fields, closing, read_request
+
+        try:
+            message = read_request(key, context.api_version, request)
+        except UnexpectedPartition as wrong:
+            return wrong.answer
+        controller = context.broker.controller
+        answer = controller.ask(message)
+
+        def fields() -> dict[str, Any]:
+            if isinstance(answer.exception(), PeerError):
+                quorum = controller.quorum
+                known = quorum.leader_id if quorum.leader_id != context.broker.node_id else -1
+                return answer_fields(
+                    closing(message, known, quorum.epoch), context.api_version, controller.wall_time_ms
+                )
+            return answer_fields(answer.result(), context.api_version, controller.wall_time_ms)
+
+        async def later() -> dict[str, Any]:
+            await asyncio.wait((answer,))
+            return fields()
+
+        return fields() if answer.done() else later()
+
+    return handle
+
+
+CONTROLLER_APIS: Final = tuple(Api(key, low, high, _handler(key)) for key, (low, high) in VERSIONS.items())
+APIS: Final = tuple(api for api in CONTROLLER_APIS if api.key in _FOR_CLIENTS)

@@ -1,0 +1,25 @@
+"""UnregisterBroker v0 (KIP-631): removing a broker's registration.
+
+Rules: controller.md C19; since_4_0.md K4.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fenceline.controller.requests import UnregisterBroker
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.node.context import Api, RequestContext
+from fenceline.wire.apis import ApiKey
+
+
+async def handle_unregister_broker(context: RequestContext, request: Any) -> dict[str, Any]:
+    """Its replicas stay assigned to it until they are moved; a broker of that id may register again."""
+    try:
+        await context.broker.controller.submit(UnregisterBroker(request.broker_id))
+    except PeerError as error:
+        return {"error_code": error.code, "error_message": error.message or None}
+    return {"error_code": ErrorCode.NONE, "error_message": ""}  # Kafka sends an empty string, not null
+
+
+APIS: Final = (Api(ApiKey.UNREGISTER_BROKER, 0, 0, handle_unregister_broker),)

@@ -1,0 +1,225 @@
+"""Produce (api key 0): from the request's bytes to the log in as few steps as possible.
+
+Owns the checks before an append and the mapping of results to the response. Never decodes a record, never waits for a
+disk: records are views of the receive buffer, appended before the handler returns. `acknowledging` handles the wait
+for other replicas and flushes.
+
+Order of checks as in Kafka: acks, topic, leader, min.insync.replicas, then the batch itself (`fenceline.records`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from fenceline.compiled import compiled
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.core import tail
+from fenceline.log.core.errors import StorageError
+from fenceline.log.core.producer_state import Origin
+from fenceline.node.api.produce.acknowledging import DelayedProduce, Owed, OwedBy, ProducePurgatory
+from fenceline.node.api.produce.leader_hints import with_leader_hints
+from fenceline.node.context import RequestContext
+from fenceline.node.logs import Logger
+from fenceline.node.net.connection import PendingAnswer
+from fenceline.node.net.server import Buffer, frame_of
+from fenceline.records.batch import peek_header
+from fenceline.records.errors import RecordsError
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.produce import (
+    PartitionRecords,
+    PartitionResult,
+    encode_response,
+    parse_request,
+)
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+    from fenceline.node.replication.replica import Replica
+
+log = Logger("produce")
+
+MIN_VERSION: Final = 3
+MAX_VERSION: Final = 13
+_WITHOUT_LOG_START: Final = (
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.MESSAGE_TOO_LARGE,
+    ErrorCode.RECORD_LIST_TOO_LARGE,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+)
+"""Errors that Kafka returns without the partition's log start offset."""
+_PLAIN_ABI: Final = 5
+"""Changes with every change of `_plain_produce.pyx`, so that an outdated build is not used."""
+_ADMIN_CLIENT_ID: Final = "__admin_client"
+
+_plain_produce = compiled("fenceline.node.api.produce._plain_produce", _PLAIN_ABI) if tail.IS_NATIVE else None
+_answer_plain: Final[
+    Callable[[ProduceHandler, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None
+] = getattr(_plain_produce, "answer_plain", None)
+"""The fast path for plain requests; None if it was not built.
+
+Returns the response frame or a pending response, or None, having changed nothing, if a request is not for it."""
+
+
+class ProduceHandler:
+    """The Produce handler of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.replicas = broker.partitions
+        self.clock = broker.clock
+        self.metrics = broker.metrics
+        self._answers = ProducePurgatory(broker)
+
+    def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer | None:
+        if _answer_plain is not None:
+            plain = _answer_plain(self, context, body)
+            if plain is not None:
+                return plain
+        version = context.api_version
+        request = parse_request(version, body)
+        acks = request.acks
+        now_ms = self.clock.now_ms()
+        partitions = _last_mentions(request.partitions)
+        owed: list[Owed] = []
+        if acks not in (-1, 0, 1):
+            results = [self._refuse_acks(p, acks) for p in partitions]
+        elif request.transactional_id is not None:
+            results = [
+                _failed(p, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "This node has no transaction coordinator")
+                for p in partitions
+            ]
+        else:
+            internal_allowed = context.client_id == _ADMIN_CLIENT_ID
+            results = [
+                self.append(p, version, acks, now_ms, internal_allowed, position, owed)
+                for position, p in enumerate(partitions)
+            ]
+        if acks == 0:
+            if any(result.error_code for result in results):
+                # acks=0 has no response that could carry the error, so the connection is closed, as in Kafka.
+                failed = next(result for result in results if result.error_code)
+                pending = PendingAnswer()
+                self._broker.loop.call_soon(
+                    pending.fail, f"produce with acks=0 failed: {ErrorCode(failed.error_code).name}"
+                )
+                return pending
+            return None
+        answer = with_leader_hints(self._broker, context.listener, results)
+        frame = frame_of(ApiKey.PRODUCE, context, encode_response(version, answer))
+        return self.wait_for(owed, context, frame, request.timeout_ms) if owed else frame
+
+    def wait_for(
+        self, owed: list[Owed], context: RequestContext, frame: list[Buffer], timeout_ms: int
+    ) -> PendingAnswer:
+        """The response in `frame`, once all of `owed` is acknowledged."""
+        pending = PendingAnswer(lets_follow=True)
+        DelayedProduce(self._broker, self._answers, context, frame, pending).wait_for(owed, timeout_ms)
+        return pending
+
+    def _refuse_acks(self, partition: PartitionRecords, acks: int) -> PartitionResult:
+        """The topic is looked up first, as in Kafka."""
+        try:
+            self.replicas.leader(partition.topic, partition.topic_id, partition.index)
+        except PeerError as error:
+            return _failed(partition, error.code, error.message)
+        return _failed(partition, ErrorCode.INVALID_REQUIRED_ACKS, f"Invalid required acks: {acks}")
+
+    def append(
+        self,
+        partition: PartitionRecords,
+        version: int,
+        acks: int,
+        now_ms: int,
+        internal_allowed: bool,
+        position: int,
+        owed: list[Owed],
+    ) -> PartitionResult:
+        """Append to one partition. `position`: in the response. Acknowledgements to wait for are added to `owed`."""
+        topic, topic_id, index, records = partition
+        log_start_offset = -1
+        try:
+            replica = self.replicas.leader(topic, topic_id, index)
+            leader = replica.leader
+            assert leader is not None, "a leader without leader state"
+            if replica.is_internal and not internal_allowed:
+                raise PeerError(
+                    ErrorCode.INVALID_TOPIC_EXCEPTION,
+                    f"Clients may not write to the internal topic {replica.topic_partition.topic}",
+                )
+            log_start_offset = replica.log.log_start_offset
+            if acks == -1 and not leader.has_enough_replicas(replica.config.min_insync_replicas):
+                raise PeerError(
+                    ErrorCode.NOT_ENOUGH_REPLICAS,
+                    f"in-sync replicas: {len(leader.isr)}, min.insync.replicas: {replica.config.min_insync_replicas}",
+                )
+            if records is None:
+                raise PeerError(ErrorCode.INVALID_RECORD, "The request contains no records for this partition")
+            appended = replica.log.append_as_leader(
+                records, leader_epoch=leader.leader_epoch, now_ms=now_ms, version=version, origin=Origin.CLIENT
+            )
+        except RecordsError as error:
+            self.metrics.failed_produce_partitions += 1
+            told_start = -1 if error.is_framing or error.code in _WITHOUT_LOG_START else log_start_offset
+            return _failed(partition, error.code, error.message, told_start)._replace(record_errors=error.record_errors)
+        except StorageError as error:
+            return self.refused(partition, replica, error)
+        except PeerError as error:
+            self.metrics.failed_produce_partitions += 1
+            told_start = -1 if error.code in _WITHOUT_LOG_START else log_start_offset
+            return _failed(partition, error.code, error.message, told_start)
+        # A duplicate waits too: the flush of the first attempt may be in progress.
+        if acks and replica.log.unflushed_messages >= replica.config.flush_messages:
+            owed.append(Owed(position, replica, replica.log.log_end_offset, OwedBy.DISK))
+        if not appended.duplicate:
+            replica.appended()
+            self.metrics.produced_partitions += 1
+            self.metrics.produced_bytes += appended.size_bytes
+        if acks == -1:
+            end_offset = appended.last_offset + 1
+            if end_offset > replica.high_watermark:
+                owed.append(Owed(position, replica, end_offset, OwedBy.REPLICAS))
+            elif not leader.had_enough_replicas(replica.config.min_insync_replicas):
+                return _failed(partition, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, "")
+        return PartitionResult(
+            topic,
+            topic_id,
+            index,
+            0,
+            appended.base_offset,
+            appended.log_append_time_ms,
+            appended.log_start_offset,
+        )
+
+    def refused(self, partition: PartitionRecords, replica: Replica, error: StorageError) -> PartitionResult:
+        """The append failed with a storage error."""
+        self._broker.storage_trouble.rejected(replica.topic_partition, replica.log.log_end_offset, error)
+        if partition.records is not None:
+            replica.log.failed_batches.add(peek_header(partition.records), error, self.clock.now_ms())
+        self.metrics.failed_produce_partitions += 1
+        return _failed(partition, error.code, error.message)
+
+
+def _failed(partition: PartitionRecords, code: ErrorCode, message: str, log_start_offset: int = -1) -> PartitionResult:
+    return PartitionResult(
+        partition.topic,
+        partition.topic_id,
+        partition.index,
+        code,
+        log_start_offset=log_start_offset,
+        error_message=message or None,
+    )
+
+
+def _key(partition: PartitionRecords) -> tuple[str | bytes | None, int]:
+    return partition.topic_id or partition.topic, partition.index
+
+
+def _last_mentions(partitions: list[PartitionRecords]) -> list[PartitionRecords]:
+    """If a request names a partition twice, the last mention counts, as in Kafka."""
+    if len(partitions) < 2:
+        return partitions
+    by_key = {_key(p): p for p in partitions}
+    return partitions if len(by_key) == len(partitions) else list(by_key.values())

@@ -1,0 +1,1 @@
+"""The controller of a node: its driver, its channel to the active controller, its listener, registrations."""

@@ -1,0 +1,370 @@
+"""The active controller: from a request to its response.
+
+Owns the order of work while this node leads the quorum: decide, append, apply, wait for the commit, publish, respond.
+Requests that arrive while an append is in progress share the next one (group commit), so one flush and one replication
+round commit any number of them. Makes no decisions itself, and never exposes a response or an image that could be taken
+back (`gaps.md G35`).
+
+How it works: `submit` queues a request. On the event loop, all queued requests are decided in order, each based on the
+ones before it (C1); their records are appended in one write. When the quorum has committed them, listeners receive each
+image in order, and the responses are sent. Requests without records are answered at the same point, since they may have
+read uncommitted state.
+
+If the disk refuses an append (full), these requests fail with error 56 and the controller reverts to the committed
+state (C2); the next request tries again. When this node stops leading, pending requests fail with NOT_CONTROLLER (41):
+their records may still be committed by the next leader, and a retry gets a response according to its log.
+
+Rules: controller.md C1-C3, C6, C8, C15, C18, C30; raft.md Q31-Q36; since_4_0.md K20.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fenceline.controller.controller import Controller
+from fenceline.controller.requests import BrokerHeartbeat, Request, WriteBootstrapRecords, WriteNoOp
+from fenceline.errors import ErrorCode, InternalError, PeerError
+from fenceline.log.core.errors import StorageError
+from fenceline.metadata.records import AbortTransactionRecord
+from fenceline.node.controller.group_commit import GroupCommit, PendingRequest, decide_all
+from fenceline.node.controller.metrics import ControllerMetrics
+from fenceline.node.controller.timers import ControllerTimers
+from fenceline.node.metadata.batches import record_batch
+from fenceline.node.metadata.metadata_log import METADATA_PARTITION
+
+if TYPE_CHECKING:
+    from fenceline.config.node import NodeConfig
+    from fenceline.controller.sessions import Sessions
+    from fenceline.controller.state import ControllerSettings, ControllerState
+    from fenceline.node.clock import Clock
+    from fenceline.node.controller.presence import BrokerPresence
+    from fenceline.node.metadata.loader import MetadataLoader
+    from fenceline.node.metadata.metadata_log import MetadataLog
+    from fenceline.node.quorum.driver import QuorumDriver
+    from fenceline.node.storage.storage_trouble import StorageTrouble
+    from fenceline.rng import Rng
+
+
+class ActiveController:
+    """See the module. Every controller has one; it is active on one of them. Event loop only."""
+
+    def __init__(
+        self,
+        *,
+        config: NodeConfig,
+        settings: ControllerSettings,
+        driver: QuorumDriver,
+        log: MetadataLog,
+        loader: MetadataLoader,
+        clock: Clock,
+        rng: Rng,
+        trouble: StorageTrouble,
+        failed: Callable[[BaseException], None],
+        published: Callable[[int], None],
+    ) -> None:
+        """`failed` is called with an error that stops the node, `published` with the number of log bytes just
+        committed."""
+        self._controller = Controller(settings)
+        self._driver = driver
+        self._log = log
+        self._loader = loader
+        self._clock = clock
+        self._rng = rng
+        self._trouble = trouble
+        self._failed = failed
+        self._published = published
+        self._node_id = settings.node_id
+        self._queue: list[PendingRequest] = []
+        self._commit_in_progress: GroupCommit | None = None
+        self._is_scheduled = False
+        self._landed: asyncio.Event | None = None
+        self.epoch = -1
+        """The epoch in which this node is the active controller; -1: it is not."""
+        self.own_broker_epoch = -1
+        """The epoch of this process's broker; -1 until it is registered with any controller."""
+        self.presence: BrokerPresence | None = None
+        """None if brokers are fenced only when their sessions expire."""
+        self.timers = ControllerTimers(self, self._controller.state, config, clock)
+        self.metrics = ControllerMetrics()
+
+    @property
+    def node_id(self) -> int:
+        return self._node_id
+
+    @property
+    def broker_count(self) -> int:
+        """Number of registered brokers in the committed image."""
+        return len(self._loader.image.brokers)
+
+    @property
+    def is_active(self) -> bool:
+        return self.epoch >= 0
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of requests without a response."""
+        commit = self._commit_in_progress
+        return len(self._queue) + (len(commit.futures) if commit is not None else 0)
+
+    @property
+    def expired_session_count(self) -> int:
+        """Number of broker sessions that timed out on this node since its start."""
+        return self._controller.state.sessions.expired_count
+
+    @property
+    def sessions(self) -> Sessions:
+        """The sessions, for metrics."""
+        return self._controller.state.sessions
+
+    def enable_broker_probes(self, make: Callable[[ActiveController, ControllerState, Clock], BrokerPresence]) -> None:
+        """Enable fencing of brokers whose process has ended, before their session expires. Called once, before the
+        first term."""
+        self.presence = make(self, self._controller.state, self._clock)
+
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
+
+    def activate(self, epoch: int, *, dead: frozenset[int], bootstrap: Mapping[str, int]) -> None:
+        """Become active. The loader's image must contain everything committed.
+
+        `dead` as in `brokers.begin_sessions`; `bootstrap` are the feature levels of a new cluster, written if the log
+        has none (C6). Such records are appended before any request is decided. Raises StorageError.
+        """
+        loader = self._loader
+        quorum, state = self._driver.quorum, self._controller.state
+        state.kraft_version, state.can_finalize_kraft_version = quorum.kraft_version, True
+        state.voter_ids = frozenset(voter.voter_id for voter in quorum.voters)
+        self._controller.activate(loader.image, self._log.end_offset, self._clock.monotonic_ms(), dead=dead)
+        self.epoch = epoch
+        self.metrics.terms += 1
+        if loader.transaction_is_open:
+            self._write(AbortTransactionRecord("The controller that began the transaction has stopped."))
+        if not loader.image.metadata_version:
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[Any] = loop.create_future()
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._queue.insert(0, PendingRequest(WriteBootstrapRecords(tuple(bootstrap.items())), answer, loop.time()))
+        self._start_timers()
+        self.schedule()
+
+    def deactivate(self) -> None:
+        """This node no longer leads: fail pending requests, and discard uncommitted decisions (C2)."""
+        if not self.is_active:
+            return
+        self.epoch = -1
+        self._stop_timers()
+        self._controller.reset(self._loader.image, self._loader.applied_offset)
+        self._fail_all(_not_active())
+        self._wake()
+
+    async def finish(self) -> None:
+        """Complete the queued requests, then accept no more."""
+        self._stop_timers()
+        while self.is_active and (self._queue or self._commit_in_progress is not None):
+            self._landed = asyncio.Event()
+            self.schedule()
+            await self._landed.wait()
+        self.epoch = -1
+
+    def give_up(self) -> None:
+        """The node stops because of a failure."""
+        self.epoch = -1
+        self._stop_timers()
+        self._fail_all(_not_active())
+        self._wake()
+
+    def submit(self, request: Request) -> asyncio.Future[Any]:
+        """The response, once its records are committed.
+
+        Fails with PeerError: the controller's error of a request that fails as a whole, 41 if it is not or no longer
+        active, 56 if the disk is full. Cancelling the future does not revert a decision.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        if not self.is_active:
+            answer.set_exception(_not_active())
+            return answer
+        if isinstance(request, BrokerHeartbeat):
+            sessions = self._controller.state.sessions
+            sessions.contact(request.broker_id, request.broker_epoch, self._clock.monotonic_ms())
+        self._queue.append(PendingRequest(request, answer, loop.time()))
+        self.schedule()
+        return answer
+
+    def _start_timers(self) -> None:
+        self.timers.start()
+        if self.presence is not None:
+            self.presence.begin()
+
+    def _stop_timers(self) -> None:
+        self.timers.stop()
+        if self.presence is not None:
+            self.presence.end()
+
+    # -- deciding ------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        if not self._is_scheduled and self._commit_in_progress is None and self._queue:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self.turn)
+
+    def turn(self) -> None:
+        """Decide all queued requests and append their records."""
+        self._is_scheduled = False
+        if self._commit_in_progress is not None or not self.is_active:
+            return
+        queue, self._queue = self._queue, []
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        for waiting in queue:
+            self.metrics.queued.observe(began_s - waiting.asked_s)
+        try:
+            self._append(self._decide(queue))
+            self.metrics.turns.observe(clock() - began_s)
+        except StorageError as error:
+            self._trouble.rejected(METADATA_PARTITION, self._log.end_offset, error)
+            self._revert(queue, error)
+            if not self._driver.quorum.is_only_voter:
+                self._driver.resign()  # another voter may have disk space
+        except PeerError as error:
+            self._revert(queue, PeerError(ErrorCode.NOT_CONTROLLER, error.message))
+        except Exception as error:
+            for waiting in queue:
+                _fail(waiting.answer, _not_active())
+            self._break(error)
+
+    def _decide(self, queue: Sequence[PendingRequest]) -> GroupCommit:
+        self._controller.state.next_offset = self._log.end_offset  # the quorum also appends records
+        return decide_all(
+            self._controller,
+            queue,
+            epoch=self.epoch,
+            now_ms=self._clock.now_ms(),
+            monotonic_ms=self._clock.monotonic_ms(),
+            rng=self._rng,
+        )
+
+    def _append(self, commit: GroupCommit) -> None:
+        """Append all batches in one write. Raises StorageError with the log unchanged, PeerError(6)."""
+        if not commit.content:
+            self._commit_in_progress = commit
+            self._complete_commit()
+            return
+        self._commit_in_progress = commit
+        commit.sent_s = asyncio.get_running_loop().time()
+        try:
+            base_offset = self._driver.append(commit.content, self.epoch)
+        except BaseException:
+            self._commit_in_progress = None
+            raise
+        self._check_position(commit, base_offset)
+
+    def _check_position(self, commit: GroupCommit, base_offset: int) -> None:
+        if base_offset != commit.first_offset or self._log.end_offset < commit.end_offset:
+            raise InternalError(
+                f"the metadata log is at {base_offset}..{self._log.end_offset}, its controller at "
+                f"{commit.first_offset}..{commit.end_offset}"
+            )
+
+    def _revert(self, queue: Sequence[PendingRequest], error: Exception) -> None:
+        """C2: discard the decisions and fail their requests."""
+        self._controller.reset(self._loader.image, self._log.end_offset)
+        for waiting in queue:
+            _fail(waiting.answer, error)
+        self.schedule()
+        self._wake()
+
+    # -- committing ----------------------------------------------------------------------------------------------------
+
+    def committed(self, offset: int) -> None:
+        """Everything below `offset` is committed."""
+        commit = self._commit_in_progress
+        if commit is not None and commit.content and commit.end_offset <= offset:
+            self._complete_commit()
+
+    def _complete_commit(self) -> None:
+        commit, self._commit_in_progress = self._commit_in_progress, None
+        assert commit is not None, "an append is in progress"
+        try:
+            self._commit(commit)
+        except Exception as failure:
+            for answer in commit.futures:
+                _fail(answer, _not_active())
+            self._break(failure)
+            return
+        self.schedule()
+        self._wake()
+
+    def _commit(self, commit: GroupCommit) -> None:
+        """Publish the committed images, then complete the requests."""
+        for image, delta in commit.images:
+            self._loader.adopt(image, delta)
+        for answer, value in commit.answers:
+            if isinstance(value, Exception):
+                _fail(answer, value)
+            elif not answer.done():
+                answer.set_result(value)
+        for waiting in commit.kraft_versions:
+            asyncio.get_running_loop().call_soon(self._finalize_kraft_version, *waiting)
+        if commit.content:
+            self.metrics.commits.observe(asyncio.get_running_loop().time() - commit.sent_s)
+            self._published(len(commit.content))
+
+    def _finalize_kraft_version(self, answer: asyncio.Future[Any], value: Any, version: int) -> None:
+        """K15: the quorum appends the level; the request completes when the record after it is committed."""
+        try:
+            if not self.is_active:
+                raise _not_active()
+            self._driver.finalize_kraft_version(version)
+        except PeerError as error:
+            _fail(answer, error)
+            return
+        self._controller.state.kraft_version = version
+
+        def committed(done: asyncio.Future[Any]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                _fail(answer, _not_active())
+            elif not answer.done():
+                answer.set_result(value)
+
+        self.submit(WriteNoOp()).add_done_callback(committed)
+
+    def _break(self, error: BaseException) -> None:
+        """The controller cannot continue: its own decisions are uncertain."""
+        reason = error if isinstance(error, InternalError) else InternalError(f"the controller failed: {error!r}")
+        if reason is not error:
+            reason.__cause__ = error
+        self._failed(reason)
+
+    def _fail_all(self, error: PeerError) -> None:
+        commit, self._commit_in_progress = self._commit_in_progress, None
+        queue, self._queue = self._queue, []
+        for answer in commit.futures if commit is not None else ():
+            _fail(answer, error)
+        for waiting in queue:
+            _fail(waiting.answer, error)
+
+    def _wake(self) -> None:
+        if self._landed is not None:
+            self._landed.set()
+
+    # -- at the beginning of a term ------------------------------------------------------------------------------------
+
+    def _write(self, *records: AbortTransactionRecord) -> None:
+        """Append records outside of any request; no request completes before they are committed."""
+        controller, now_ms = self._controller, self._clock.now_ms()
+        first_offset = controller.next_offset
+        content = record_batch(records, controller.image.metadata_version, now_ms)
+        image, delta = controller.replay(records, first_offset + len(records) - 1, self.epoch)
+        commit = GroupCommit(first_offset, controller.next_offset, content, [(image, delta)])
+        self._append(commit)
+
+
+def _not_active() -> PeerError:
+    return PeerError(ErrorCode.NOT_CONTROLLER, "This node is not the active controller.")
+
+
+def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:
+    if not answer.done():
+        answer.set_exception(error)

@@ -1,0 +1,76 @@
+"""A group commit of the metadata log: decisions made one after another, written in one append, with their responses.
+
+Owns the step from queued requests to bytes for the log. Pure except for advancing the controller: no I/O, no clock, and
+no response is sent here.
+
+Rules: controller.md C1 (each decision sees those before it), C3, C5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fenceline.controller.controller import Controller
+from fenceline.controller.requests import Request
+from fenceline.errors import PeerError
+from fenceline.metadata.changes import Delta
+from fenceline.metadata.image import MetadataImage
+from fenceline.node.metadata.batches import DecisionBatches
+from fenceline.rng import Rng
+
+
+class PendingRequest(NamedTuple):
+    """A request, the future of its response, and its arrival time by the loop's clock."""
+
+    request: Request
+    answer: asyncio.Future[Any]
+    asked_s: float
+
+
+@dataclass(slots=True)
+class GroupCommit:
+    """Offsets of the records [first, end), the batches to append, and the results once they are durable."""
+
+    first_offset: int
+    end_offset: int
+    content: bytearray = field(default_factory=bytearray)
+    images: list[tuple[MetadataImage, Delta]] = field(default_factory=list)
+    answers: list[tuple[asyncio.Future[Any], Any]] = field(default_factory=list)
+    """The responses; an exception is raised to the waiting caller."""
+    sent_s: float = 0.0
+    """Time of the append, by the loop's clock."""
+    kraft_versions: list[tuple[asyncio.Future[Any], Any, int]] = field(default_factory=list)
+    """Responses that wait until the quorum has finalized a level of kraft.version (K15)."""
+
+    @property
+    def futures(self) -> list[asyncio.Future[Any]]:
+        """The futures of all its requests."""
+        return [*(answer for answer, _ in self.answers), *(answer for answer, _, _ in self.kraft_versions)]
+
+
+def decide_all(
+    controller: Controller, queue: Sequence[PendingRequest], *, epoch: int, now_ms: int, monotonic_ms: int, rng: Rng
+) -> GroupCommit:
+    """Decide in order; a request that fails with PeerError fails alone. `Controller.reset` reverts the decisions."""
+    commit = GroupCommit(controller.next_offset, controller.next_offset)
+    batches = DecisionBatches(now_ms)
+    for request, answer, _ in queue:
+        try:
+            decision = controller.decide(request, monotonic_ms, rng)
+        except PeerError as error:
+            commit.answers.append((answer, error))
+            continue
+        if decision.records:
+            batches.add(decision.records, decision.atomic, controller.image.metadata_version)
+            last_offset = controller.next_offset + len(decision.records) - 1
+            commit.images.append(controller.replay(decision.records, last_offset, epoch))
+        if decision.kraft_version is None:
+            commit.answers.append((answer, decision.answer))
+        else:
+            commit.kraft_versions.append((answer, decision.answer, decision.kraft_version))
+    commit.end_offset = controller.next_offset
+    commit.content = batches.finish()
+    return commit

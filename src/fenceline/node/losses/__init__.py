@@ -1,0 +1,1 @@
+"""What a node loses: keeps it, writes receipts, sends them to the ledger topic, and expires the evidence."""

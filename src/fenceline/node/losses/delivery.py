@@ -1,0 +1,158 @@
+"""Delivers loss receipts to the ledger topic `__fenceline_losses`, in the background, with retries.
+
+Owns the topic's creation and the produce requests; acks=all, keyed by receipt id, so that duplicates count once. The
+topic's leader is contacted like any other broker, even if it is this one. Never delays the operation that lost records:
+receipts are durable on this node before they come here, and are found there again after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from fenceline.controller.requests import CreateTopics, NewTopic
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import LOSSES_TOPIC, NO_LEADER
+from fenceline.losses.receipt import Receipt, encode
+from fenceline.node.logs import Logger
+from fenceline.node.losses.keeper import LossKeeper
+from fenceline.node.net.peer_connection import ConnectionLost, NoSuchVersion, open_peer
+from fenceline.records.build import build_batch
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_request, parse_response
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+
+log = Logger("losses")
+
+PARTITION: Final = 0
+_CLIENT_ID: Final = "__admin_client"
+"""Kafka's client id of clients that may write to internal topics."""
+_FIRST_VERSION: Final = 3
+_LAST_VERSION_WITH_NAMES: Final = 12
+_MAX_BATCH: Final = 200
+_TIMEOUT_S: Final = 30.0
+_POLL_S: Final = 0.05
+"""How often to check whether the new topic has a leader."""
+_FIRST_PAUSE_S: Final = 0.1
+_LAST_PAUSE_S: Final = 5.0
+_LOG_INTERVAL_S: Final = 60.0
+
+
+class LossDelivery:
+    """The delivery of one broker. All methods run on the event loop unless they say otherwise."""
+
+    def __init__(self, broker: Broker, keeper: LossKeeper) -> None:
+        self._broker = broker
+        self._keeper = keeper
+        self._wakeup = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def on_due() -> None:
+            """Any thread. After the loop is closed nothing is delivered."""
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._wakeup.set)
+
+        self._keeper.on_due = on_due
+        self._task = asyncio.ensure_future(self._run())
+        self._wakeup.set()
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        pause_s, quiet_until_s = _FIRST_PAUSE_S, 0.0
+        while True:
+            receipts = self._keeper.next_due(_MAX_BATCH)
+            if not receipts:
+                self._wakeup.clear()
+                if not self._keeper.undelivered:
+                    await self._wakeup.wait()
+                continue
+            try:
+                await self._deliver(receipts)
+                pause_s = _FIRST_PAUSE_S
+                continue
+            except (PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError) as error:
+                now_s = asyncio.get_running_loop().time()
+                if now_s >= quiet_until_s:
+                    quiet_until_s = now_s + _LOG_INTERVAL_S
+                    log.warning(
+                        "loss receipts not delivered yet",
+                        undelivered=self._keeper.undelivered,
+                        reason=str(error) or type(error).__name__,
+                        advice="They are kept on this node and retried until they are delivered.",
+                    )
+            except Exception:
+                # Our bug; it must not stop the delivery of receipts.
+                log.exception("delivery of loss receipts failed")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LAST_PAUSE_S)
+
+    async def _deliver(self, receipts: list[Receipt]) -> None:
+        async with asyncio.timeout(_TIMEOUT_S):
+            leader = await self._leader()
+            endpoint = self._broker.replication.replication_endpoint(leader)
+            if endpoint is None:
+                raise ConnectionLost(f"broker {leader} is not registered")
+            connection = await open_peer(
+                endpoint.host, endpoint.port, client_id=_CLIENT_ID, connect=self._broker.replication.connect
+            )
+            try:
+                version = connection.version_for(ApiKey.PRODUCE, _FIRST_VERSION, _LAST_VERSION_WITH_NAMES)
+                rows = [(receipt.time_ms, receipt.id.encode(), encode(receipt), ()) for receipt in receipts]
+                records = memoryview(build_batch(rows))
+                request = ProduceRequest(
+                    None, -1, int(_TIMEOUT_S * 1000), [PartitionRecords(LOSSES_TOPIC, None, PARTITION, records)]
+                )
+                body = await connection.post(ApiKey.PRODUCE, version, encode_request(version, request))
+                result = parse_response(version, body).results[0]
+            finally:
+                connection.close()
+        if result.error_code:
+            raise PeerError(ErrorCode(result.error_code), result.error_message or "the ledger topic rejected them")
+        broker = self._broker
+        await broker.loop.run_in_executor(broker.disk_threads, self._keeper.delivered, receipts)
+
+    async def _leader(self) -> int:
+        """The leader of the ledger topic, which is created if missing. Raises PeerError."""
+        broker = self._broker
+        if LOSSES_TOPIC not in broker.image.topics_by_name:
+            await self._create()
+        while True:
+            found = broker.image.topics_by_name.get(LOSSES_TOPIC)
+            if found is not None and found.partitions[PARTITION].leader != NO_LEADER:
+                return found.partitions[PARTITION].leader
+            await asyncio.sleep(_POLL_S)
+
+    async def _create(self) -> None:
+        """With fewer replicas if the controller cannot place the configured number. Raises PeerError."""
+        broker = self._broker
+        active = sum(each.is_active for each in broker.image.brokers.values())
+        replicas = max(1, min(broker.config.get_int("fenceline.lost.topic.replication.factor"), active))
+        while True:
+            topic = NewTopic(
+                LOSSES_TOPIC,
+                num_partitions=1,
+                replication_factor=replicas,
+                configs=(
+                    ("cleanup.policy", "compact"),
+                    ("min.insync.replicas", str(max(1, min(2, replicas - 1)))),
+                    ("unclean.leader.election.enable", "false"),
+                ),
+            )
+            (created,) = (await broker.controller.submit(CreateTopics((topic,)))).topics
+            outcome = created.outcome
+            if not outcome.failed or outcome.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                return
+            if outcome.code is not ErrorCode.INVALID_REPLICATION_FACTOR or replicas == 1:
+                raise PeerError(outcome.code, outcome.message or "the ledger topic could not be created")
+            replicas -= 1

@@ -1,0 +1,277 @@
+"""Finds records that were deleted before a group had read them: by retention, by DeleteRecords, with their topic.
+
+Owns the comparison of committed offsets of the groups that are coordinated here with the start offsets of their logs:
+soon after a log start moved on this node, and periodically for logs that are led elsewhere. The coordinator knows the
+group; the leader of the log is asked if this node has no replica. Each loss is reported once while this node
+coordinates the group; another coordinator may report the same range again, with the same receipt id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.errors import PeerError
+from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.ids import NO_LEADER, TopicPartition
+from fenceline.losses.receipt import NO_NODE, Cause, LossClass, Receipt, receipt_id
+from fenceline.node.logs import Logger
+from fenceline.node.losses.keeper import LossKeeper
+from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection, open_peer
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.errors import MalformedRequest
+
+if TYPE_CHECKING:
+    from fenceline.metadata.image import TopicImage
+    from fenceline.node.broker import Broker
+
+log = Logger("losses")
+
+PERIOD_S: Final = 30.0
+_DELAY_S: Final = 0.2
+"""Delay of the check after a log start moved: DeleteRecords and retention change many partitions at once."""
+_PAUSE_FACTOR: Final = 20
+"""The pause between checks is at least this many times the duration of the last one."""
+_MAX_BATCH: Final = 1_000
+_TIMEOUT_S: Final = 10.0
+_EARLIEST: Final = -2
+_LATEST: Final = -1
+_READ_UNCOMMITTED: Final = 0
+
+_Bounds = tuple[int, int]
+"""Start and end of the readable offsets of a log."""
+
+
+class LossExpiry:
+    """The expiry checks of one broker. All methods run on the event loop."""
+
+    def __init__(self, broker: Broker, keeper: LossKeeper) -> None:
+        self._broker = broker
+        self._keeper = keeper
+        self._moved = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._bounds: dict[TopicPartition, _Bounds] = {}
+        """As of the last check."""
+        self._writing: set[asyncio.Future[None]] = set()
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, *self._writing, return_exceptions=True)
+
+    def log_start_moved(self) -> None:
+        """The start of a log on this node moved: check soon."""
+        self._moved.set()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        took_s = 0.0
+        while True:
+            try:
+                async with asyncio.timeout(PERIOD_S):
+                    await self._moved.wait()
+                await asyncio.sleep(max(_DELAY_S, took_s * _PAUSE_FACTOR))
+            except TimeoutError:
+                pass
+            self._moved.clear()
+            began_s = loop.time()
+            try:
+                await self.check()
+            except Exception:
+                # Our bug; the next check may well succeed.
+                log.exception("check for expired records of groups failed")
+            took_s = loop.time() - began_s
+
+    async def check(self) -> None:
+        """Compare committed offsets with log starts that moved; yields to the event loop between topics."""
+        read = self._broker.groups.coordinator.committed_partitions()
+        before, self._bounds = (
+            self._bounds,
+            await self._find_bounds(
+                [
+                    TopicPartition(topic, each)
+                    for topic, partitions in sorted(read.items())
+                    for each in sorted(partitions)
+                ]
+            ),
+        )
+        moved = {
+            where: (before.get(where, (0, 0))[0], start)
+            for where, (start, _) in self._bounds.items()
+            if start > before.get(where, (0, 0))[0]
+        }
+        if not moved:
+            return
+        receipts = []
+        for positions in self._broker.groups.coordinator.committed(sorted({where.topic for where in moved})):
+            for slot, committed in positions:
+                topic = self._broker.image.topics_by_name.get(slot.topic)
+                if topic is None or (starts := moved.get(TopicPartition(slot.topic, slot.partition))) is None:
+                    continue
+                seen, start = starts
+                first = max(committed.offset, seen)
+                if first < start and committed.belongs_to(topic.id):
+                    reason = "retention or DeleteRecords moved the log start past the group's committed offset"
+                    receipts.append(self._receipt(topic, slot, committed, first, start, Cause.LOG_START, reason))
+            await asyncio.sleep(0)
+        await self._keep(receipts)
+
+    def topics_deleted(self, topics: Iterable[TopicImage]) -> None:
+        """Must be called before the logs and the groups' offsets are deleted."""
+        deleted = {topic.name: topic for topic in topics}
+        if not deleted:
+            return
+        receipts = []
+        for slot, committed in chain.from_iterable(self._broker.groups.coordinator.committed(deleted)):
+            topic = deleted.get(slot.topic)
+            if topic is None or not committed.belongs_to(topic.id):
+                continue
+            bounds = self._local_bounds(slot) or self._bounds.get(TopicPartition(slot.topic, slot.partition))
+            if bounds is None:
+                log.info("unread records of a deleted topic unknown", group=slot.group_id, topic=slot.topic)
+            elif (first := max(committed.offset, bounds[0])) < bounds[1]:
+                reason = "the topic was deleted with records that the group had not read"
+                receipts.append(self._receipt(topic, slot, committed, first, bounds[1], Cause.TOPIC_DELETED, reason))
+        self._bounds = {where: each for where, each in self._bounds.items() if where.topic not in deleted}
+        if receipts:
+            writing = asyncio.ensure_future(self._keep(receipts))
+            self._writing.add(writing)
+            writing.add_done_callback(self._writing.discard)
+
+    async def _keep(self, receipts: Sequence[Receipt]) -> None:
+        if not receipts:
+            return
+        try:
+            await self._broker.loop.run_in_executor(self._broker.disk_threads, self._keeper.expired, receipts)
+        except OSError as error:
+            log.error(
+                "writing receipts of expired records failed",
+                receipts=len(receipts),
+                losses=[f"{receipt.group}: {receipt}" for receipt in receipts[:20]],
+                reason=str(error),
+                advice="Free disk space. These losses are recorded in this log message only.",
+            )
+
+    def _receipt(
+        self,
+        topic: TopicImage,
+        slot: OffsetSlot,
+        committed: CommittedOffset,
+        start_offset: int,
+        end_offset_exclusive: int,
+        cause: Cause,
+        reason: str,
+    ) -> Receipt:
+        partition = topic.partitions[slot.partition]
+        return Receipt(
+            id=receipt_id(
+                topic=topic.name,
+                topic_id=topic.id,
+                partition=slot.partition,
+                start_offset=start_offset,
+                end_offset_exclusive=end_offset_exclusive,
+                cause=cause,
+                replica=NO_NODE,  # another coordinator may report it as well
+                group=slot.group_id,
+            ),
+            topic=topic.name,
+            topic_id=topic.id,
+            partition=slot.partition,
+            start_offset=start_offset,
+            end_offset_exclusive=end_offset_exclusive,
+            leader_epochs=(committed.leader_epoch,) if committed.leader_epoch >= 0 else (),
+            records=end_offset_exclusive - start_offset,
+            size_bytes=0,
+            loss_class=LossClass.EXPIRED,
+            known_by=f"group {slot.group_id} had committed offset {committed.offset}; counted by offsets, the records"
+            " were not read",
+            cause=cause,
+            reason=reason,
+            replica=self._broker.node_id,
+            leader=partition.leader,
+            leader_epoch=partition.leader_epoch,
+            time_ms=self._broker.clock.now_ms(),
+            evidence_note="Records that are deleted on purpose are not kept.",
+            group=slot.group_id,
+        )
+
+    # -- log start and end offsets -------------------------------------------------------------------------------------
+
+    def _local_bounds(self, slot: OffsetSlot | TopicPartition) -> _Bounds | None:
+        replica = self._broker.partitions.open_by_name.get((slot.topic, slot.partition))
+        if replica is None or replica.is_being_cut:
+            return None
+        return replica.log.log_start_offset, replica.high_watermark
+
+    async def _find_bounds(self, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, _Bounds]:
+        """Of all logs whose offsets are known; a log that this node leads and has not opened has not moved."""
+        # Unknown now means unchanged; a move is found by the next check.
+        wanted = list(wanted)
+        found = {each: self._bounds[each] for each in wanted if each in self._bounds}
+        elsewhere: dict[int, list[TopicPartition]] = defaultdict(list)
+        for topic_partition in wanted:
+            here = self._local_bounds(topic_partition)
+            if here is not None:
+                found[topic_partition] = here
+                continue
+            topic = self._broker.image.topics_by_name.get(topic_partition.topic)
+            if topic is None or topic_partition.partition >= len(topic.partitions):
+                continue
+            leader = topic.partitions[topic_partition.partition].leader
+            if leader not in (NO_LEADER, self._broker.node_id):
+                elsewhere[leader].append(topic_partition)
+        for leader, partitions in elsewhere.items():
+            try:
+                found |= await self._ask(leader, partitions)
+            except (PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError) as error:
+                log.debug("log start offsets not available", leader=leader, reason=str(error))
+        return found
+
+    async def _ask(self, leader: int, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, _Bounds]:
+        endpoint = self._broker.replication.replication_endpoint(leader)
+        if endpoint is None:
+            return {}
+        connection = await open_peer(
+            endpoint.host,
+            endpoint.port,
+            client_id=f"losses-{self._broker.node_id}",
+            connect=self._broker.replication.connect,
+        )
+        found: dict[TopicPartition, _Bounds] = {}
+        try:
+            for position in range(0, len(partitions), _MAX_BATCH):
+                some = partitions[position : position + _MAX_BATCH]
+                starts = await _offsets(connection, some, _EARLIEST)
+                ends = await _offsets(connection, some, _LATEST)
+                found |= {each: (starts[each], ends[each]) for each in some if each in starts and each in ends}
+        finally:
+            connection.close()
+        return found
+
+
+async def _offsets(
+    connection: PeerConnection, partitions: Sequence[TopicPartition], timestamp: int
+) -> Mapping[TopicPartition, int]:
+    by_topic: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for topic, index in partitions:
+        by_topic[topic].append({"partition_index": index, "current_leader_epoch": -1, "timestamp": timestamp})
+    fields = {
+        "replica_id": -1,
+        "isolation_level": _READ_UNCOMMITTED,
+        "topics": [{"name": topic, "partitions": asked} for topic, asked in by_topic.items()],
+    }
+    version = connection.version_for(ApiKey.LIST_OFFSETS, 5, 9)
+    answer = await connection.call(ApiKey.LIST_OFFSETS, version, fields, _TIMEOUT_S)
+    return {
+        TopicPartition(topic.name, each.partition_index): int(each.offset)
+        for topic in answer.topics
+        for each in topic.partitions
+        if not each.error_code
+    }

@@ -1,0 +1,440 @@
+"""One client connection: requests in, responses out, in order.
+
+Owns the receive buffer and the order of responses. Never reads more of a request than its header.
+
+Requests of a connection are handled one at a time, as in Kafka: while a response is pending (a parked fetch, a change
+that waits for the disk), the following requests stay in the receive buffer, and when the buffer is full the socket is
+not read. Only Produce requests are pipelined: while one waits for other replicas, the next ones may append, up to
+`MAX_PIPELINED`. Responses still leave in request order, and a connection is closed only after the responses before it.
+
+While the peer does not read its responses, no further request is handled. So a connection holds at most one receive
+buffer (bounded by `socket.request.max.bytes`, all together by the server's budget), one response beyond the transport's
+high-water mark, and `MAX_PIPELINED` small Produce responses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from fenceline.log.core.disk import FileSlice
+from fenceline.node.logs import Logger
+from fenceline.node.net.sending import FileSender, Part
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.frame import MalformedRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fenceline.node.net.server import Server
+
+log = Logger("connection")
+
+INITIAL_BUFFER_BYTES: Final = 64 * 1024
+_GROWTH: Final = 4
+_SIZE_PREFIX_BYTES: Final = 4
+_SMALLEST_REQUEST_BYTES: Final = 8
+MAX_PIPELINED: Final = 64
+"""Maximum number of Produce requests of a connection that have appended and wait for other replicas."""
+_API_KEY_BYTES: Final = 2
+
+
+class PendingAnswer:
+    """A response that is not ready yet. Completed at most once; dropped when the peer disconnects.
+
+    lets_follow: the request is complete except for its response, and requests of its kind may be pipelined.
+    """
+
+    __slots__ = ("_abandon", "_answered", "_connection", "lets_follow", "outcome")
+
+    def __init__(self, *, lets_follow: bool = False) -> None:
+        self._connection: Connection | None = None
+        self._answered: Connection | None = None
+        self._abandon: Callable[[], object] | None = None
+        self.lets_follow = lets_follow
+        self.outcome: Sequence[Part] | str | None = None
+        """The response, or the reason to close the connection, while earlier responses are still pending."""
+
+    def complete(self, buffers: Sequence[Part] | None, on_sent: Callable[[], None] | None = None) -> None:
+        """Send the response frame (None: the request has no response) and handle the connection's next request.
+
+        `on_sent` is called once: when the response has been sent completely, or never will be.
+        """
+        connection, self._connection = self._connection, None
+        self._abandon = None
+        if connection is not None:
+            self._answered = connection
+            connection.answer_pending(self, buffers, on_sent)
+        elif on_sent is not None:
+            on_sent()
+
+    def drop(self, reason: str) -> None:
+        """The peer does not read the response: close the connection at once."""
+        if self._answered is not None:
+            self._answered.close(reason)
+            self._answered.abort()
+
+    def fail(self, reason: str) -> None:
+        """No response can be sent: close the connection, so that the client retries."""
+        connection, self._connection = self._connection, None
+        self._abandon = None
+        if connection is not None:
+            connection.fail_pending(self, reason)
+
+    def on_abandoned(self, callback: Callable[[], object] | None) -> None:
+        """Call `callback` when the peer disconnects before the response is ready; None: no callback."""
+        self._abandon = callback
+
+    def attach(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def abandon(self) -> None:
+        self._connection = None
+        callback, self._abandon = self._abandon, None
+        if callback is not None:
+            callback()
+
+
+def _has_socket(transport: asyncio.Transport | None) -> bool:
+    """Whether files can be sent and their completion observed; a simulated transport has no socket."""
+    return transport is not None and transport.get_extra_info("socket") is not None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Framing and back-pressure for one socket. Requests go to `Server.handle`."""
+
+    __slots__ = (
+        "_buffer",
+        "_closes_when_sent",
+        "_end",
+        "_on_sent",
+        "_paused_reading",
+        "_paused_writing",
+        "_sender",
+        "_server",
+        "_start",
+        "_transport",
+        "_view",
+        "_waiting",
+        "host",
+        "idle_ticks",
+        "listener",
+        "peer",
+    )
+
+    def __init__(self, server: Server, listener: str) -> None:
+        self._server = server
+        self.listener = listener
+        self._buffer = bytearray(INITIAL_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[PendingAnswer] = deque()
+        """Responses that are owed, in the order in which they are sent."""
+        self._paused_writing = False
+        self._paused_reading = False
+        self._sender: FileSender | None = None
+        self._on_sent: Callable[[], None] | None = None
+        self._closes_when_sent = False
+        self.idle_ticks = 0
+        self.peer = "?"
+        self.host = "?"
+
+    # --- asyncio's side -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
+        self._transport = transport  # type: ignore[assignment]
+        peername = transport.get_extra_info("peername")
+        if peername:
+            self.host = str(peername[0])
+            self.peer = f"{peername[0]}:{peername[1]}"
+        if not self._server.register(self):
+            self.close("too many connections (max.connections)")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._sender is not None:
+            self._sender.close()
+        self._answer_left()
+        waiting, self._waiting = self._waiting, deque()
+        for pending in waiting:
+            pending.abandon()
+        self._server.unregister(self, len(self._buffer))
+        self._view.release()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        self.idle_ticks = 0
+        self._server.metrics.received_bytes += nbytes
+        self._take_requests()
+
+    def pause_writing(self) -> None:
+        self._paused_writing = True
+
+    def resume_writing(self) -> None:
+        self._paused_writing = False
+        self.idle_ticks = 0
+        self._take_requests()
+
+    # --- the node's side ------------------------------------------------------------------------------------------
+
+    def send(self, buffers: Sequence[Part]) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        if len(buffers) == 1:
+            transport.write(buffers[0])  # type: ignore[arg-type]  # a frame begins with its size, never with a file
+        elif FileSlice in map(type, buffers):
+            self._send_files(transport, buffers)
+        else:
+            transport.writelines(buffers)  # type: ignore[arg-type]
+
+    def _send_files(self, transport: asyncio.Transport, buffers: Sequence[Part]) -> bool:
+        sender = self._sender
+        if sender is None:
+            sender = self._sender = FileSender(
+                transport,
+                self._server.broker.disk_threads,
+                sent=self._files_sent,
+                failed=self._files_failed,
+                has_urgent_requests=self._server.metrics.has_urgent_requests,
+            )
+        return sender.send(buffers)
+
+    def _files_sent(self) -> None:
+        self._answer_left()
+        self.idle_ticks = 0
+        if self._closes_when_sent:
+            if self._transport is not None:
+                self._transport.close()
+        else:
+            self._take_requests()
+
+    def _files_failed(self, error: OSError) -> None:
+        if not isinstance(error, ConnectionError):
+            log.error("sending a fetch response failed", peer=self.peer, error=str(error))
+        self.abort()
+
+    def _answer_left(self) -> None:
+        on_sent, self._on_sent = self._on_sent, None
+        if on_sent is not None:
+            on_sent()
+
+    @property
+    def _is_sending_files(self) -> bool:
+        return self._sender is not None and self._sender.is_busy
+
+    def answer_pending(
+        self, pending: PendingAnswer, buffers: Sequence[Part] | None, on_sent: Callable[[], None] | None = None
+    ) -> None:
+        waiting = self._waiting
+        if pending is not waiting[0]:
+            assert on_sent is None, "a response that holds a memory lease is never pipelined"
+            pending.outcome = buffers or ()
+            return
+        waiting.popleft()
+        transport = self._transport
+        if on_sent is not None and buffers is not None and _has_socket(transport):
+            assert transport is not None, "it has a socket"
+            # The lease is released when the response has been sent.
+            self._on_sent = on_sent
+            if self._send_files(transport, buffers):
+                self._answer_left()
+        else:
+            if buffers is not None:
+                self.send(buffers)
+            if on_sent is not None:
+                on_sent()
+        while waiting and (outcome := waiting[0].outcome) is not None:
+            if isinstance(outcome, str):
+                self.close(outcome)
+                return
+            waiting.popleft()
+            if outcome:
+                self.send(outcome)
+        if self._start != self._end or self._paused_reading:
+            self._take_requests()
+
+    def fail_pending(self, pending: PendingAnswer, reason: str) -> None:
+        """No response can be sent; earlier responses still are."""
+        if pending is self._waiting[0]:
+            self.close(reason)
+        else:
+            pending.outcome = reason
+
+    def _close_in_turn(self, reason: str) -> None:
+        """Close the connection after the pending responses."""
+        if self._waiting:
+            last = PendingAnswer()
+            last.outcome = reason
+            self._waiting.append(last)
+        else:
+            self.close(reason)
+
+    def close(self, reason: str, *, quiet: bool = False) -> None:
+        """Close once written data has been sent. Logs the peer and the reason, unless `quiet`."""
+        if self._transport is not None and not self._transport.is_closing() and not self._closes_when_sent:
+            if not quiet:
+                log.warning("connection closed", peer=self.peer, reason=reason)
+            if self._is_sending_files:
+                self._closes_when_sent = True
+            else:
+                self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def shrink_idle_buffer(self) -> int:
+        """Shrink an enlarged, empty receive buffer; returns the number of bytes freed."""
+        if self._transport is None or self._start != self._end or len(self._buffer) <= INITIAL_BUFFER_BYTES:
+            return 0
+        freed = len(self._buffer) - INITIAL_BUFFER_BYTES
+        self._replace_buffer(INITIAL_BUFFER_BYTES)
+        return freed
+
+    @property
+    def stalled_bytes(self) -> int:
+        """Bytes received of an incomplete request that holds receive memory of the budget; 0 if there is none."""
+        if self._waiting or not self.holds_budget:
+            return 0
+        return self._end - self._start
+
+    @property
+    def holds_budget(self) -> bool:
+        """Whether the receive buffer is larger than the initial one, which is not counted."""
+        return len(self._buffer) > INITIAL_BUFFER_BYTES
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being handled or a response has not been sent yet."""
+        transport = self._transport
+        return (
+            bool(self._waiting)
+            or self._is_sending_files
+            or (transport is not None and transport.get_write_buffer_size() > 0)
+        )
+
+    # --- framing --------------------------------------------------------------------------------------------------
+
+    def _may_follow(self) -> bool:
+        """Whether the next request may be handled before the pending responses are sent."""
+        waiting = self._waiting
+        if not waiting[-1].lets_follow or len(waiting) >= MAX_PIPELINED:
+            return False
+        key_at = self._start + _SIZE_PREFIX_BYTES
+        behind = key_at + _API_KEY_BYTES
+        return behind <= self._end and int.from_bytes(self._view[key_at:behind], "big") == ApiKey.PRODUCE
+
+    def _take_requests(self) -> None:
+        while not self._paused_writing and (self._sender is None or not self._sender.is_busy):
+            transport = self._transport
+            if transport is None or transport.is_closing():
+                return
+            if self._waiting and not self._may_follow():
+                break
+            start = self._start
+            available = self._end - start
+            if available < _SIZE_PREFIX_BYTES:
+                break
+            size = int.from_bytes(self._view[start : start + 4], "big", signed=True)
+            if size < _SMALLEST_REQUEST_BYTES or size > self._server.max_request_bytes:
+                self._close_in_turn(
+                    f"invalid request size of {size} bytes; the limits are {_SMALLEST_REQUEST_BYTES} and"
+                    f" {self._server.max_request_bytes} bytes (socket.request.max.bytes)"
+                )
+                return
+            if available < _SIZE_PREFIX_BYTES + size:
+                if not self._make_room(_SIZE_PREFIX_BYTES + size):
+                    return
+                break
+            frame_end = start + _SIZE_PREFIX_BYTES + size
+            self._start = frame_end
+            try:
+                outcome = self._server.handle(self, self._view[start + _SIZE_PREFIX_BYTES : frame_end])
+            except MalformedRequest as error:
+                self._close_in_turn(f"malformed request: {error}")
+                return
+            except Exception:
+                # Our bug. The peer must not wait for a response that never comes.
+                log.exception("request failed", peer=self.peer)
+                self._close_in_turn("internal error, see the previous log message")
+                return
+            if isinstance(outcome, PendingAnswer):
+                outcome.attach(self)
+                self._waiting.append(outcome)
+            elif outcome is not None:
+                if self._waiting:
+                    answered = PendingAnswer(lets_follow=True)
+                    answered.outcome = outcome
+                    self._waiting.append(answered)
+                else:
+                    self.send(outcome)
+        if self._start == self._end:
+            self._start = self._end = 0
+            if self._server.is_short_of_memory and (freed := self.shrink_idle_buffer()):
+                self._server.release_memory(freed)
+        if self._paused_reading or self._end == len(self._buffer):
+            self._read_or_pause()
+
+    def _make_room(self, frame_bytes: int) -> bool:
+        """Make room for the rest of the frame at `_start`. False: the budget is exhausted, the connection waits.
+
+        The buffer grows with the bytes received, not with the announced size: a peer can announce any size for free.
+        """
+        capacity = len(self._buffer)
+        if self._end < capacity:
+            return True
+        if self._start > 0:
+            self._move_to_front()
+            return True
+        grown = min(frame_bytes, _GROWTH * capacity)
+        if not self._server.reserve(self, grown - capacity):
+            self._pause_reading()
+            return False
+        self._replace_buffer(grown)
+        return True
+
+    def on_memory_granted(self) -> None:
+        """The server's budget has free memory again."""
+        if self._transport is not None:
+            self._take_requests()
+
+    def _replace_buffer(self, capacity: int) -> None:
+        rest = self._view[self._start : self._end]
+        buffer = bytearray(capacity)
+        buffer[: len(rest)] = rest
+        self._end = len(rest)
+        self._start = 0
+        rest.release()
+        self._buffer = buffer
+        self._view = memoryview(buffer)
+
+    def _move_to_front(self) -> None:
+        """Make room after the unread bytes; no views of the earlier bytes remain (`Server.handle`)."""
+        waiting = self._end - self._start
+        self._view[:waiting] = self._view[self._start : self._end]
+        self._start, self._end = 0, waiting
+
+    def _read_or_pause(self) -> None:
+        if self._end < len(self._buffer):
+            if self._paused_reading and self._transport is not None:
+                self._paused_reading = False
+                self._transport.resume_reading()
+        elif self._start > 0:
+            self._move_to_front()
+            self._read_or_pause()
+        else:
+            self._pause_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._paused_reading and self._transport is not None:
+            self._paused_reading = True
+            self._transport.pause_reading()

@@ -1,0 +1,362 @@
+"""Listeners, the dispatch table and the budget of receive memory.
+
+Owns every open connection. Decides nothing about the protocol: a request is dispatched by API key and version.
+
+- An unknown API key or version closes the connection with a log line; only ApiVersions is answered in version 0 with
+  UNSUPPORTED_VERSION, so that clients can downgrade (KIP-35).
+- Receive buffers beyond the first 64 KiB of a connection come out of one budget (`queued.max.request.bytes`); when it
+  is exhausted, a connection stops reading until others have released memory. While connections wait, enlarged buffers
+  are released as soon as they are empty, and a peer that stalls in the middle of a large request is disconnected.
+- A sweep closes connections that were idle for `connections.max.idle.ms` and shrinks enlarged buffers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.node.api.handlers.api_versions import encode_api_versions, has_valid_software_name
+from fenceline.node.context import Api, RequestContext
+from fenceline.node.logs import Logger
+from fenceline.node.net.connection import Connection, PendingAnswer
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.frame import MalformedRequest, encode_response_frame, parse_request_header
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+    from fenceline.node.metrics import NodeMetrics
+
+log = Logger("server")
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+RawHandler: TypeAlias = Callable[[RequestContext, memoryview], "list[Buffer] | PendingAnswer | None"]
+"""A handler of the data path: receives the body's bytes, returns the frame, a pending response, or None (acks=0)."""
+
+Forward: TypeAlias = Callable[[Api, RequestContext, bytes], "Awaitable[Any] | None"]
+"""Forwards a request to another node; None: it is answered here."""
+
+_SWEEPS_PER_IDLE_PERIOD: Final = 10
+_STALL_S: Final = 5.0
+
+
+class Server:
+    """All listeners and connections of one node."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        apis: Iterable[Api],
+        raw: dict[ApiKey, tuple[int, int, RawHandler]],
+        *,
+        forward: Forward | None = None,
+        max_request_bytes: int,
+        receive_budget_bytes: int,
+        max_connections: int,
+        backlog: int,
+        idle_timeout_ms: int,
+        send_buffer_bytes: int,
+        receive_buffer_bytes: int,
+        metrics: NodeMetrics,
+    ) -> None:
+        self.broker = broker
+        self.metrics = metrics
+        self.max_request_bytes = max_request_bytes
+        self._receive_budget_bytes = receive_budget_bytes
+        self._receive_free_bytes = receive_budget_bytes
+        self._waiting_for_room: deque[Connection] = deque()
+        self._max_connections = max_connections
+        self._backlog = backlog
+        self._idle_timeout_ms = idle_timeout_ms
+        self._socket_buffers = ((socket.SO_SNDBUF, send_buffer_bytes), (socket.SO_RCVBUF, receive_buffer_bytes))
+        self._apis = {api.key: api for api in apis}
+        self._raw = raw
+        self._forward = forward
+        ranges = {api.key: (api.min_version, api.max_version) for api in self._apis.values()}
+        ranges.update({key: (low, high) for key, (low, high, _) in raw.items()})
+        ranges[ApiKey.API_VERSIONS] = (0, 4)
+        if ApiKey.PRODUCE in ranges:
+            # Older librdkafka (2.0 for one) takes a minimum version above 2 for a server that supports no codec but
+            # zstd. Kafka also advertises 0, and closes the connection of a client that uses it.
+            ranges[ApiKey.PRODUCE] = (0, ranges[ApiKey.PRODUCE][1])
+        self.api_ranges: Final = dict(sorted(ranges.items()))
+        self._connections: dict[Connection, None] = {}
+        self._servers: list[asyncio.Server] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._is_granting = False
+        self._favoured: Connection | None = None
+        self._stall_check: asyncio.TimerHandle | None = None
+
+    # --- lifecycle ------------------------------------------------------------------------------------------------
+
+    async def bind(self, listener: str, host: str, port: int) -> int:
+        """Bind one address; returns the port. `start_serving` opens it. Raises OperatorError if it cannot be bound."""
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(
+                lambda: Connection(self, listener),
+                host or None,
+                port,
+                backlog=self._backlog,
+                reuse_address=True,
+                start_serving=False,
+            )
+        except OSError as error:
+            reason, advice = _bind_failure(error)
+            raise OperatorError(f"Listener {listener} cannot bind to {host or '*'}:{port}: {reason}", advice) from error
+        self._servers.append(server)
+        for opened in server.sockets:
+            # Accepted connections inherit these options.
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for option, size_bytes in self._socket_buffers:
+                if size_bytes > 0:
+                    opened.setsockopt(socket.SOL_SOCKET, option, size_bytes)
+        return int(server.sockets[0].getsockname()[1])
+
+    def open_backlog(self) -> None:
+        """Accept TCP connections into the backlog, where they wait for `start_serving`."""
+        for server in self._servers:
+            for bound in server.sockets:
+                with bound.dup() as same:
+                    same.listen(self._backlog)
+
+    async def start_serving(self) -> None:
+        """Accept connections on all bound addresses."""
+        for server in self._servers:
+            await server.start_serving()
+        self._sweep()
+
+    async def close(self, *, drain_s: float = 1.0) -> None:
+        """Stop accepting, let pending responses be sent for at most `drain_s`, then close every connection."""
+        for server in self._servers:
+            server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        if self._stall_check is not None:
+            self._stall_check.cancel()
+        deadline = asyncio.get_running_loop().time() + drain_s
+        for connection in list(self._connections):
+            if not connection.is_busy:
+                connection.close("the node is shutting down", quiet=True)
+        # There is no event for a drained transport.
+        while any(c.is_busy for c in self._connections) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for task in list(self._tasks):
+            task.cancel()
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)
+
+    # --- connections ----------------------------------------------------------------------------------------------
+
+    def register(self, connection: Connection) -> bool:
+        self._connections[connection] = None
+        self.metrics.connections = len(self._connections)
+        return len(self._connections) <= self._max_connections
+
+    def unregister(self, connection: Connection, buffer_bytes: int) -> None:
+        from fenceline.node.net.connection import INITIAL_BUFFER_BYTES
+
+        self._connections.pop(connection, None)
+        self.metrics.connections = len(self._connections)
+        self.release_memory(buffer_bytes - INITIAL_BUFFER_BYTES)
+
+    def reserve(self, connection: Connection, size_bytes: int) -> bool:
+        """Reserve receive memory from the budget, or queue for it. A single connection always gets its memory."""
+        if self._take(connection, size_bytes):
+            return True
+        for other in self._connections:
+            self._receive_free_bytes += other.shrink_idle_buffer()
+        if self._take(connection, size_bytes):
+            return True
+        if connection not in self._waiting_for_room:
+            self._waiting_for_room.append(connection)
+        if self._stall_check is None:
+            self._mark_progress()
+        asyncio.get_running_loop().call_soon(self._break_deadlock)
+        return False
+
+    def _take(self, connection: Connection, size_bytes: int) -> bool:
+        free_bytes = self._receive_free_bytes
+        if size_bytes > free_bytes and free_bytes != self._receive_budget_bytes and connection is not self._favoured:
+            return False
+        self._receive_free_bytes = free_bytes - size_bytes
+        return True
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether connections wait for receive memory, so that unused memory must be released at once."""
+        return bool(self._waiting_for_room)
+
+    def release_memory(self, size_bytes: int) -> None:
+        """Release receive memory; waiting connections try again."""
+        self._receive_free_bytes += size_bytes
+        if not self._is_granting:
+            self._is_granting = True
+            try:
+                for _ in range(len(self._waiting_for_room)):
+                    self._waiting_for_room.popleft().on_memory_granted()
+            finally:
+                self._is_granting = False
+
+    def _mark_progress(self) -> None:
+        progress = {each: each.stalled_bytes for each in self._connections if each.stalled_bytes}
+        self._stall_check = asyncio.get_running_loop().call_later(_STALL_S, self._close_stalled, progress)
+
+    def _close_stalled(self, progress: dict[Connection, int]) -> None:
+        """Disconnect peers that stopped in the middle of a request, while others wait for receive memory."""
+        self._stall_check = None
+        if not self._waiting_for_room:
+            return
+        for connection, received_bytes in progress.items():
+            if connection.stalled_bytes == received_bytes and connection not in self._waiting_for_room:
+                connection.close(
+                    f"stalled in the middle of a request ({received_bytes} bytes received) while others wait for"
+                    " receive memory (queued.max.request.bytes)"
+                )
+                connection.abort()
+        self._mark_progress()
+
+    def _break_deadlock(self) -> None:
+        """If all connections that hold receive memory wait for more, one may exceed the budget for its request."""
+        waiting = self._waiting_for_room
+        if waiting and all(each in waiting for each in self._connections if each.holds_budget):
+            self._favoured = waiting.popleft()
+            self._favoured.on_memory_granted()
+            self._favoured = None
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in list(self._connections):
+            connection.idle_ticks += 1
+            if connection.idle_ticks > _SWEEPS_PER_IDLE_PERIOD:
+                connection.close("idle (connections.max.idle.ms)", quiet=True)
+                connection.abort()
+            elif connection.idle_ticks > 1 and (freed := connection.shrink_idle_buffer()):
+                self.release_memory(freed)
+        self._sweeper = loop.call_later(self._idle_timeout_ms / 1000 / _SWEEPS_PER_IDLE_PERIOD, self._sweep)
+
+    # --- dispatch -------------------------------------------------------------------------------------------------
+
+    def handle(self, connection: Connection, frame: memoryview) -> list[Buffer] | PendingAnswer | None:
+        """Handle one request. `frame` is only valid during the call.
+
+        Raises MalformedRequest; the connection then closes with the reason.
+        """
+        header = parse_request_header(frame)
+        key, version = header.api_key, header.api_version
+        self.metrics.count_request(key)
+        raw = self._raw.get(key)  # type: ignore[call-overload]
+        if raw is not None:
+            low, high, raw_handler = raw
+            if not low <= version <= high:
+                raise MalformedRequest(
+                    f"{ApiKey(key).name} version {version} not supported; supported: {low} to {high}"
+                )
+            context = self._context(connection, header)
+            return raw_handler(context, frame[header.body_position :])  # type: ignore[no-any-return]
+        if key == ApiKey.API_VERSIONS:
+            return self._answer_api_versions(header.correlation_id, version, frame[header.body_position :])
+        api = self._apis.get(key)  # type: ignore[call-overload]
+        if api is None:
+            raise MalformedRequest(f"API key {key} version {version} is not supported")
+        if not api.min_version <= version <= api.max_version:
+            raise MalformedRequest(
+                f"{api.key.name} version {version} not supported; supported: {api.min_version} to {api.max_version}"
+            )
+        return self._handle_entity(api, self._context(connection, header), bytes(frame[header.body_position :]))
+
+    def _context(self, connection: Connection, header: Any) -> RequestContext:
+        return RequestContext(
+            self.broker,
+            header.api_version,
+            header.correlation_id,
+            header.client_id,
+            connection.peer,
+            connection.host,
+            connection.listener,
+        )
+
+    def _handle_entity(self, api: Api, context: RequestContext, body: bytes) -> list[Buffer] | PendingAnswer:
+        from fenceline.wire.entities import read_request
+
+        request = read_request(api.key, context.api_version, body)
+        answer: Any = self._forward(api, context, body) if self._forward is not None else None
+        if answer is None:
+            try:
+                answer = api.handler(context, request)
+            except PeerError as error:
+                answer = _top_level_error(error)
+        if isinstance(answer, (dict, bytes)):
+            return self._frame(api.key, context, answer)
+        pending = PendingAnswer()
+        task = asyncio.ensure_future(self._finish(api, context, answer, pending))
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        return pending
+
+    async def _finish(self, api: Api, context: RequestContext, answer: Any, pending: PendingAnswer) -> None:
+        try:
+            try:
+                fields = await answer
+            except PeerError as error:
+                fields = _top_level_error(error)
+            pending.complete(self._frame(api.key, context, fields))
+        except asyncio.CancelledError:
+            pending.fail("the node is shutting down")
+            raise
+        except Exception:
+            log.exception("request failed", api=api.key.name, version=context.api_version, peer=context.peer)
+            pending.fail("internal error, see the previous log message")
+
+    def _frame(self, key: ApiKey, context: RequestContext, answer: Any) -> list[Buffer]:
+        from fenceline.wire.entities import write_response
+
+        body = answer if isinstance(answer, bytes) else write_response(key, context.api_version, answer)
+        return encode_response_frame(key, context.api_version, context.correlation_id, body)
+
+    def _answer_api_versions(self, correlation_id: int, version: int, body: memoryview) -> list[Buffer]:
+        low, high = self.api_ranges[ApiKey.API_VERSIONS]
+        answered, error = version, ErrorCode.NONE
+        if not low <= version <= high:
+            answered, error = 0, ErrorCode.UNSUPPORTED_VERSION
+        elif not has_valid_software_name(version, body):
+            error = ErrorCode.INVALID_REQUEST
+        encoded = encode_api_versions(answered, error, self.api_ranges, self.broker)
+        return encode_response_frame(ApiKey.API_VERSIONS, answered, correlation_id, encoded)
+
+
+def _bind_failure(error: OSError) -> tuple[str, str]:
+    """Reason and advice for the operator; the event loop's own message repeats the address."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error), "The host name cannot be resolved. Correct --listen or `listeners`."
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    match error.errno:
+        case errno.EADDRINUSE:
+            advice = "Another process uses that port (see `ss -ltnp`). Stop it, or choose another port with --listen."
+        case errno.EADDRNOTAVAIL:
+            advice = (
+                "The address does not belong to this machine. Use one that does, or all with an empty host (:9092). The"
+                " address that clients connect to is set by advertised.listeners."
+            )
+        case errno.EACCES | errno.EPERM:
+            advice = "Ports below 1024 need privileges. Choose a higher port with --listen."
+        case _:
+            advice = "Choose another address with --listen or `listeners`."
+    return reason, advice
+
+
+def _top_level_error(error: PeerError) -> dict[str, Any]:
+    return {"error_code": error.code, "error_message": error.message}
+
+
+def frame_of(key: ApiKey, context: RequestContext, body: bytes | Sequence[Buffer]) -> list[Buffer]:
+    """The response frame for a handler of the data path."""
+    return encode_response_frame(key, context.api_version, context.correlation_id, body)

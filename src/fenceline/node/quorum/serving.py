@@ -1,0 +1,116 @@
+"""Responses to requests of this node's quorum: pending ones, and those that need a disk read.
+
+Owns the futures of requests by token. Reads that miss the page cache run in a thread.
+
+Rules: raft.md Q14, Q26; snapshots.md N28-N30.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from concurrent.futures import Executor
+from dataclasses import replace
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.core.disk import Disk
+from fenceline.node.logs import Logger
+from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.quorum.duties import ServePiece, ServeRecords
+from fenceline.quorum.messages import FetchSnapshotResponse, ResponseMessage
+
+log = Logger("quorum")
+
+
+class QuorumServing:
+    """See the module. All methods belong to the loop."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        metadata_log: MetadataLog,
+        executor: Callable[[], Executor | None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """`failed` is called if the log cannot be read."""
+        self._disk = disk
+        self._log = metadata_log
+        self._executor = executor
+        self._failed = failed
+        self._waiting: dict[Hashable, asyncio.Future[ResponseMessage]] = {}
+        self._next_token = 0
+
+    def expect(self) -> tuple[Hashable, asyncio.Future[ResponseMessage]]:
+        """A token for the quorum, and the future of its response."""
+        self._next_token += 1
+        answer: asyncio.Future[ResponseMessage] = asyncio.get_running_loop().create_future()
+        self._waiting[self._next_token] = answer
+        return self._next_token, answer
+
+    def answer(self, token: Hashable, message: ResponseMessage) -> None:
+        waiting = self._waiting.pop(token)
+        if not waiting.done():
+            waiting.set_result(message)
+
+    def close(self, error: PeerError) -> None:
+        """Fail all pending requests with `error`."""
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    def records(self, duty: ServeRecords) -> None:
+        """Respond with records of the log, at once if they are in the page cache."""
+        if duty.offset >= duty.end_offset:
+            self.answer(duty.token, duty.answer)
+            return
+        try:
+            read = self._log.partition_log.read(duty.offset, duty.max_bytes, end_offset_exclusive=duty.end_offset)
+        except PeerError as error:
+            self.answer(duty.token, replace(duty.answer, partition_error_code=error.code))
+            return
+        if read.resident:
+            self.answer(duty.token, replace(duty.answer, records=read.records))
+            return
+
+        def loaded(done: asyncio.Future[memoryview]) -> None:
+            error = done.exception()
+            if duty.token not in self._waiting:
+                return
+            if isinstance(error, PeerError):
+                self.answer(duty.token, replace(duty.answer, partition_error_code=error.code))
+            elif error is not None:
+                self._failed(error)
+            else:
+                self.answer(duty.token, replace(duty.answer, records=done.result()))
+
+        asyncio.get_running_loop().run_in_executor(self._executor(), read.load).add_done_callback(loaded)
+
+    def piece(self, duty: ServePiece) -> None:
+        """Respond with a part of a snapshot file (N30); SNAPSHOT_NOT_FOUND if it no longer exists."""
+        path = f"{self._log.directory}/{duty.snapshot_id.file_name}"
+        disk = self._disk
+
+        def read() -> bytes:
+            fd = disk.open_read(path)
+            try:
+                return bytes(disk.pread(fd, duty.max_bytes, duty.position))
+            finally:
+                disk.close(fd)
+
+        def found(done: asyncio.Future[bytes]) -> None:
+            error = done.exception()
+            if duty.token not in self._waiting:
+                return
+            answer: FetchSnapshotResponse
+            if error is None:
+                answer = replace(duty.answer, unaligned_records=done.result())
+            else:
+                gone = isinstance(error, FileNotFoundError)
+                code = ErrorCode.SNAPSHOT_NOT_FOUND if gone else ErrorCode.UNKNOWN_SERVER_ERROR
+                answer = replace(duty.answer, partition_error_code=code, size=0, position=0)
+                if not gone:
+                    log.warning("could not read a snapshot", path=path, reason=str(error), advice="Check the disk.")
+            self.answer(duty.token, answer)
+
+        asyncio.get_running_loop().run_in_executor(self._executor(), read).add_done_callback(found)

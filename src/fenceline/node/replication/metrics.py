@@ -1,0 +1,106 @@
+"""The metrics of replication, computed when they are scraped: lag, under-replicated partitions.
+
+Owns only the sums. Runs in the scraper's thread, so it takes snapshots and never changes anything. Names are documented
+in `docs/metrics.md`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from fenceline.node.metric_families import counters, gauge_by, gauges
+from fenceline.replica.progress import UNKNOWN_OFFSET
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+    from fenceline.node.replication.replica import Replica
+    from fenceline.replica.leader import LeaderState
+
+
+class ReplicationCollector:
+    """Yields a broker's replication metrics to prometheus-client."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def collect(self) -> Iterator[Any]:
+        now_ms = self._broker.clock.monotonic_ms()
+        sums = Sums()
+        for replica in self._broker.partitions:
+            leader = replica.leader
+            if leader is not None:
+                sums.add(replica, leader, now_ms)
+        yield from gauges(
+            ("fenceline_led_partitions", "Open partitions that this broker leads", sums.led),
+            ("fenceline_under_replicated_partitions", "Led, with a replica out of sync", sums.under_replicated),
+            ("fenceline_at_min_isr_partitions", "Led, with exactly min.insync.replicas in sync", sums.at_min_isr),
+            ("fenceline_under_min_isr_partitions", "Led, with too few in sync for acks=all", sums.under_min_isr),
+            (
+                "fenceline_end_offset_hidden_partitions",
+                "Led, with an end offset not returned yet (KIP-207)",
+                sums.hidden,
+            ),
+        )
+        yield gauge_by(
+            "broker",
+            "fenceline_follower_lag_records",
+            "Largest lag of a follower in a partition led here",
+            {str(broker_id): records for broker_id, records in sorted(sums.lag_records.items())},
+        )
+        yield gauge_by(
+            "broker",
+            "fenceline_follower_lag_seconds",
+            "Longest time since a follower had caught up",
+            {str(broker_id): lag_ms / 1000 for broker_id, lag_ms in sorted(sums.lag_ms.items())},
+        )
+        replication = self._broker.replication
+        phases = Counter(phase.value for phase in replication.fetchers.phases())
+        yield gauge_by(
+            "state",
+            "fenceline_followed_partitions",
+            "Partitions that this broker follows, by state",
+            {state: phases[state] for state in ("fetching", "flushing", "cutting", "looking", "waiting")},
+        )
+        changes = replication.isr_changes
+        yield from counters(
+            ("fenceline_isr_expands", "Replicas that joined the ISR of a partition led here", changes.expands),
+            ("fenceline_isr_shrinks", "Replicas that left the ISR of a partition led here", changes.shrinks),
+            ("fenceline_isr_update_failures", "ISR changes that the controller rejected", changes.failures),
+            (
+                "fenceline_replicated_bytes",
+                "Bytes fetched from leaders",
+                replication.fetchers.appended_bytes,
+            ),
+        )
+
+
+class Sums:
+    """Over all partitions that this broker leads."""
+
+    def __init__(self) -> None:
+        self.led = 0
+        self.under_replicated = 0
+        self.at_min_isr = 0
+        self.under_min_isr = 0
+        self.hidden = 0
+        self.lag_records: dict[int, int] = {}
+        """By follower: the maximum over partitions."""
+        self.lag_ms: dict[int, int] = {}
+
+    def add(self, replica: Replica, leader: LeaderState, now_ms: int) -> None:
+        least = min(replica.config.min_insync_replicas, len(leader.replicas))
+        in_sync = len(leader.isr)
+        self.led += 1
+        self.under_replicated += in_sync < len(leader.replicas)
+        self.at_min_isr += in_sync == least
+        self.under_min_isr += in_sync < least
+        self.hidden += leader.high_watermark < leader.epoch_start_offset
+        end_offset = replica.log.log_end_offset
+        for broker_id, progress in leader.followers.items():
+            has = progress.log_end_offset
+            records = end_offset - (replica.log.log_start_offset if has == UNKNOWN_OFFSET else has)
+            behind_ms = now_ms - (progress.last_caught_up_ms or 0) if records > 0 else 0
+            self.lag_records[broker_id] = max(records, self.lag_records.get(broker_id, 0))
+            self.lag_ms[broker_id] = max(behind_ms, self.lag_ms.get(broker_id, 0))

@@ -1,0 +1,120 @@
+"""Fetches this broker's followed partitions from their leaders: assigns each partition to a leader's link.
+
+Owns the links (`leader_link`), one per leader, and their shared settings. Decides nothing about the protocol.
+
+Rules: `epochs.md E23`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from fenceline.node.clock import Clock
+from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES, Dial, dial
+from fenceline.node.replication.absent_brokers import AbsentBrokers
+from fenceline.node.replication.leader_link import Host, LeaderLink
+from fenceline.replica.fetcher import FetchLimits
+from fenceline.replica.follower import Phase
+from fenceline.replica.throttle import ReplicationQuota
+
+if TYPE_CHECKING:
+    from fenceline.node.replication.replica import Replica
+
+
+class ReplicaFetchers:
+    """All leaders that this broker follows. All methods run on the event loop."""
+
+    def __init__(
+        self,
+        host: Host,
+        clock: Clock,
+        executor: Callable[[], Executor | None],
+        limits: FetchLimits,
+        *,
+        answer_timeout_ms: int,
+        connect: Dial = dial,
+        quota: ReplicationQuota | None = None,
+        absent: AbsentBrokers | None = None,
+        largest_answer: Callable[[], int] = lambda: LARGEST_ANSWER_BYTES,
+    ) -> None:
+        """`quota`: for throttled partitions. `absent` records which brokers disconnected and connected.
+        `largest_answer`: size limit of a leader's response in bytes.
+        """
+        self.largest_answer = largest_answer
+        self.quota = quota or ReplicationQuota()
+        self.absent = absent or AbsentBrokers(clock, session_ms=0)
+        self.host = host
+        self.clock = clock
+        self.executor = executor
+        self.limits = limits
+        self.answer_timeout_s = answer_timeout_ms / 1000
+        self.connect = connect
+        self._links: dict[int, LeaderLink] = {}
+        self._leader_of: dict[tuple[bytes, int], int] = {}
+        self.is_closed = False
+        self.appended_bytes = 0
+
+    def phases(self) -> list[Phase]:
+        """The phase of each followed partition."""
+        return [phase for link in list(self._links.values()) for phase in link.phases()]
+
+    def phase_of(self, replica: Replica) -> Phase | None:
+        """The follower phase of one partition; None if it is not followed."""
+        key = (replica.topic_id_bytes, replica.topic_partition.partition)
+        link = self._links.get(self._leader_of.get(key, -1))
+        return link.phase_of(key) if link is not None else None
+
+    @property
+    def far_behind(self) -> int:
+        """The number of partitions that lack committed records."""
+        return sum(link.far_behind for link in list(self._links.values()))
+
+    def follow(self, replica: Replica, leader_id: int, leader_epoch: int) -> None:
+        """Fetch a partition from its leader, in this epoch (E23)."""
+        key = (replica.topic_id_bytes, replica.topic_partition.partition)
+        before = self._leader_of.get(key)
+        if before is not None and before != leader_id:
+            self.leave(replica)
+        if self.is_closed:
+            return
+        link = self._links.get(leader_id)
+        if link is None:
+            link = self._links[leader_id] = LeaderLink(self, leader_id)
+        self._leader_of[key] = leader_id
+        link.follow(replica, leader_epoch)
+
+    def leave(self, replica: Replica) -> None:
+        """Stop following a partition."""
+        key = (replica.topic_id_bytes, replica.topic_partition.partition)
+        leader_id = self._leader_of.pop(key, None)
+        if leader_id is None:
+            return
+        link = self._links[leader_id]
+        link.leave(key)
+        if link.is_empty:
+            del self._links[leader_id]
+            link.close()
+            self.absent.reconnected(leader_id)
+
+    def check_connections(self) -> None:
+        """Report closed connections to `absent` at once: their tasks notice some iterations of the event loop later,
+        and a client that has lost the same leader asks about it in between."""
+        for link in self._links.values():
+            link.check_connection()
+
+    def on_leader_address_changed(self, node_id: int) -> None:
+        """A broker has registered again: its address may have changed."""
+        link = self._links.get(node_id)
+        if link is not None:
+            link.on_leader_address_changed()
+
+    async def close(self) -> None:
+        self.is_closed = True
+        links, self._links = list(self._links.values()), {}
+        self._leader_of.clear()
+        for link in links:
+            link.close()
+        await asyncio.gather(*(link.ended() for link in links))

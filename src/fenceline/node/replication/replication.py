@@ -1,0 +1,363 @@
+"""Replication of this node's partitions: as leader of some, as follower of others.
+
+Owns the fetchers, the ISR changes in progress, and the recovery of leaders that were elected uncleanly (KIP-704).
+Applies the roles that `Replicas` gives; decides nothing about the protocol.
+
+Rules: `epochs.md E31`, `E35`, `E38`; `recovery.md V37-V41`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from fenceline.controller.partition_requests import AlteredPartition
+from fenceline.errors import PeerError
+from fenceline.log.core.errors import StorageError
+from fenceline.log.core.producer_state import Origin
+from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, LeaderRecoveryState
+from fenceline.node.logs import Logger
+from fenceline.node.net.peer_connection import dial_from
+from fenceline.node.replication.absent_brokers import Absent, AbsentBrokers
+from fenceline.node.replication.deletions import Deletions
+from fenceline.node.replication.isr_changes import IsrChanges
+from fenceline.node.replication.replica_fetchers import ReplicaFetchers
+from fenceline.records.markers import abort_marker
+from fenceline.replica.fencing import NO_EPOCH
+from fenceline.replica.fetcher import FetchLimits
+from fenceline.replica.follower import CutTo, RestartAt
+from fenceline.replica.leader import InSyncRules, LeaderState
+from fenceline.replica.throttle import Throttles
+
+if TYPE_CHECKING:
+    from fenceline.metadata.changes import Delta
+    from fenceline.node.broker import Broker
+    from fenceline.node.replication.replica import Replica
+
+log = Logger("replication")
+
+_RECOVERY_PAUSE_S: Final = 1.0
+_START_S: Final = 10.0
+"""How long a starting node waits for its own recoveries before it serves requests."""
+_POLL_S: Final = 0.02
+_MAX_LOGGED: Final = 20
+_ROWS_BYTES: Final = 16 << 20
+"""Size limit of a response without records: some hundred thousand partitions."""
+
+
+class Replication:
+    """The replication of one broker. All methods run on the event loop unless they say otherwise."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._listener = broker.config.inter_broker_listener
+        config = broker.config
+        self.connect = dial_from(config.get_str("fenceline.outbound.address") or "")
+        """Opens connections to other brokers."""
+        self.throttles = Throttles(broker.node_id)
+        self.rules = InSyncRules(self.eligible_epoch, config.get_int("replica.lag.time.max.ms"))
+        self.absent = AbsentBrokers(broker.clock, session_ms=config.get_int("broker.session.timeout.ms"))
+        self.fetchers = ReplicaFetchers(
+            self,
+            broker.clock,
+            lambda: broker.disk_threads,
+            FetchLimits(
+                max_wait_ms=config.get_int("replica.fetch.wait.max.ms"),
+                min_bytes=config.get_int("replica.fetch.min.bytes"),
+                max_bytes=config.get_int("replica.fetch.response.max.bytes"),
+                partition_max_bytes=config.get_int("replica.fetch.max.bytes"),
+                backoff_ms=config.get_int("replica.fetch.backoff.ms"),
+            ),
+            answer_timeout_ms=config.get_int("replica.socket.timeout.ms"),
+            connect=self.connect,
+            quota=self.throttles.follower,
+            absent=self.absent,
+            largest_answer=self._largest_answer,
+        )
+        self.isr_changes = IsrChanges(
+            broker.node_id, lambda: broker.broker_epoch, broker.controller.submit, self._altered
+        )
+        self.deletions = Deletions(self.is_alive)
+        self._recoveries: dict[Replica, asyncio.Task[None]] = {}
+        self._too_few_replicas: dict[str, tuple[int, int]] = {}
+        """Topics that were logged: min.insync.replicas and the number of replicas."""
+
+    @property
+    def node_id(self) -> int:
+        return self._broker.node_id
+
+    @property
+    def broker_epoch(self) -> int:
+        return self._broker.broker_epoch
+
+    async def close(self) -> None:
+        """Stop following, and leave recoveries to the next start."""
+        await self.fetchers.close()
+        await self.isr_changes.close()
+        recoveries, self._recoveries = self._recoveries, {}
+        for task in recoveries.values():
+            task.cancel()
+        await asyncio.gather(*recoveries.values(), return_exceptions=True)
+
+    # -- metadata ------------------------------------------------------------------------------------------------------
+
+    def eligible_epoch(self, node_id: int) -> int:
+        """The epoch of a broker that may join an ISR (E36)."""
+        broker = self._broker.image.brokers.get(node_id)
+        return broker.epoch if broker is not None and broker.is_active else NO_EPOCH
+
+    def is_alive(self, node_id: int) -> bool:
+        """Registered and not fenced."""
+        broker = self._broker.image.brokers.get(node_id)
+        return broker is not None and not broker.fenced
+
+    def replication_endpoint(self, node_id: int) -> Endpoint | None:
+        broker = self._broker.image.brokers.get(node_id)
+        return broker.endpoint(self._listener) if broker is not None else None
+
+    def _largest_answer(self) -> int:
+        """Size limit of a leader's response: the requested bytes, or the largest batch that is allowed (KIP-74: the
+        first batch is sent completely). A batch has at most the size of a request, or of its topic's limit if the
+        leader compressed it again.
+        """
+        config = self._broker.config
+        largest_batch = max(
+            config.get_int("socket.request.max.bytes"),
+            max((replica.config.max_message_bytes for replica in self._broker.partitions), default=0),
+        )
+        return config.get_int("replica.fetch.response.max.bytes") + largest_batch + _ROWS_BYTES
+
+    def absent_now(self) -> Absent:
+        """Brokers that are unavailable, for responses to clients."""
+        self.fetchers.check_connections()
+        return self.absent.current()
+
+    def on_image(self, delta: Delta) -> None:
+        """Apply a metadata change: addresses of brokers and throttles may have changed."""
+        self.absent.image_changed(self._broker.image, delta.changed_brokers)
+        for node_id in delta.changed_brokers:
+            self.fetchers.on_leader_address_changed(node_id)
+        if delta.changed_brokers:
+            self.deletions.brokers_changed()
+        for topic in delta.deleted_topics:
+            self.throttles.set_topic(topic.name, {})
+        self._set_throttles(delta.changed_configs)
+
+    def apply_image(self) -> None:
+        """Apply the complete image, at start."""
+        self.absent.image_changed(self._broker.image, self._broker.image.brokers)
+        self._set_throttles(self._broker.image.configs)
+
+    def _set_throttles(self, changed: Iterable[ConfigResource]) -> None:
+        image = self._broker.image
+        for kind, name in changed:
+            if kind is ConfigResourceType.TOPIC:
+                self.throttles.set_topic(name, image.config(kind, name))
+            elif kind is ConfigResourceType.BROKER:
+                # The default for all brokers, overridden by this broker's config.
+                rates = {**image.config(kind, ""), **image.config(kind, str(self.node_id))}
+                self.throttles.set_rates(rates, self.now_ms())
+
+    def now_ms(self) -> int:
+        """Monotonic time."""
+        return self._broker.clock.monotonic_ms()
+
+    # -- roles, called by `Replicas` -----------------------------------------------------------------------------------
+
+    def leads(self, replica: Replica) -> None:
+        self._stop_recovery(replica)
+        if replica.is_recovering:
+            self._recoveries[replica] = asyncio.ensure_future(self._recover(replica))
+
+    def still_leads(self, replica: Replica) -> None:
+        self._propose_recovered_again(replica)
+
+    def follows(self, replica: Replica, leader_id: int) -> None:
+        self._stop_recovery(replica)
+        self.fetchers.follow(replica, leader_id, replica.leader_epoch)
+
+    def stops_following(self, replica: Replica) -> None:
+        self._stop_recovery(replica)
+        self.fetchers.leave(replica)
+
+    # -- as leader -----------------------------------------------------------------------------------------------------
+
+    def fetched(
+        self, replica: Replica, replica_id: int, *, fetch_offset: int, log_start_offset: int, broker_epoch: int
+    ) -> None:
+        """A follower fetched, and its log does not diverge (E31)."""
+        leader = replica.leader
+        assert leader is not None, "only a leader is followed"
+        moved = leader.on_fetch(
+            replica_id,
+            fetch_offset,
+            log_start_offset=log_start_offset,
+            broker_epoch=broker_epoch,
+            min_insync_replicas=replica.config.min_insync_replicas,
+            now_ms=self._broker.clock.monotonic_ms(),
+        )
+        if moved:
+            replica.commit()
+        self.deletions.progressed(replica)
+        if replica_id not in leader.isr:
+            proposal = leader.propose_expansion(
+                replica_id, replica.log.log_start_offset, may_lead=self._is_eligible_leader(replica, replica_id)
+            )
+            if proposal is not None:
+                self.isr_changes.ask(replica, proposal)
+
+    def _is_eligible_leader(self, replica: Replica, replica_id: int) -> bool:
+        topic = self._broker.image.topics_by_id.get(replica.topic_id)
+        index = replica.topic_partition.partition
+        return topic is not None and index < len(topic.partitions) and replica_id in topic.partitions[index].elr
+
+    def shrink_isrs(self) -> None:
+        """Propose in-sync sets without lagging replicas (E38)."""
+        now_ms = self._broker.clock.monotonic_ms()
+        too_few: dict[str, tuple[int, int]] = {}
+        for replica in self._broker.partitions:
+            leader = replica.leader
+            if leader is not None and len(leader.replicas) < replica.config.min_insync_replicas:
+                too_few[replica.topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)
+            if leader is not None and leader.is_recovering:
+                self._propose_recovered_again(replica)
+            if leader is None or leader.is_only_replica:
+                continue
+            if leader.advance(replica.config.min_insync_replicas, now_ms):
+                replica.commit()  # a replica that was about to rejoin the ISR has not
+            if len(leader.isr) < 2:
+                continue
+            proposal = leader.propose_shrink(now_ms)
+            if proposal is not None:
+                log.info(
+                    "replicas out of sync",
+                    partition=str(replica.topic_partition),
+                    in_sync=sorted(leader.isr),
+                    wanted=[member.broker_id for member in proposal.members],
+                    log_end_offset=replica.log.log_end_offset,
+                )
+                self.isr_changes.ask(replica, proposal)
+        self._log_too_few_replicas(too_few)
+
+    def _log_too_few_replicas(self, too_few: dict[str, tuple[int, int]]) -> None:
+        """Log topics with fewer replicas than min.insync.replicas, once per change (`gaps.md G50`)."""
+        new = {topic: each for topic, each in too_few.items() if self._too_few_replicas.get(topic) != each}
+        self._too_few_replicas = too_few
+        if new:
+            log.warning(
+                "min.insync.replicas exceeds the number of replicas",
+                topics=[
+                    f"{topic}: min.insync.replicas {wanted}, replicas {replicas}"
+                    for topic, (wanted, replicas) in sorted(new.items())[:_MAX_LOGGED]
+                ],
+                count=len(new),
+                advice="Writes with acks=all need all replicas in sync. Lower min.insync.replicas or add replicas.",
+            )
+
+    def _altered(self, replica: Replica, altered: AlteredPartition) -> None:
+        """The controller made a change: apply it before the metadata log shows it."""
+        leader = replica.leader
+        assert leader is not None, "it was asked"
+        if leader.on_partition(
+            partition_epoch=altered.partition_epoch,
+            replicas=leader.replicas,
+            isr=altered.isr,
+            is_recovering=altered.leader_recovery_state == LeaderRecoveryState.RECOVERING,
+            min_insync_replicas=replica.config.min_insync_replicas,
+            now_ms=self._broker.clock.monotonic_ms(),
+        ):
+            replica.commit()
+        replica.wake()
+        self._propose_recovered_again(replica)
+
+    # -- recovery of an uncleanly elected leader -----------------------------------------------------------------------
+
+    async def _recover(self, replica: Replica) -> None:
+        """Abort open transactions, flush the log, notify the controller (V38); then it serves (V39)."""
+        leader = replica.leader
+        assert leader is not None, "only a leader recovers"
+        while replica.leader is leader and leader.is_recovering:
+            try:
+                aborted = self._abort_open_transactions(replica, leader)
+                error = await self._broker.flush_up_to(replica, replica.log.log_end_offset)
+                if error is not None:
+                    raise error
+            except PeerError as error:
+                if isinstance(error, StorageError):
+                    self._broker.partitions.storage_failed(replica, error)
+                if replica.leader is not leader or replica.log.offline is not None:
+                    return
+                log.warning("leader recovery postponed", partition=str(replica.topic_partition), reason=str(error))
+                await asyncio.sleep(_RECOVERY_PAUSE_S)
+                continue
+            if replica.leader is not leader:
+                return
+            log.warning(
+                "recovered after an unclean election",
+                partition=str(replica.topic_partition),
+                leader_epoch=leader.leader_epoch,
+                log_end_offset=replica.log.log_end_offset,
+                aborted_transactions=aborted,
+            )
+            proposal = leader.propose_recovered()
+            if proposal is not None:
+                self.isr_changes.ask(replica, proposal)
+            return
+
+    def _propose_recovered_again(self, replica: Replica) -> None:
+        """The controller must learn of the recovery within the epoch: nothing is served before (V37)."""
+        leader = replica.leader
+        if leader is not None:
+            proposal = leader.propose_recovered_again()
+            if proposal is not None:
+                self.isr_changes.ask(replica, proposal)
+
+    def _abort_open_transactions(self, replica: Replica, leader: LeaderState) -> int:
+        now_ms = self._broker.clock.now_ms()
+        open_ones = [each for each in replica.log.producers if each.transaction_first_offset >= 0]
+        for producer in open_ones:
+            marker = abort_marker(producer.producer_id, producer.epoch, producer.coordinator_epoch, now_ms)
+            replica.log.append_as_leader(
+                memoryview(marker), leader_epoch=leader.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
+            )
+            replica.appended()
+        return len(open_ones)
+
+    def _stop_recovery(self, replica: Replica) -> None:
+        task = self._recoveries.pop(replica, None)
+        if task is not None:
+            task.cancel()
+
+    async def recovered(self) -> None:
+        """Wait for recoveries at the start, at most `_START_S`, so that the first clients are not rejected."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _START_S
+        while loop.time() < deadline_s and any(
+            replica.is_leader and replica.is_recovering for replica in self._recoveries
+        ):
+            await asyncio.wait([self._broker.controller.next_change()], timeout=_POLL_S)
+
+    # -- as follower ---------------------------------------------------------------------------------------------------
+
+    def storage_failed(self, replica: Replica, error: StorageError) -> None:
+        """Appending or truncating as a follower failed. A full disk is logged once, not with every fetch."""
+        if error.disk_full and replica.log.offline is None:
+            self._broker.storage_trouble.rejected(
+                replica.topic_partition, replica.log.log_end_offset, error, by_follower=True
+            )
+        else:
+            self._broker.partitions.storage_failed(replica, error)
+
+    def cut_log(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
+        """In a thread: truncate, with receipts written before the partition is fetched again. Raises StorageError."""
+        self._broker.losses.cut(replica, duty, leader_id)
+
+    def flushed(self, replica: Replica, end_offset: int) -> Awaitable[PeerError | None]:
+        return self._broker.flushes.up_to(replica, end_offset, as_leader=False)
+
+    async def checkpoint(self) -> None:
+        await self._broker.checkpoint()
+
+    def cut_ended(self, replica: Replica) -> None:
+        self._broker.partitions.cut_ended(replica)

@@ -1,0 +1,1 @@
+"""Directories of logs: failures, moves, flushes, cleaning, recovery after a crash."""

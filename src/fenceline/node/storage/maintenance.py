@@ -1,0 +1,135 @@
+"""The periodic work of a node: heartbeats, retention, timed flushes, checkpoints, expiry.
+
+Owns a handful of timers for the whole node; there are none per partition. Each pass visits the replicas in use, in
+slices, so that the event loop is never blocked for long; slow disk operations run in the disk threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from fenceline.errors import PeerError
+from fenceline.log.core.errors import StorageError
+from fenceline.log.core.scan import BadBatch
+from fenceline.node.logs import Logger
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+    from fenceline.node.replication.replica import Replica
+
+log = Logger("maintenance")
+
+_FLUSH_CHECK_MS: Final = 1000
+_RETRY_MS: Final = 1000
+_LOG_INTERVAL_S: Final = 60.0
+_SLICE: Final = 50
+"""Replicas processed per iteration of the event loop."""
+
+
+class Maintenance:
+    """The timers of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        config = self._broker.config
+        self._every(config.get_int("broker.heartbeat.interval.ms"), self._broker.lifecycle.heartbeat)
+        self._every(config.get_int("replica.lag.time.max.ms") // 2, self._shrink_isrs)
+        self._every(config.get_int("log.retention.check.interval.ms"), self._enforce_retention)
+        self._every(config.get_int("log.retention.check.interval.ms"), self._broker.losses.sweep)
+        if self._broker.losses.has_pending:
+            self._every(_RETRY_MS, self._broker.losses.retry_pending)
+        # Mainly for high watermarks: losses after a crash of the leader are classed by the last one on disk.
+        checkpoint_ms = config.get_int("replica.high.watermark.checkpoint.interval.ms")
+        self._every(min(config.get_int("log.flush.offset.checkpoint.interval.ms"), checkpoint_ms), self._checkpoint)
+        # Kafka's default is never, with a separate task for sealed segments. Here one timer does both.
+        self._every(min(config.get_int("log.flush.scheduler.interval.ms"), _FLUSH_CHECK_MS), self._flush_overdue)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    def _every(self, period_ms: int, work: Callable[[], Awaitable[None]]) -> None:
+        # Kafka disables a timer with a period of 2^63-1 ms.
+        if 0 < period_ms < 2**40:
+            self._tasks.append(asyncio.ensure_future(self._repeat(period_ms / 1000, work)))
+
+    async def _repeat(self, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        logged, quiet_until_s = "", 0.0
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                await work()
+            except (PeerError, OSError) as error:
+                # A lasting failure is logged once a minute.
+                reason, now_s = str(error), asyncio.get_running_loop().time()
+                if reason != logged or now_s >= quiet_until_s:
+                    logged, quiet_until_s = reason, now_s + _LOG_INTERVAL_S
+                    log.warning("maintenance postponed", work=work.__name__.strip("_"), reason=reason)
+            except Exception:
+                # Our bug; the timer continues, since the next pass may well succeed.
+                log.exception("maintenance failed", work=work.__name__.strip("_"))
+
+    async def _in_slices(self, work: Callable[[Replica], None]) -> None:
+        """A failure affects one partition only: the others are still processed."""
+        for position, replica in enumerate(self._broker.partitions):
+            if replica.is_being_cut:
+                continue
+            if position % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+            try:
+                work(replica)
+            except StorageError as error:
+                self._broker.partitions.storage_failed(replica, error)
+            except OSError as error:
+                self._broker.partitions.storage_failed(replica, StorageError.of("maintenance", error))
+            except BadBatch as error:
+                log.error("partition maintenance failed", partition=str(replica.topic_partition), reason=str(error))
+
+    async def _shrink_isrs(self) -> None:
+        self._broker.replication.shrink_isrs()
+
+    async def _enforce_retention(self) -> None:
+        """Roll by time, expire producers, remove old segments; their files are deleted later by a thread."""
+        now_ms = self._broker.clock.now_ms()
+
+        def enforce(replica: Replica) -> None:
+            partition_log = replica.log
+            # Before the roll, which needs disk space that retention frees.
+            # A follower that is not in sync keeps its last records: an empty log could not be compared.
+            removed = partition_log.enforce_retention(now_ms, may_empty=replica.leader is not None or replica.may_lead)
+            for segment in removed:
+                log.info(
+                    "segment deleted by retention",
+                    partition=str(replica.topic_partition),
+                    base_offset=segment.base_offset,
+                    reason=segment.reason,
+                    log_start_offset=partition_log.log_start_offset,
+                )
+                self._broker.delete_later(segment.delete, replica.config.file_delete_delay_ms)
+            if removed:
+                replica.wake()
+            if removed:
+                self._broker.loss_expiry.log_start_moved()
+            partition_log.maybe_roll(now_ms)
+
+        await self._in_slices(enforce)
+
+    async def _flush_overdue(self) -> None:
+        """Flush for `flush.messages`, `flush.ms` (off by default), and sealed segments, whose indexes must be saved."""
+        now_ms = self._broker.clock.now_ms()
+        partitions = self._broker.partitions
+        for replica in partitions:
+            if not replica.is_being_cut and replica.log.flush_due(now_ms):
+                await self._broker.flushes.flush(replica)
+        if self._broker.storage_trouble:
+            self._broker.storage_trouble.log_recovered(self._broker.log_end_offset)
+
+    async def _checkpoint(self) -> None:
+        await self._broker.checkpoint()

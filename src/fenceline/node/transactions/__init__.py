@@ -1,0 +1,1 @@
+"""Transactions whose coordinator is another node."""

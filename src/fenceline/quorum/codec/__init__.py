@@ -1,0 +1,1 @@
+"""The quorum's messages as Kafka's APIs. Pure: no I/O, no decisions."""

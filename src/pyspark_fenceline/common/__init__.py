@@ -1,0 +1,1 @@
+"""What source, sink and audits share: connection, columns of a log, leader epochs, retries."""

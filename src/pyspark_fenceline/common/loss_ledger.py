@@ -1,0 +1,68 @@
+"""The cluster's loss receipts, read from its losses topic.
+
+Owns which offsets of the topic are read, and which record of a receipt counts: the last one written. Never decides
+what a loss means for a query or a table. A cluster without the topic, such as Apache Kafka, has no receipts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from fenceline.client.core.loss_receipts import LossReceipt, parse_receipt
+from fenceline.ids import LOSSES_TOPIC
+from pyspark_fenceline.common import connect
+from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.source.planning import OffsetRange
+from pyspark_fenceline.source.ranges import take_snapshot
+
+
+class LedgerRanges(NamedTuple):
+    """The topic's bounds at one moment. `is_complete`: its first receipt has not been deleted."""
+
+    ranges: tuple[OffsetRange, ...]
+    topic_ids: Mapping[str, str | None]
+    is_complete: bool
+
+
+class Ledger(NamedTuple):
+    """`receipts`: oldest loss first. `unknown`: values of records that are no receipts of a known format."""
+
+    receipts: list[LossReceipt]
+    unknown: list[bytes]
+
+
+def ledger_ranges(cluster: Cluster) -> LedgerRanges:
+    """Raises the client's errors if the brokers do not answer."""
+    snapshot = take_snapshot(cluster, cluster.topics([LOSSES_TOPIC]))
+    ranges = [OffsetRange(tp, start, snapshot.ends[tp].offset) for tp, start in snapshot.starts.items()]
+    return LedgerRanges(
+        tuple(one for one in ranges if one.record_count > 0),
+        snapshot.topic_ids,
+        not any(snapshot.starts.values()),
+    )
+
+
+def read_ledger(
+    client: Mapping[str, str], ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, str | None]
+) -> Ledger:
+    """`client`: properties of the client. Raises its errors, also if the records expired meanwhile."""
+    if not ranges:
+        return Ledger([], [])
+    batches = connect.read_arrow(connect.reader(client), ranges, topic_ids, {})
+    return sort_receipts(value for batch in batches for value in batch.column("value").to_pylist())
+
+
+def sort_receipts(values: Iterable[bytes | None]) -> Ledger:
+    """`values`: of the topic's records, oldest first."""
+    newest: dict[str, LossReceipt] = {}
+    unknown: list[bytes] = []
+    for value in values:
+        if value is None:
+            continue
+        receipt = parse_receipt(value)
+        if receipt is None:
+            unknown.append(value)
+        else:
+            newest[receipt.id] = receipt
+    return Ledger(sorted(newest.values(), key=lambda receipt: (receipt.time_ms, receipt.id)), unknown)

@@ -1,0 +1,1 @@
+"""`format("fenceline_delta")`: a Delta sink that removes stale rows before it appends."""

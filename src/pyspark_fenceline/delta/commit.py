@@ -1,0 +1,441 @@
+"""Commits files to the table exactly once.
+
+Owns the driver's commit: one Delta transaction that adds a batch's files and records the batch under the query's id,
+so that a replayed batch is not added again (`pyspark.md` S21, S23). A crash may follow any step:
+
+1. tasks write files (not in the table yet; a replay writes others),
+2. a missing table is created (empty; a replay finds it), or new columns are added (a replay finds them),
+3. copies without stale rows are written for files that have some (not in the table yet; a replay writes others),
+4. if rows are stale, one commit atomically removes the old files and adds these copies (a replay finds no stale rows;
+   decision 026),
+5. one commit atomically adds the batch's files and the transaction id,
+6. Spark records the batch as committed; if that is lost, the replay finds 5 and adds nothing. If the table is compared
+   with the log, it adds what 5 did not: the log may have been truncated when the batch was first read, and may again be
+   as it was when the batch was planned (decision 016).
+
+delta-rs accepts an older transaction version without an error, so the versions are compared here. A second driver of
+the same query between comparison and commit fails in delta-rs, because the table has a newer transaction of the same
+application id. If the table is compared with the log, each commit must be the very next version: any other commit since
+the table was read makes this driver read it again, also between 4 and 5.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.types import StructType
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.common.log_columns import LOG_COLUMNS, PARTITION, TOPIC, missing_columns
+from pyspark_fenceline.common.log_matching import LogEpochs
+from pyspark_fenceline.common.retries import with_retries
+from pyspark_fenceline.delta.evidence import TruncationEvidence, cached_log_epochs, fetch_log_epochs
+from pyspark_fenceline.delta.files import DataFile, delete_files
+from pyspark_fenceline.delta.options import AppTransaction, DeltaOptions
+from pyspark_fenceline.delta.schema import delta_schema, fit, new_columns, new_shape
+from pyspark_fenceline.delta.state import KEY
+from pyspark_fenceline.delta.table_files import table_files
+from pyspark_fenceline.delta.upsert import upsert
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
+
+    from pyspark_fenceline.delta.change import Change, Repair
+    from pyspark_fenceline.delta.table_files import TableFile
+
+_log = logging.getLogger("pyspark_fenceline")
+_ATTEMPTS: Final = 10
+_EXACT_ATTEMPTS: Final = 40
+_LONGEST_PAUSE_S: Final = 0.2
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""delta-rs colours the answers of an object store."""
+
+
+def open_table(options: DeltaOptions) -> DeltaTable | None:
+    """The table at the path, or None if there is none. Raises `OperatorError` if it cannot be opened."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    if os.path.isfile(options.path):
+        raise OperatorError(f"{options.path} is a file, not a Delta table", "Choose the path of a directory.")
+    try:
+        return DeltaTable(options.path, storage_options=dict(options.storage) if options.storage else None)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        raise OperatorError(
+            f"The Delta table at {options.path} cannot be opened: {_COLOURS.sub('', str(error)).strip()}",
+            "Check the path and, for an object store, the options storage.*.",
+        ) from error
+
+
+def check_tracked(options: DeltaOptions, schema: StructType) -> None:
+    """Raises `OperatorError` if the table is to be compared with the log and the DataFrame lacks the columns."""
+    missing = missing_columns(field.name for field in schema) if options.client is not None else []
+    if missing:
+        raise OperatorError(
+            f"To compare the Delta table at {options.path} with the log, the DataFrame needs the columns"
+            f" {', '.join(LOG_COLUMNS)}; missing: {', '.join(missing)}",
+            "Read with option includeLeaderEpoch=true and keep these columns, or remove kafka.bootstrap.servers.",
+        )
+
+
+def partition_columns(options: DeltaOptions) -> tuple[str, ...]:
+    """The partition columns of a new table. By default a table that is compared with the log is partitioned as the log,
+    so that a repair affects the files of few partitions only.
+    """
+    if options.is_partitioning_given or options.client is None:
+        return options.partition_by
+    return TOPIC, PARTITION
+
+
+def commit_files(
+    options: DeltaOptions,
+    schema: StructType,
+    files: Sequence[DataFile],
+    *,
+    transaction: AppTransaction | None,
+    overwrite: bool,
+    evidence: TruncationEvidence | None = None,
+    opened: DeltaTable | None = None,
+    query_id: str | None = None,
+) -> bool:
+    """Add `files` in one transaction. False if `transaction` was committed before; then its new files are removed,
+    except for rows that are missing from a table that is compared with the log.
+
+    `overwrite` replaces all rows; with the option upsertKeys rows replace those with equal keys. With `evidence` the
+    table's stale rows are removed in a commit before, and rows that it has are not added again. `opened`: a recent
+    handle of the table, to be tried first. `query_id`: of a stream, whose batch `transaction` names; its checkpoint has
+    the positions of its sources. Raises `OperatorError` if the DataFrame does not fit the table, or if concurrent
+    commits win every attempt.
+    """
+    from deltalake.exceptions import CommitFailedError
+
+    if not files and not overwrite and transaction is None and evidence is None:
+        return True
+    is_exact = evidence is not None and options.client is not None and not overwrite
+    is_upsert = bool(options.upsert_keys and files and not overwrite)
+    must_be_next = is_exact or is_upsert
+    attempts = _EXACT_ATTEMPTS if must_be_next else _ATTEMPTS
+    for attempt in range(attempts):
+        table = (opened if attempt == 0 else None) or open_table(options) or _create(options, schema)
+        shape = fit(table, schema, options.partition_by, options.path, may_grow=options.merge_schema)
+        newest = -1 if transaction is None else _newest_batch(table, transaction.app_id)
+        is_replay = transaction is not None and newest == transaction.version
+        if transaction is not None and newest >= transaction.version and not (is_replay and is_exact):
+            _log.warning(
+                "batch %d of %s is already in the table, nothing is added", transaction.version, transaction.app_id
+            )
+            if attempt == 0:
+                # After an own attempt the files may be in the table: a commit can succeed and still report a failure.
+                delete_files(options, [file.path for file in files])
+            return False
+        if not files and not overwrite and not is_exact:
+            return True
+        if is_replay and attempt > 0:
+            # An own attempt may have succeeded and still have reported a failure: its files stay.
+            landed = {os.path.basename(file.path) for file in table_files(table)}
+            files = [file for file in files if os.path.basename(file.path) not in landed]
+        for file in files:
+            if tuple(file.partition_values) != shape.partition_by:
+                raise OperatorError(
+                    f"The Delta table at {options.path} was created with other partition columns during the write",
+                    "Run the write again.",
+                )
+        try:
+            if options.merge_schema:
+                table = _add_columns(options, table, schema)
+            if is_exact:
+                assert evidence is not None
+                _commit_exactly(options, table, files, shape.partition_by, transaction, evidence, query_id)
+            elif is_upsert:
+                upsert(options, table, files, _properties(transaction, None, None, only_next=True))
+                # The merge has written their rows to its own files.
+                delete_files(options, [file.path for file in files])
+            else:
+                commit_entry(table, files, shape.partition_by, transaction, overwrite=overwrite)
+        except CommitFailedError as error:
+            _log.warning("concurrent commit to the table at %s, retrying: %s", options.path, error)
+            if must_be_next:
+                time.sleep(random.random() * min(_LONGEST_PAUSE_S, 0.01 * 2**attempt))
+            continue
+        return not is_replay
+    raise OperatorError(
+        f"Concurrent writers changed the Delta table at {options.path} during each of {attempts} commits",
+        "Check that no second run of this query is active.",
+    )
+
+
+def _commit_exactly(
+    options: DeltaOptions,
+    table: DeltaTable,
+    files: Sequence[DataFile],
+    partition_by: Sequence[str],
+    transaction: AppTransaction | None,
+    evidence: TruncationEvidence,
+    query_id: str | None,
+) -> None:
+    from pyspark_fenceline.delta.checkpoint_positions import SourcePositions, positions_after
+    from pyspark_fenceline.delta.plan import plan_change
+
+    def positions() -> SourcePositions | None:
+        if query_id is None or transaction is None:
+            return None
+        return positions_after(options, query_id, transaction.version)
+
+    get_epochs, fetch_epochs = (
+        _with_option_retries(options, cached_log_epochs),
+        _with_option_retries(options, fetch_log_epochs),
+    )
+    change = plan_change(options, table, files, evidence, get_epochs, fetch_epochs, positions)
+    if change.is_empty:
+        delete_files(options, change.discard)
+        return
+    if change.repair is not None:
+        _commit_repair(options, table, change, change.repair, partition_by, transaction)
+    if change.repair is None or change.add:
+        _commit_append(table, change, partition_by, transaction)
+    known = sum(one.row_count for one in change.removed if one.reason != "stale")
+    if known:
+        _log.info("%d rows of the batch are already in %s, or no longer in the log", known, options.path)
+    # Written by tasks, and in no table.
+    delete_files(options, change.discard)
+
+
+def _commit_repair(
+    options: DeltaOptions,
+    table: DeltaTable,
+    change: Change,
+    repair: Repair,
+    partition_by: Sequence[str],
+    transaction: AppTransaction | None,
+) -> None:
+    """The commit that removes stale rows; updates `table` to it. It is the batch's only commit if no row is added."""
+    refuse_append_only(table, options.path)
+    is_last = not change.add
+    own_metadata = change.repair_metadata(change.state if is_last else repair.state)
+    mark = transaction if is_last else None
+    version = int(table.version()) + 1
+    if repair.delete_where is not None:
+        delete_rows(table, repair.delete_where, mark, own_metadata=own_metadata)
+    else:
+        commit_entry(
+            table,
+            repair.copies,
+            partition_by,
+            mark,
+            overwrite=False,
+            remove=repair.remove,
+            own_metadata=own_metadata,
+            only_next=True,
+            deleted_row_count=change.stale_row_count,
+        )
+    _log_stale_rows(options, change)
+    if not is_last:
+        advance(table, version)
+
+
+def _commit_append(
+    table: DeltaTable, change: Change, partition_by: Sequence[str], transaction: AppTransaction | None
+) -> None:
+    """The commit that adds the batch's rows and its transaction id."""
+    own_metadata = change.append_metadata()
+    commit_entry(
+        table, change.add, partition_by, transaction, overwrite=False, own_metadata=own_metadata, only_next=True
+    )
+
+
+def advance(table: DeltaTable, version: int) -> None:
+    """Update `table` to the version that was just committed. Raises CommitFailedError if the table has a newer one."""
+    from deltalake.exceptions import CommitFailedError
+
+    table.update_incremental()
+    if int(table.version()) != version:
+        raise CommitFailedError(f"version {version} was followed by {table.version()} of another writer")
+
+
+def _with_option_retries(
+    options: DeltaOptions,
+    fetch: Callable[[Mapping[str, str], Iterable[TopicPartition]], Mapping[TopicPartition, LogEpochs]],
+) -> Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogEpochs]]:
+    """Calls `fetch` for those partitions that exist, with the retries of the options."""
+
+    def get_epochs(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogEpochs]:
+        client, wanted = options.client, set(partitions)
+        assert client is not None, "only a table that is compared with the log needs epochs"
+        return with_retries(lambda: fetch(client, wanted), options.retries)
+
+    return get_epochs
+
+
+def _log_stale_rows(options: DeltaOptions, change: Change) -> None:
+    if change.stale_row_count:
+        _log.warning(
+            "%d rows of the table at %s were truncated from the log and are removed: %s",
+            change.stale_row_count,
+            options.path,
+            "; ".join(
+                f"{one.topic}-{one.partition} offsets {one.first_offset} to {one.last_offset} of epoch {one.epoch}"
+                for one in change.removed[:10]
+                if one.reason == "stale"
+            ),
+        )
+
+
+def refuse_append_only(table: DeltaTable, path: str) -> None:
+    if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
+        raise OperatorError(
+            f"The Delta table at {path} has rows that were truncated from the log, which cannot be removed because "
+            "delta.appendOnly is set",
+            "Unset the table property delta.appendOnly, or set the option repair to false.",
+        )
+
+
+def _add_columns(options: DeltaOptions, table: DeltaTable, schema: StructType) -> DeltaTable:
+    """Add columns that the table lacks, in a separate commit, which a replay finds."""
+    fields = new_columns(table, schema)
+    if not fields:
+        return table
+    table.alter.add_columns(fields)
+    grown = open_table(options)
+    assert grown is not None, "the table was here a moment ago"
+    return grown
+
+
+def _newest_batch(table: DeltaTable, app_id: str) -> int:
+    """The table's newest batch of this application; -1 for none."""
+    newest = table.transaction_version(app_id)
+    return -1 if newest is None else newest
+
+
+def _create(options: DeltaOptions, schema: StructType) -> DeltaTable:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    shape = new_shape(schema, partition_columns(options))
+    storage = dict(options.storage) if options.storage else None
+    try:
+        return DeltaTable.create(
+            options.path,
+            schema=delta_schema(schema),
+            mode="error",
+            partition_by=list(shape.partition_by),
+            configuration=options.properties or None,
+            storage_options=storage,
+        )
+    except DeltaError:
+        # Another writer may have created it meanwhile.
+        table = open_table(options)
+        if table is None:
+            raise
+        return table
+
+
+def commit_entry(
+    table: DeltaTable,
+    files: Sequence[DataFile],
+    partition_by: Sequence[str],
+    transaction: AppTransaction | None,
+    *,
+    overwrite: bool,
+    remove: Sequence[TableFile] = (),
+    own_metadata: Mapping[str, Any] | None = None,
+    only_next: bool = False,
+    deleted_row_count: int = 0,
+    updated_row_count: int = 0,
+) -> None:
+    """One commit; `table` is not updated. `own_metadata` becomes commit metadata. With `only_next` the commit must be
+    the next version after `table`, else CommitFailedError is raised; without, it may follow concurrent commits that do
+    not conflict. For the table's history: of the rows of `remove`, `deleted_row_count` are in none of `files`, and
+    `updated_row_count` are there with other values.
+    """
+    from deltalake.transaction import AddAction, RemoveAction
+
+    now_ms = time.time_ns() // 1_000_000
+    actions: list[AddAction | RemoveAction] = [
+        AddAction(
+            path=file.path,
+            size=file.size_bytes,
+            partition_values=file.partition_values,
+            modification_time=file.modified_ms,
+            data_change=True,
+            stats=file.statistics,
+        )
+        for file in files
+    ]
+    actions += [RemoveAction(file.path, True, now_ms, file.size_bytes, dict(file.partition_values)) for file in remove]
+    metrics = _change_metrics(files, remove, deleted_row_count, updated_row_count) if remove else _write_metrics(files)
+    properties = _properties(transaction, own_metadata, metrics, only_next=only_next)
+    table.create_write_transaction(
+        actions,
+        mode="overwrite" if overwrite else "append",
+        schema=table.schema(),
+        partition_by=list(partition_by),
+        commit_properties=properties,
+    )
+
+
+def delete_rows(
+    table: DeltaTable, condition: str, transaction: AppTransaction | None, *, own_metadata: Mapping[str, Any]
+) -> None:
+    """One commit, the very next version, that deletes the rows of a condition and writes change data. Raises
+    CommitFailedError as `commit_entry`.
+    """
+    # delta-rs writes its own metrics for a delete.
+    table.delete(condition, commit_properties=_properties(transaction, own_metadata, None, only_next=True))
+
+
+def _properties(
+    transaction: AppTransaction | None,
+    own_metadata: Mapping[str, Any] | None,
+    metrics: Mapping[str, str] | None,
+    *,
+    only_next: bool,
+) -> CommitProperties:
+    from deltalake import CommitProperties, Transaction
+
+    metadata: dict[str, Any] = {} if own_metadata is None else {KEY: own_metadata}
+    if metrics is not None:
+        metadata["operationMetrics"] = metrics
+    return CommitProperties(
+        app_transactions=[] if transaction is None else [Transaction(transaction.app_id, transaction.version)],
+        custom_metadata=metadata or None,
+        max_commit_retries=0 if only_next else None,
+    )
+
+
+def _write_metrics(files: Sequence[DataFile]) -> dict[str, str]:
+    """Metrics of a commit that adds files, with the names of Delta's own writers, as text."""
+    return _texts(
+        numFiles=len(files),
+        numAddedFiles=len(files),
+        numOutputRows=sum(file.record_count for file in files),
+        numOutputBytes=sum(file.size_bytes for file in files),
+    )
+
+
+def _change_metrics(
+    files: Sequence[DataFile], remove: Sequence[TableFile], deleted_rows: int, updated_rows: int
+) -> dict[str, str]:
+    """The same for a commit that removes or changes rows."""
+    updated = {"numUpdatedRows": updated_rows} if updated_rows else {}
+    return _texts(
+        numAddedFiles=len(files),
+        numRemovedFiles=len(remove),
+        numAddedBytes=sum(file.size_bytes for file in files),
+        numRemovedBytes=sum(file.size_bytes for file in remove),
+        numCopiedRows=sum(file.record_count for file in files) - updated_rows,
+        numDeletedRows=deleted_rows,
+        **updated,
+    )
+
+
+def _texts(**numbers: int) -> dict[str, str]:
+    return {name: str(number) for name, number in numbers.items()}

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import TopicPartition
+from fenceline.node.api.handlers.log_dirs import handle_describe_log_dirs
+from fenceline.wire.apis import ApiKey
+from tests.node.api.handlers.fakes import FakeBroker, ask, image_of, partition, topic_image
+
+
+class OneDirectory(list[Any]):
+    offline: tuple[str, ...] = ()
+    cordoned: frozenset[str] = frozenset()
+
+    def __init__(self, directory: Any) -> None:
+        super().__init__([directory])
+
+    def holder(self, topic_partition: TopicPartition) -> Any:
+        return self[0]
+
+
+def describe(path: Path, version: int = 5, **fields: Any) -> Any:
+    topics = [topic_image("t", partition(), partition(), partition((2,))), topic_image("u")]
+    directory = SimpleNamespace(path=str(path), partition_size_bytes=lambda tp: 10 + tp.partition)
+
+    async def run() -> Any:
+        broker: Any = FakeBroker(image_of(topics))
+        broker.log_dirs = OneDirectory(directory)
+        broker.partitions = SimpleNamespace(offline={TopicPartition("u", 0): "broken"})
+        broker.moves = ()
+        broker.loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as broker.disk_threads:
+            return await ask(handle_describe_log_dirs, broker, ApiKey.DESCRIBE_LOG_DIRS, version, **fields)
+
+    return asyncio.run(run()).results[0]
+
+
+def test_local_partitions_are_described_with_sizes(tmp_path: Path) -> None:
+    told = describe(tmp_path, topics=None)
+    assert [(t.name, [(p.partition_index, p.partition_size) for p in t.partitions]) for t in told.topics] == [
+        ("t", [(0, 10), (1, 11)])
+    ]
+    assert told.total_bytes > told.usable_bytes > 0
+    assert told.is_cordoned is False
+
+
+def test_only_requested_partitions_are_described(tmp_path: Path) -> None:
+    told = describe(tmp_path, topics=[{"topic": "t", "partitions": [1, 2, 9]}, {"topic": "x", "partitions": [0]}])
+    assert [[p.partition_index for p in t.partitions] for t in told.topics] == [[1]]
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+def test_missing_directory_is_described(tmp_path: Path, version: int) -> None:
+    told = describe(tmp_path / "gone", version, topics=None)
+    assert (told.error_code, told.topics) == (ErrorCode.KAFKA_STORAGE_ERROR, ())

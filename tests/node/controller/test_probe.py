@@ -1,0 +1,104 @@
+"""Whether a process listens at the address of a broker: on local sockets, and at addresses that do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fenceline.metadata.image import BrokerImage, Endpoint
+from fenceline.node.controller import probe as controller_probe
+from fenceline.node.controller.probe import BrokerProbe
+from fenceline.node.net.peer_connection import dial
+
+INNER, OUTER = "INTERNAL", "EXTERNAL"
+
+
+def broker(*endpoints: tuple[str, str, int]) -> BrokerImage:
+    told = tuple(Endpoint(name, host, port, 0) for name, host, port in endpoints)
+    return BrokerImage(1, 5, UUID(int=1), told, {}, None, False, False, ())
+
+
+def is_refused(known: BrokerImage, **how: Any) -> bool:
+    async def look() -> bool:
+        return await BrokerProbe(how.pop("connect", dial), INNER, **how).is_refused(known)
+
+    return asyncio.run(look())
+
+
+@pytest.fixture
+def bound() -> Iterator[socket.socket]:
+    """A port that is bound but does not listen."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken
+
+
+def test_listening_port_is_not_refused(bound: socket.socket) -> None:
+    """The connection need not be accepted: a stopped process does not accept."""
+    bound.listen()
+    assert not is_refused(broker((INNER, "127.0.0.1", bound.getsockname()[1])))
+
+
+def test_port_without_listener_is_refused(bound: socket.socket) -> None:
+    assert is_refused(broker((INNER, "127.0.0.1", bound.getsockname()[1])))
+
+
+class Addresses:
+    """The outcome of a connection by host."""
+
+    def __init__(self, **outcomes: type[OSError] | str) -> None:
+        self._outcomes = outcomes
+        self.asked: list[str] = []
+
+    async def connect(self, factory: Callable[[], Any], host: str, port: int) -> tuple[Any, Any]:
+        self.asked.append(host)
+        outcome = self._outcomes[host]
+        if outcome == "silent":
+            await asyncio.Event().wait()
+        if isinstance(outcome, str):
+            return asyncio.Transport(), None
+        raise outcome
+
+    @staticmethod
+    async def resolve(host: str, port: int) -> Iterable[str]:
+        if host == "unknown":
+            raise socket.gaierror
+        if host == "impossible":
+            raise UnicodeError
+        return host.split("+")
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ([(INNER, "gone", 1)], True),
+        ([(INNER, "there", 1)], False),
+        ([(INNER, "silent", 1)], False),
+        ([(INNER, "far", 1)], False),
+        ([(INNER, "unknown", 1)], False),
+        ([(INNER, "impossible", 1)], False),
+        ([(INNER, "gone+gone", 1)], True),
+        ([(INNER, "gone+there", 1)], False),
+        ([(INNER, "gone+silent", 1)], False),
+        ([(OUTER, "there", 1), (INNER, "gone", 1)], True),
+        ([(OUTER, "gone", 1), (INNER, "silent", 1)], False),
+        ([("ONE", "gone", 1), ("TWO", "gone", 1)], True),
+        ([("ONE", "gone", 1), ("TWO", "there", 1)], False),
+        ([], False),
+    ],
+)
+def test_broker_is_refused_only_if_every_address_refuses(
+    told: list[tuple[str, str, int]], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_probe, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(asyncio.Transport, "close", lambda transport: None)
+    net = Addresses(gone=ConnectionRefusedError, there="there", silent="silent", far=OSError)
+    assert is_refused(broker(*told), connect=net.connect, resolve=net.resolve) is expected
+    if any(name == INNER for name, *_ in told):
+        hosts = {host for name, address, _ in told if name == INNER for host in address.split("+")}
+        assert set(net.asked) <= hosts, "with an inter-broker listener, only its addresses are tried"

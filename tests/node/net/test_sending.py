@@ -1,0 +1,228 @@
+"""Sending stored records to a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fenceline.log.core.disk import PAGE_BYTES, FileSlice, OsDisk
+from fenceline.node.net import sending
+from fenceline.node.net.sending import FileSender
+
+CONTENT = os.urandom(1 << 20)
+
+
+class _Transport:
+    """The part of a transport that the sender uses."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.unsent_bytes = 0
+        self._end = end
+
+    def get_extra_info(self, name: str) -> socket.socket:
+        assert name == "socket"
+        return self._end
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
+
+
+class _Wire:
+    """A sender and the peer's end of its socket."""
+
+    def __init__(self, path: Path) -> None:
+        ours, self.peer = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 10)
+        ours.setblocking(False)
+        self.peer.setblocking(False)
+        self.transport = _Transport(ours)
+        self.threads = ThreadPoolExecutor(1)
+        self.is_sent = asyncio.Event()
+        self.failed: list[OSError] = []
+        self.ended = asyncio.Event()
+        self.sender = FileSender(
+            self.transport,  # type: ignore[arg-type]
+            self.threads,
+            sent=self.is_sent.set,
+            failed=self._note_failure,
+        )
+        path.write_bytes(CONTENT)
+        disk = OsDisk()
+        fd = disk.open_read(str(path))
+        mapping = disk.map(fd, PAGE_BYTES, len(CONTENT) - PAGE_BYTES)
+        assert mapping is not None
+        found = mapping.file_slice(fd, 10, len(CONTENT) - PAGE_BYTES)
+        disk.close(fd)
+        assert found is not None
+        self.slice: FileSlice = found
+        self.stored = CONTENT[PAGE_BYTES + 10 :]
+
+    def _note_failure(self, error: OSError) -> None:
+        self.failed.append(error)
+        self.ended.set()
+
+    async def received(self, size_bytes: int) -> bytes:
+        taken = bytearray()
+        while len(taken) < size_bytes:
+            taken += await asyncio.get_running_loop().sock_recv(self.peer, 64 << 10)
+        return bytes(taken)
+
+    def close(self) -> None:
+        self.sender.close()
+        self.threads.shutdown()
+        self.transport.get_extra_info("socket").close()
+        self.peer.close()
+        del self.slice
+        self.failed.clear()  # their tracebacks know the slice
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Callable[[Callable[[_Wire], Any]], None]:
+    def run(story: Callable[[_Wire], Any]) -> None:
+        async def whole() -> None:
+            wire = _Wire(tmp_path / "segment")
+            try:
+                await asyncio.wait_for(story(wire), 60)
+            finally:
+                wire.close()
+
+        before = len(os.listdir("/proc/self/fd"))
+        asyncio.run(whole())
+        assert len(os.listdir("/proc/self/fd")) == before, "every descriptor is closed"
+
+    return run
+
+
+def test_all_bytes_arrive_in_order(told: Any) -> None:
+    async def story(wire: _Wire) -> None:
+        head, tail = b"h" * 50, bytearray(b"t" * 70_000)
+        assert not wire.sender.send([head, wire.slice, tail, wire.slice, b"end"])
+        assert wire.sender.is_busy
+        expected = head + wire.stored + bytes(tail) + wire.stored + b"end"
+        assert await wire.received(len(expected)) == expected
+        await wire.is_sent.wait()
+        assert not wire.sender.is_busy
+        assert wire.sender.send([b"small"]), "the next one goes at once"
+        assert await wire.received(5) == b"small"
+
+    told(story)
+
+
+def test_bytes_buffered_in_the_transport_are_sent_first(told: Any) -> None:
+    async def story(wire: _Wire) -> None:
+        wire.transport.unsent_bytes = 1
+        assert not wire.sender.send([b"later"])
+        for _ in range(5):
+            await asyncio.sleep(sending._DRAIN_POLL_S)
+        with pytest.raises(BlockingIOError):
+            wire.peer.recv(1)
+        wire.transport.unsent_bytes = 0
+        assert await wire.received(5) == b"later"
+        await wire.is_sent.wait()
+
+    told(story)
+
+
+@pytest.mark.parametrize("hurried", [True, False])
+def test_one_response_blocks_the_loop_for_one_slice_only(
+    told: Any, monkeypatch: pytest.MonkeyPatch, hurried: bool
+) -> None:
+    """However fast the client reads: other requests are handled between two slices."""
+    turns: list[int] = []
+
+    def send_file(fd: int, stored: int, position: int, size_bytes: int) -> int:
+        turns[-1] += size_bytes
+        return size_bytes
+
+    async def story(wire: _Wire) -> None:
+        monkeypatch.setattr(sending.os, "sendfile", send_file)
+        monkeypatch.setattr(sending, "LARGE_SLICE_BYTES", 2 * sending.SLICE_BYTES)
+        wire.sender._has_urgent_requests = lambda: hurried
+        go_on = FileSender._continue
+
+        def counted(self: FileSender, *, is_fresh: bool) -> bool:
+            turns.append(0)
+            return go_on(self, is_fresh=is_fresh)
+
+        monkeypatch.setattr(FileSender, "_continue", counted)
+        assert not wire.sender.send([wire.slice])
+        await wire.is_sent.wait()
+        assert sum(turns) == len(wire.slice)
+        assert max(turns) == (sending.SLICE_BYTES if hurried else sending.LARGE_SLICE_BYTES)
+
+    told(story)
+
+
+def test_pages_dropped_from_the_cache_are_loaded_by_a_thread(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop_thread = threading.get_ident()
+    loaded: list[tuple[int, int]] = []
+    sent_after: list[int] = []
+    load, send_file = FileSlice.load, os.sendfile
+
+    def noted_load(self: FileSlice, start: int, end: int) -> None:
+        assert threading.get_ident() != loop_thread
+        load(self, start, end)
+        loaded.append((start, end))
+
+    def noted_send(out: int, fd: int, position: int, size_bytes: int) -> int:
+        if threading.get_ident() == loop_thread:
+            sent_after.append(len(loaded))
+        return send_file(out, fd, position, size_bytes)
+
+    async def story(wire: _Wire) -> None:
+        monkeypatch.setattr(FileSlice, "is_resident", lambda self, start, end: False)
+        monkeypatch.setattr(FileSlice, "load", noted_load)
+        monkeypatch.setattr(sending.os, "sendfile", noted_send)
+        wire.sender.send([wire.slice])
+        assert await wire.received(len(wire.stored)) == wire.stored
+        await wire.is_sent.wait()
+        assert loaded
+        assert sent_after[0] == 0, "the first bytes were seen in the cache when the response was built"
+        assert loaded[-1][1] == len(wire.slice)
+
+    told(story)
+
+
+def test_a_failing_disk_aborts_the_response(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: FileSlice, start: int, end: int) -> None:
+        raise OSError(5, "broken")
+
+    async def story(wire: _Wire) -> None:
+        monkeypatch.setattr(FileSlice, "is_resident", lambda self, start, end: False)
+        monkeypatch.setattr(FileSlice, "load", broken)
+        wire.sender.send([wire.slice])
+        wire.peer.recv(64 << 10)
+        await wire.ended.wait()
+        assert wire.failed[0].errno == 5
+        assert not wire.sender.is_busy
+        assert not wire.is_sent.is_set()
+
+    told(story)
+
+
+def test_a_truncated_file_aborts_the_response(told: Any, tmp_path: Path) -> None:
+    async def story(wire: _Wire) -> None:
+        os.truncate(tmp_path / "segment", PAGE_BYTES)
+        wire.sender.send([b"head", wire.slice])
+        assert [str(error) for error in wire.failed] == ["[Errno 5] the segment file was truncated"]
+
+    told(story)
+
+
+def test_a_client_disconnects(told: Any) -> None:
+    async def story(wire: _Wire) -> None:
+        assert not wire.sender.send([wire.slice])
+        wire.peer.close()
+        await wire.ended.wait()
+        assert isinstance(wire.failed[0], ConnectionError)
+        assert not wire.is_sent.is_set()
+
+    told(story)

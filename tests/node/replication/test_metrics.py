@@ -1,0 +1,101 @@
+"""Replication metrics of a broker for Prometheus."""
+
+from __future__ import annotations
+
+from fenceline.controller.partition_requests import AlteredPartition
+from fenceline.errors import ErrorCode
+from fenceline.node.replication.metrics import ReplicationCollector
+from tests.node.desk import Desk, told, turns
+
+
+def _figures(desk: Desk) -> dict[str, float]:
+    found = {}
+    for family in ReplicationCollector(desk).collect():  # type: ignore[arg-type]
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
+            found[sample.name.removeprefix("fenceline_") + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found
+
+
+def test_led_partitions_are_counted() -> None:
+    async def story(desk: Desk) -> None:
+        desk.topic_settings = {"min.insync.replicas": "2"}
+        desk.lead(1, isr=(1, 2, 3), index=0)
+        desk.lead(1, isr=(1, 2), index=1)
+        desk.lead(1, isr=(1,), index=2)
+        desk.follow(1, index=3)
+        figures = _figures(desk)
+        assert {name: figures[f"{name}_partitions"] for name in ("led", "under_replicated", "at_min_isr")} == {
+            "led": 3,
+            "under_replicated": 2,
+            "at_min_isr": 1,
+        }
+        assert figures["under_min_isr_partitions"] == 1
+
+    told(story, partitions=4)
+
+
+def test_lagging_followers_are_counted() -> None:
+    async def story(desk: Desk) -> None:
+        for index in (0, 1):
+            desk.lead(1, isr=(1, 2, 3), index=index)
+            desk.append(5, index=index)
+        desk.follower_fetched(2, 5, index=0)
+        desk.follower_fetched(2, 3, index=1)
+        desk.clock.ms += 4_000
+        figures = _figures(desk)
+        assert (figures["follower_lag_records{broker=2}"], figures["follower_lag_records{broker=3}"]) == (2, 5)
+        assert (figures["follower_lag_seconds{broker=2}"], figures["follower_lag_seconds{broker=3}"]) == (4, 4)
+        for index in (0, 1):
+            for follower in (2, 3):
+                desk.follower_fetched(follower, 5, index=index)
+        figures = _figures(desk)
+        assert figures["follower_lag_records{broker=2}"] == figures["follower_lag_seconds{broker=2}"] == 0
+
+    told(story, partitions=2)
+
+
+def test_a_hidden_end_offset_is_counted() -> None:
+    async def story(desk: Desk) -> None:
+        desk.lead(1, isr=(1, 2))
+        desk.append(3)
+        desk.lead(2, isr=(1, 2))
+        assert _figures(desk)["end_offset_hidden_partitions"] == 1
+        desk.follower_fetched(2, 3)
+        assert _figures(desk)["end_offset_hidden_partitions"] == 0
+
+    told(story)
+
+
+def test_changes_of_in_sync_sets_are_counted() -> None:
+    async def story(desk: Desk) -> None:
+        codes = [ErrorCode.NONE, ErrorCode.INELIGIBLE_REPLICA, ErrorCode.NONE]
+
+        def answer(request: object) -> object:
+            (topic_id, (change,)), *_ = request.topics  # type: ignore[attr-defined]
+            isr = tuple(member.broker_id for member in change.new_isr)
+            altered = AlteredPartition(
+                change.index, codes.pop(0), 1, change.leader_epoch, isr, 0, change.partition_epoch + 1
+            )
+            return type("Answer", (), {"topics": ((topic_id, (altered,)),)})()
+
+        desk.controller.answer = answer
+        desk.lead(1)
+        while codes:
+            left = len(codes)
+            if left == 3:
+                desk.follower_fetched(2, 0)
+            elif left == 2:
+                desk.follower_fetched(3, 0)
+            else:
+                desk.append()
+                desk.clock.ms += 60_000
+                desk.replication.shrink_isrs()
+            while len(codes) == left:
+                await turns(1)
+            await turns()
+        figures = _figures(desk)
+        counted = {name: figures[f"isr_{name}_total"] for name in ("expands", "shrinks", "update_failures")}
+        assert counted == {"expands": 1, "shrinks": 1, "update_failures": 1}
+
+    told(story)
