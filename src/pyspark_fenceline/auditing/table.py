@@ -7,8 +7,8 @@ line): rows become runs of offsets (`auditing.runs`), and each bucket of a parti
 
 By log matching (`log_matching`) offset and epoch identify a record, so values are not compared. Rows without an epoch
 prove nothing, except in a log of one epoch. On request their values are compared (`auditing.content`,
-`auditing.transform`), and loss receipts name the doubtful ones (`auditing.receipts`). Records without a row are compared
-with what the table should hold, and with what was deleted from it (`auditing.missing`).
+`auditing.transform`), and loss receipts name the doubtful ones (`auditing.receipts`). Records without a row are
+compared with what the table should hold, and with what was deleted from it (`auditing.missing`).
 """
 
 from __future__ import annotations
