@@ -3,8 +3,8 @@
 Owns making a table that was written without `leader_epoch`, as with Spark's own Kafka connector, comparable with the
 log. A row gets the epoch of the log's record at its offset only if its values are that record's (`auditing.content`,
 `auditing.transform`). Rows whose values differ are stale; they get no epoch and stay, for a repair that compares
-values. With `apply` files are rewritten with the column, in one commit, after a commit that adds the column if the table
-lacks it; without it nothing is changed.
+values. With `apply` files are rewritten with the column, in one commit, after a commit that adds the column if the
+table lacks it; without it nothing is changed.
 """
 
 from __future__ import annotations
