@@ -8,8 +8,8 @@ Owns the files in `tests/recorded/`, one for each module of tests, and the optio
 | `live` | what the other system answers now; the test fails if the file has something else | `make test-all` |
 | `record` | what the other system answers now; it is written to the file | `make record` |
 
-A test with the fixture `answer` is marked `kafka` in the latter two, so that it has the same prerequisites and worker
-as other tests that start Apache Kafka. Never compares with our own answers: the test does that.
+A test with the fixture `answer` is marked `recorded`, and in the latter two modes `kafka`, so that it has the same
+prerequisites and worker as other tests that start Apache Kafka. Never compares with our own answers: the test does that.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--answers") != "recorded":
-        for item in items:
-            if "answer" in getattr(item, "fixturenames", ()):
+    is_asked = config.getoption("--answers") != "recorded"
+    for item in items:
+        if "answer" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.recorded)
+            if is_asked:
                 item.add_marker(pytest.mark.kafka)
 
 
