@@ -9,7 +9,7 @@ Owns the files in `tests/recorded/`, one for each module of tests, and the optio
 | `record` | what the other system answers now; it is written to the file | `make record` |
 
 A test with the fixture `answer` is marked `recorded`, and in the latter two modes `kafka`, so that it has the same
-prerequisites and worker as other tests that start Apache Kafka. Never compares with our own answers: the test does that.
+prerequisites and worker as other tests that start Apache Kafka. Never compares with our own answers: the test does.
 """
 
 from __future__ import annotations
