@@ -98,11 +98,11 @@ test-slice: setup java  ## run the part of `make test-all` that this commit choo
 	@$(TEST_TOOLS)
 	@mkdir -p $(REPORTS)
 	@slice=$$($(BIN)/python -m tests.slices); seeds=$$($(BIN)/python -m tests.slices --seeds 300 2000); \
-	echo "Slice $$slice of the long tests ..."; \
+	echo "Slice $$slice of the long tests, and seeds $$seeds ..."; \
 	$(PYTEST) -n $(WORKERS) --answers=live --slice=$$slice --junitxml=$(REPORTS)/slice.xml && \
-	echo "Simulating seeds $$seeds of quorums and of clusters ..." && \
-	$(SIMULATION) --seeds $$seeds --workers 2 --progress 100 && \
-	$(CLUSTERS) --seeds $$seeds --workers 2 --progress 100
+	for simulation in all brokers operations; do \
+		$(BIN)/python -m fenceline.testing.simulation $$simulation --seeds $$seeds --workers 2 --progress 100 || exit 1; \
+	done
 	@$(SLOWEST)
 
 record: setup java  ## ask Apache Kafka again for the answers in tests/recorded; look at the diff before you commit it

@@ -1,8 +1,8 @@
 """The part of the long tests that one commit runs: pytest plugin of `tests/conftest.py`, and the command that chooses.
 
-Long tests are those marked `kafka` or `long`; `make test` leaves them out, `make test-all` runs all of them. Owns how they
-are divided into `COUNT` slices: by modules, so that tests that share a node or build on each other stay together, and of
-about equal length, by the seconds in `tests/seconds.json`.
+Long tests are those marked `kafka` or `long`; `make test` leaves them out, `make test-all` runs all of them. Owns how
+they are divided into `COUNT` slices: by modules, so that tests that share a node or build on each other stay together,
+and of about equal length, by the seconds in `tests/seconds.json`.
 
 `python -m tests.slices` prints the slice of the checked-out commit: `K/N`. Consecutive commits have consecutive slices.
 `python -m tests.slices --seeds A B` prints the slice of these seeds, `--slowest` the 20 slowest tests of the last runs,
