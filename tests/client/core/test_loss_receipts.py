@@ -11,7 +11,7 @@ import pytest
 
 from fenceline.client.consumer.consumer import Consumer
 from fenceline.client.core.errors import LogTruncationError
-from fenceline.client.core.loss_receipts import LossReceipt, parse_receipt
+from fenceline.client.core.loss_receipts import LossReceipt, newest_versions, parse_receipt
 from fenceline.errors import ErrorCode
 from fenceline.ids import LOSSES_TOPIC, encode_uuid
 from fenceline.losses.receipt import Cause, LossClass, Receipt, encode, identified
@@ -99,6 +99,13 @@ def test_receipts_matching_a_range(changes: dict[str, Any], tells: bool) -> None
     found = parse_receipt(encode(_receipt(**changes)))
     assert found is not None
     assert found.overlaps(6, 10, (0,)) is tells
+
+
+def test_last_version_of_each_receipt_counts() -> None:
+    early, late = _receipt(time_ms=2, replica=9), _receipt(time_ms=5)
+    without_evidence = _receipt(time_ms=5, evidence=())
+    assert late.id == without_evidence.id
+    assert newest_versions([late, early, without_evidence]) == [early, without_evidence]
 
 
 def test_receipts_are_attached_to_the_truncation(cluster: ScriptedCluster) -> None:
