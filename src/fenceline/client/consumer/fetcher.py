@@ -37,7 +37,14 @@ from fenceline.client.core.errors import (
     error_code,
 )
 from fenceline.client.core.fetch_memory import FetchMemory
-from fenceline.client.core.fetch_wire import PartitionFetch, diverging_end, fetch_once, scan_answer
+from fenceline.client.core.fetch_wire import (
+    PartitionFetch,
+    diverging_end,
+    fetch_error,
+    fetch_once,
+    is_permanent,
+    scan_answer,
+)
 from fenceline.client.core.fetched import Fetched
 from fenceline.client.core.metadata import LeaderAndEpoch
 from fenceline.errors import ErrorCode, PeerError
@@ -463,9 +470,8 @@ class Fetcher:
                 return  # The response named the new leader (KIP-951).
             if known.epoch < 0 and code is ErrorCode.FENCED_LEADER_EPOCH:
                 return  # The next step learns the leader's epoch.
-        elif code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
-            # The damage is on the broker's disk: a retry alone does not help.
-            self._report(broker_error(code, f"reading {tp} at offset {position.offset}"), tp)
+        elif is_permanent(code):
+            self._report(fetch_error(code, tp, position.offset), tp)
         self._delay([tp])
 
     def _out_of_range(self, tp: TopicPartition, state: PositionState, position: Position) -> None:

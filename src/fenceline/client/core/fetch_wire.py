@@ -2,7 +2,7 @@
 
 Owns the translation between positions and Fetch versions 4-18: topic ids from version 13 on, epochs if the version has
 them. The leaders that responses of version 16 and later name go into the metadata cache (E59). Sends full requests
-without a session. Decides nothing: what an error code or a divergence means is for the caller.
+without a session. Never decides what follows from an error or a divergence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uuid import UUID
 from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.connection import Connection
-from fenceline.client.core.errors import broker_error, error_code
+from fenceline.client.core.errors import RETRIABLE, ClientError, broker_error, error_code
 from fenceline.client.core.fetched import Fetched, scan
 from fenceline.client.core.metadata import BrokerEndpoint
 from fenceline.client.core.offsets import EpochEnd
@@ -131,6 +131,16 @@ def scan_answer(
         check_crcs=config["check.crcs"],
         max_leader_epoch=max_leader_epoch,
     )
+
+
+def fetch_error(code: ErrorCode, tp: TopicPartition, offset: int) -> ClientError:
+    """The exception for the error code of one partition."""
+    return broker_error(code, f"reading {tp} at offset {offset}")
+
+
+def is_permanent(code: ErrorCode) -> bool:
+    """Whether the caller must know: a retry does not help, also if the damage is on the broker's disk."""
+    return code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE
 
 
 def diverging_end(answer: fetch.FetchedPartition) -> EpochEnd | None:

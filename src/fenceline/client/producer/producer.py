@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,15 @@ class _Core:
             wake()
         return Delivery(outcome, index, timestamp)
 
+    def encode(
+        self, table: pa.Table | pa.RecordBatch, topic: str, **columns: Any
+    ) -> Iterator[tuple[TopicPartition, bytearray, int]]:
+        """`encoded_pieces` of a table, for the topic's partitions."""
+        from fenceline.client.producer.arrow_send import encoded_pieces
+
+        count, available = self.partitions[topic]
+        return encoded_pieces(table, topic, count, available, self.config, sticky=self.sticky, **columns)
+
     def update_partitions(self, cluster: Cluster) -> None:
         """Copy partition counts from metadata. Runs on the loop."""
         for name, topic in cluster.metadata.topics.items():
@@ -155,14 +164,9 @@ class AsyncProducer(AsyncClient):
         self, table: pa.Table | pa.RecordBatch, topic: str, *, value: str = "value", **options: Any
     ) -> BulkDelivery:
         """Send every row of `table` as a record; see `Producer.send_arrow`."""
-        from fenceline.client.producer.arrow_send import encoded_pieces
-
         await self.prepare(topic)
-        count, available = self._core.partitions[topic]
         outcomes: list[tuple[Outcome, int]] = []
-        for tp, encoded, rows in encoded_pieces(
-            table, topic, count, available, self.config, value=value, sticky=self._core.sticky, **options
-        ):
+        for tp, encoded, rows in self._core.encode(table, topic, value=value, **options):
             deadline = Deadline(self.config["max.block.ms"])
             while True:
                 if self._sender.fatal is not None:
@@ -294,26 +298,12 @@ class Producer(BlockingClient[AsyncProducer]):
         rows without a key column change partition with each batch. Rows of one partition keep their order. Blocks while
         the buffer is full.
         """
-        from fenceline.client.producer.arrow_send import encoded_pieces
-
         core = self._core
         if topic not in core.partitions:
             self._run(self._async.prepare(topic))
-        count, available = core.partitions[topic]
+        columns = {"value": value, "key": key, "timestamp": timestamp, "headers": headers, "partition": partition}
         outcomes: list[tuple[Outcome, int]] = []
-        for tp, encoded, rows in encoded_pieces(
-            table,
-            topic,
-            count,
-            available,
-            self.config,
-            value=value,
-            key=key,
-            timestamp=timestamp,
-            headers=headers,
-            partition=partition,
-            sticky=core.sticky,
-        ):
+        for tp, encoded, rows in core.encode(table, topic, **columns):
             outcome = core.accumulator.append_encoded(tp, encoded, rows)
             end_s = time.monotonic() + self.config["max.block.ms"] / 1000
             while outcome is None:

@@ -19,17 +19,22 @@ from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.epoch_history import EpochQuery, EpochStart
 from fenceline.client.core.errors import (
-    RETRIABLE,
     ConnectionLost,
     EpochMismatchError,
     LogTruncationError,
     OffsetOutOfRangeError,
     TimedOut,
     TopicReplacedError,
-    broker_error,
     error_code,
 )
-from fenceline.client.core.fetch_wire import PartitionFetch, diverging_end, fetch_once, scan_answer
+from fenceline.client.core.fetch_wire import (
+    PartitionFetch,
+    diverging_end,
+    fetch_error,
+    fetch_once,
+    is_permanent,
+    scan_answer,
+)
 from fenceline.client.core.fetched import ConsumerRecord, Fetched, to_arrow, to_records
 from fenceline.client.core.offset_lookups import list_offsets, offsets_for_leader_epoch
 from fenceline.client.core.offsets import EARLIEST, LATEST, EpochEnd
@@ -237,9 +242,8 @@ class AsyncRangeReader(AsyncClient):
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             raise await self._explain_out_of_range(cursor)
         if code is not ErrorCode.NONE:
-            cursor.last_error = broker_error(code, f"reading {tp} at offset {cursor.offset}")
-            if code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
-                # The damage is on the broker's disk: a retry does not help.
+            cursor.last_error = fetch_error(code, tp, cursor.offset)
+            if is_permanent(code):
                 raise cursor.last_error
             return False
         cursor.leader_deadline = None
