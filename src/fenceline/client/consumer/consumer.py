@@ -155,8 +155,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
         async def ask(error: LogTruncationError) -> Choice:
             assert self._caller_calls is not None, "truncations are reported inside poll"
-            choice: Choice = await self._caller_calls.call(lambda: decide(error))
-            return choice
+            return await self._caller_calls.call(lambda: decide(error))
 
         return ask
 

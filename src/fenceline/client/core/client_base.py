@@ -61,9 +61,9 @@ class CallerThreadCalls:
         self.queue: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
         self._loop = loop
 
-    async def call(self, function: Callable[[], Any]) -> Any:
+    async def call(self, function: Callable[[], T]) -> T:
         """Run `function` in the waiting thread; returns its result or raises its exception."""
-        answer: asyncio.Future[Any] = self._loop.create_future()
+        answer: asyncio.Future[T] = self._loop.create_future()
         self.queue.put((function, answer))
         return await answer
 
