@@ -173,7 +173,7 @@ def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatc
             return
 
         async def attempt() -> None:
-            await group.commit(
+            await group.commit_once(
                 self.cluster, GROUP, made.offsets, deadline, membership=member.membership, purpose=Purpose.GROUP
             )
 
