@@ -318,10 +318,10 @@ def _index_of(segment: Segment) -> OffsetIndex:
 def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compaction:
     """A compaction of a log in its current state. Call it on the loop."""
     config = log.config
-    is_saved = log.complete_from == log._saved_complete_from
+    is_saved = log.complete_from == log.saved_complete_from
     log.raise_complete_from(due.end, log.latest_epoch)
     if is_saved:
-        log._saved_complete_from = log.complete_from  # `raise_bound` saves it
+        log.saved_complete_from = log.complete_from  # `raise_bound` saves it
     segments = tuple(segment for segment in log.segments[:-1] if segment.base_offset < due.end)
     ends = {due.end - 1}
     marker_epochs: dict[int, int] = {}
@@ -331,7 +331,7 @@ def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compac
         else:
             marker_epochs[producer.producer_id] = producer.epoch
     return Compaction(
-        disk=log._disk,
+        disk=log.disk,
         directory=log.directory,
         segments=segments,
         later_segments=tuple(log.segments[len(segments) :]),

@@ -9,7 +9,7 @@ Checks of a batch with a producer id, in this order (origin CLIENT):
 - an epoch below the last one seen: 47
 - a new epoch that does not start at sequence 0: 45
 - a sequence that does not follow the last one (2^31-1 is followed by 0): 45, where the log does not have that batch
-  either (`earlier_batches`)
+  either (`out_of_sequence`)
 - no transaction flag while its transaction is open: 48
 An unknown producer may start with any sequence: its history was deleted or has expired (Kafka 4.3.1 no longer answers
 59 here). Coordinator appends have no sequence, replicated ones were checked by the leader.
@@ -77,7 +77,7 @@ class ProducerStates:
         self.snapshot_offset = -1
         """End offset of the newest snapshot on disk; -1 if there is none."""
         self.without_earlier: set[int] = set()
-        """Producers whose earlier batches were not found in the log (`earlier_batches`)."""
+        """Producers whose earlier batches were not found in the log (`out_of_sequence`)."""
 
     def __len__(self) -> int:
         return len(self._producers)

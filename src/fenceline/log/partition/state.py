@@ -1,17 +1,22 @@
-"""A log as files: the directory, its ordered segments, and the write at the end of the last one.
+"""The state of one log, and how its files grow: segments, offsets, and what of it is not on the disk yet.
 
-Owns when a segment is full, how the next one begins, and which parts are not on the disk yet. Never reads inside a
-batch. A log without records has no directory and no open file.
+Owns when a segment is full, how the next one begins, and the write at the end of the last one. Flush and close
+(`saving.py`), `retention.py`, `truncation.py` and the exchange of compacted segments (`compaction.swap`) work on this
+state; `PartitionLog` is its face to the rest of the node. Never reads inside a batch. A log without records has no
+directory and no open file.
 
-Invariants: segments are ordered and only the last one is written; all state in memory belongs to bytes that were
-completely written.
+Invariants (`check`): segments are ordered and only the last one is written; all state in memory belongs to bytes that
+were completely written; log start <= high watermark <= log end; recovery point <= log end; leader epochs and their
+start offsets rise strictly, from the log start on; no producer has a batch at or past the log end.
 """
 
 from __future__ import annotations
 
 import errno
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
@@ -28,32 +33,57 @@ from fenceline.log.core.open_files import OpenFiles
 from fenceline.log.core.producer_state import ProducerStates
 from fenceline.log.core.segment import MAX_RELATIVE_OFFSET, Segment
 from fenceline.log.core.tail import WRITE_BYTES, LogTail
+from fenceline.log.recovery.cut import RecoveryReport
 from fenceline.log.recovery.recovery import Loaded
 
 
-class SegmentedLog(LogTail):
-    """See `partition_log.PartitionLog`, the only subclass that is instantiated."""
+class UnfinishedTruncation(NamedTuple):
+    """The target of a truncation that has begun."""
+
+    offset: int
+    keeps_evidence: bool
+
+
+@dataclass(slots=True)
+class Unsaved:
+    """What a log has written since the last flush began, except batches, epochs and `complete_from`."""
+
+    sealed: list[Segment] = field(default_factory=list)
+    """Sealed segments whose indexes are not on the disk."""
+    snapshots: list[tuple[int, bytes]] = field(default_factory=list)
+    """Producer snapshots by their offsets."""
+    has_new_files: bool = False
+    """Whether the directory has entries that were not synced."""
+    has_new_id: bool = False
+    """Whether a power loss could remove the topic id; it would then be unknown which topic the batches belong to."""
+
+
+class LogState(LogTail):
+    """One object with the fields of `LogTail`, which appends and reads use for each batch."""
 
     segments: list[Segment]
+    producers: ProducerStates
 
     __slots__ = (
-        "_bases",
-        "_files",
-        "_flushing",
-        "_hints",
-        "_new_files",
-        "_new_id",
-        "_saved_complete_from",
-        "_unsaved",
-        "_unsaved_snapshots",
+        "bases",
         "complete_from",
         "directory",
+        "files",
+        "flushing",
+        "high_watermark",
+        "hints",
         "incarnation",
         "jitter_ms",
+        "last_flush_ms",
         "on_sealed",
+        "recovery",
+        "recovery_point",
+        "saved_complete_from",
         "times_emptied",
         "topic_id",
         "topic_partition",
+        "unfinished",
+        "unsaved",
     )
 
     def __init__(
@@ -65,11 +95,12 @@ class SegmentedLog(LogTail):
         topic_id: UUID | None,
         config: LogConfig,
         files: OpenFiles,
-        log_start_offset: int,
+        log_start_offset: int = 0,
         incarnation: UUID | None = None,
     ) -> None:
+        """An empty log."""
         super().__init__(disk, config, EpochCache(), ProducerStates(), log_start_offset)
-        self._files = files
+        self.files = files
         self.directory = directory
         self.topic_partition = topic_partition
         self.topic_id = topic_id
@@ -79,25 +110,29 @@ class SegmentedLog(LogTail):
         """Draws a segment's share of `segment.jitter.ms`; None: no jitter."""
         self.on_sealed: Callable[[TopicPartition], None] | None = None
         """Called when a segment is sealed."""
+        self.high_watermark = log_start_offset
+        """Set by `advance_high_watermark`."""
+        self.recovery_point = log_start_offset
+        self.recovery: RecoveryReport | None = None
+        """The result of opening; None for a log that was never written."""
+        self.last_flush_ms = 0
+        self.unfinished: UnfinishedTruncation | None = None
+        """A truncation that the disk interrupted, for a reason that may pass: the log is unusable until `resume` and a
+        new truncation to that offset."""
         self.complete_from = CompleteFrom()
         """A log truncated below it may lack records that other replicas have (`compaction_bound`)."""
-        self._saved_complete_from = CompleteFrom()
+        self.saved_complete_from = CompleteFrom()
         """The value on the disk."""
         self.times_emptied = 0
         """Since it was opened."""
-        self._bases: list[int] = []
+        self.bases: list[int] = []
         """Base offsets of the segments, for bisecting."""
-        self._unsaved: list[Segment] = []
-        """Sealed segments whose indexes are not on the disk."""
-        self._unsaved_snapshots: list[tuple[int, bytes]] = []
-        self._new_files = False
-        """Whether the directory has entries that were not synced."""
-        self._new_id = False
-        """Whether a power loss could remove the topic id; it would then be unknown which topic the batches belong to.
-        """
-        self._flushing: FlushWork | None = None
-        self._hints: dict[int, tuple[Segment, int]] = {}
+        self.unsaved = Unsaved()
+        self.flushing: FlushWork | None = None
+        self.hints: dict[int, tuple[Segment, int]] = {}
         """Where recent reads ended: offset to segment and position. Cleared when segments are removed."""
+
+    # -- facts --------------------------------------------------------------------------------------------------
 
     @property
     def identity(self) -> DirectoryIdentity:
@@ -106,17 +141,43 @@ class SegmentedLog(LogTail):
 
     def mark_identity_unsaved(self) -> None:
         """`partition.metadata` is missing or damaged: the next flush of a log with a segment writes it."""
-        self._new_id = self._new_id or self.topic_id is not None
+        self.unsaved.has_new_id = self.unsaved.has_new_id or self.topic_id is not None
 
     @property
     def active_segment_base(self) -> int:
-        return self._bases[-1] if self._bases else self.log_end_offset
+        return self.bases[-1] if self.bases else self.log_end_offset
 
-    def _adopt(self, loaded: Loaded) -> None:
+    @property
+    def first_stored_offset(self) -> int:
+        """Where the files begin. The log start may be higher (DeleteRecords, a leader's log start), and data below it
+        in the same segment may not be on the disk yet: the recovery point must start from here."""
+        return self.segments[0].base_offset if self.segments else self.log_start_offset
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the log has a directory."""
+        return bool(self.segments) or self.recovery is not None
+
+    def segment_number(self, offset: int) -> int:
+        """Index of the segment with `offset`, of a log that has segments."""
+        bases = self.bases
+        if offset >= bases[-1]:
+            return len(bases) - 1
+        return max(0, bisect_right(bases, offset) - 1)
+
+    # -- changes ------------------------------------------------------------------------------------------------
+
+    def advance_high_watermark(self, offset: int) -> int:
+        """Set the high watermark, bounded by log start and log end (E29: it may decrease). Returns the new value."""
+        self.high_watermark = bounded = min(max(offset, self.log_start_offset), self.log_end_offset)
+        self.producers.high_watermark_moved(bounded)
+        return bounded
+
+    def adopt(self, loaded: Loaded) -> None:
         """Use the files found on the disk as the complete log."""
         self.segments = loaded.segments
-        self._bases = [segment.base_offset for segment in loaded.segments]
-        self._unsaved = [segment for segment in loaded.segments[:-1] if not segment.indexes_saved]
+        self.bases = [segment.base_offset for segment in loaded.segments]
+        self.unsaved.sealed = [segment for segment in loaded.segments[:-1] if not segment.indexes_saved]
         self.epochs = loaded.epochs
         self.producers = loaded.producers
         self.log_start_offset = loaded.log_start_offset
@@ -124,11 +185,11 @@ class SegmentedLog(LogTail):
         self.complete_from = self.complete_from.raised(*loaded.complete_from)
         self.size_bytes = sum(segment.size_bytes for segment in loaded.segments)
 
-    def _segment_number(self, offset: int) -> int:
-        bases = self._bases
-        if offset >= bases[-1]:
-            return len(bases) - 1
-        return max(0, bisect_right(bases, offset) - 1)
+    def release(self, segments: Iterable[Segment]) -> None:
+        """Close the descriptors, windows and hints of segments that leave the log, change, or are closed."""
+        self.hints.clear()
+        for segment in segments:
+            self.files.close(segment)
 
     # -- rolling ------------------------------------------------------------------------------------------------
 
@@ -165,36 +226,37 @@ class SegmentedLog(LogTail):
         if not self.segments or not self.segments[-1].size_bytes:
             return False
         try:
-            self._start_segment(self.log_end_offset, now_ms)
+            self.start_segment(self.log_end_offset, now_ms)
         except OSError as error:
             raise StorageError.of(f"starting a segment of {self.topic_partition}", error) from error
         return True
 
-    def _start_segment(self, base: int, now_ms: int) -> Segment:
+    def start_segment(self, base: int, now_ms: int) -> Segment:
+        """Seal the active segment, begin one at `base`. Raises OSError."""
         if not self.segments:
             self._make_directory()
-        segment = Segment(self._disk, self.directory, base, now_ms)
+        segment = Segment(self.disk, self.directory, base, now_ms)
         if self.jitter_ms is not None and self.config.segment_jitter_ms:
             segment.jitter_ms = min(self.jitter_ms(self.config.segment_jitter_ms), self.config.segment_ms)
-        self._files.open(segment, create=True)
-        self._new_files = True
+        self.files.open(segment, create=True)
+        self.unsaved.has_new_files = True
         if self.segments:
             previous = self.segments[-1]
             previous.seal()
-            self._unsaved.append(previous)
-            self._unsaved_snapshots.append((self.log_end_offset, self.producers.encode()))
+            self.unsaved.sealed.append(previous)
+            self.unsaved.snapshots.append((self.log_end_offset, self.producers.encode()))
         self.segments.append(segment)
-        self._bases.append(base)
+        self.bases.append(base)
         if self.on_sealed is not None and len(self.segments) > 1:
             self.on_sealed(self.topic_partition)
         return segment
 
     def _make_directory(self) -> None:
-        self._disk.mkdir(self.directory)
+        self.disk.mkdir(self.directory)
         path = f"{self.directory}/{METADATA_FILE}"
-        if self.topic_id is not None and self._disk.stat(path) is None:
-            replace_file(self._disk, path, encode_partition_metadata(self.topic_id, self.incarnation), durable=False)
-            self._new_id = True
+        if self.topic_id is not None and self.disk.stat(path) is None:
+            replace_file(self.disk, path, encode_partition_metadata(self.topic_id, self.incarnation), durable=False)
+            self.unsaved.has_new_id = True
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -208,15 +270,15 @@ class SegmentedLog(LogTail):
             segment = self.segments[-1] if self.segments else None
             if segment is None or self._roll_due(segment, size, last, newest_ms, now_ms):
                 # A gap before the batch belongs to the segment, unless relative offsets cannot span it.
-                segment = self._start_segment(max(self.log_end_offset, last - MAX_RELATIVE_OFFSET), now_ms)
-            fd = segment.fd if segment.fd >= 0 else self._files.open(segment)
+                segment = self.start_segment(max(self.log_end_offset, last - MAX_RELATIVE_OFFSET), now_ms)
+            fd = segment.fd if segment.fd >= 0 else self.files.open(segment)
         except OSError as error:
             raise StorageError.of(f"opening a segment of {self.topic_partition}", error) from error
         segment.recently_used = True
         try:
-            written = self._disk.write(fd, payload if size <= WRITE_BYTES else payload[:WRITE_BYTES])
+            written = self.disk.write(fd, payload if size <= WRITE_BYTES else payload[:WRITE_BYTES])
             while written < size:
-                written += self._disk.write(fd, payload[written : written + WRITE_BYTES])
+                written += self.disk.write(fd, payload[written : written + WRITE_BYTES])
         except OSError as error:
             raise self._write_failed(segment, error) from error
         return segment
@@ -235,7 +297,7 @@ class SegmentedLog(LogTail):
         """Remove a partial write: bytes past `size_bytes` were never visible to a reader. Only this code shrinks a
         file."""
         try:
-            self._disk.truncate(segment.fd, segment.size_bytes)
+            self.disk.truncate(segment.fd, segment.size_bytes)
         except OSError as error:
             self.offline = StorageError(
                 f"{segment.path} cannot be truncated to {segment.size_bytes} bytes ({error.strerror}) after a failed "
