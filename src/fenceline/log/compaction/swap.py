@@ -120,6 +120,7 @@ def commit(log: LogState, replacement: Replacement) -> bool:
     log.segments[start:end] = [new]
     log.bases[start:end] = [new.base_offset]
     log.size_bytes += new.size_bytes - sum(replacement.sizes)
+    log.check()
     return True
 
 

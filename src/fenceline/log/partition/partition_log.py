@@ -13,8 +13,8 @@ An append: check the batch, check its producer, assign offsets in place, write, 
 memory until the segment is sealed; the epoch checkpoint is written with the next flush. After a crash both are read
 back from the batches; epochs that cannot be read back are flushed at once.
 
-Invariants: log start <= high watermark <= log end; when an append begins, the recovery point on the disk is at or below
-the log end (`_check_recovery_point`).
+Invariants: those of the state (`state.py`); when an append begins, the recovery point on the disk is at or below the
+log end (`_check_recovery_point`).
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ class PartitionLog(ReadableLog):
         log.unsaved.has_new_id = (
             not clean and recovery_point == 0 and topic_id is not None and log.unsaved.has_new_files
         )
+        log.check()
         return log
 
     def __repr__(self) -> str:
@@ -364,6 +365,7 @@ class PartitionLog(ReadableLog):
             apply_to_producers(self.producers, segment, batch)
         self.log_end_offset = last.next_offset
         self.size_bytes += size
+        assert segment.next_offset == last.next_offset, f"{segment.path} ends at {segment.next_offset}"
 
     # -- upkeep: saving.py, retention.py, truncation.py ---------------------------------------------------------
 

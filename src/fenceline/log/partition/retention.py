@@ -51,6 +51,7 @@ def advance_log_start(log: LogState, offset: int) -> bool:
     log.log_start_offset = offset
     log.recovery_point = max(log.recovery_point, offset) if not log.segments else log.recovery_point
     log.epochs.truncate_from_start(offset)
+    log.check_offsets()
     return True
 
 
@@ -110,13 +111,16 @@ def _remove_while(log: LogState, now_ms: int, reason: str, due: _Due) -> list[Re
             count -= 1
             if count == 0:
                 raise
+    log.check()
     removed = segments[:count]
     del segments[:count], log.bases[:count]
     start = segments[0].base_offset
     if start > log.log_start_offset:
         log.log_start_offset = start
         log.epochs.truncate_from_start(start)
-    return [_retire(log, segment, reason) for segment in removed]
+    retired = [_retire(log, segment, reason) for segment in removed]
+    log.check()
+    return retired
 
 
 def _retire(log: LogState, segment: Segment, reason: str) -> RemovedSegment:

@@ -7,7 +7,8 @@ directory and no open file.
 
 Invariants (`check`): segments are ordered and only the last one is written; all state in memory belongs to bytes that
 were completely written; log start <= high watermark <= log end; recovery point <= log end; leader epochs and their
-start offsets rise strictly, from the log start on; no producer has a batch at or past the log end.
+start offsets rise strictly. The recovery point may lie below the log start, and a producer's last batch past the log
+end, if the log was truncated where compaction had removed that batch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import errno
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 from uuid import UUID
 
@@ -191,6 +193,33 @@ class LogState(LogTail):
         for segment in segments:
             self.files.close(segment)
 
+    # -- invariants ---------------------------------------------------------------------------------------------
+
+    def check_offsets(self) -> None:
+        """The invariants of the offsets, after each change of the log start."""
+        where, start, end = self.topic_partition, self.log_start_offset, self.log_end_offset
+        assert 0 <= start <= end, f"{where}: log start {start}, log end {end}"
+        assert start <= self.high_watermark <= end, f"{where}: high watermark {self.high_watermark} of {start}..{end}"
+        assert self.recovery_point <= end, f"{where}: recovery point {self.recovery_point}, log end {end}"
+
+    def check(self) -> None:
+        """All invariants, before and after each change except an append. They do not hold while a truncation is
+        unfinished."""
+        self.check_offsets()
+        where, end, segments = self.topic_partition, self.log_end_offset, self.segments
+        assert self.bases == [segment.base_offset for segment in segments], f"{where}: bases of the segments"
+        for before, after in pairwise(segments):
+            assert before.sealed, f"{where}: {before.path} is not the last segment, and not sealed"
+            assert before.base_offset < after.base_offset, f"{where}: {after.path} does not follow {before.path}"
+            assert before.next_offset <= after.base_offset, f"{where}: {before.path} overlaps with {after.path}"
+        if segments:
+            last = segments[-1]
+            assert not last.sealed, f"{where}: the last segment, {last.path}, is sealed"
+            assert last.base_offset <= last.next_offset <= end, f"{where}: {last.path} ends past the log end {end}"
+        size_bytes = sum(segment.size_bytes for segment in segments)
+        assert self.size_bytes == size_bytes, f"{where}: size {self.size_bytes}, of its segments {size_bytes}"
+        self.epochs.check(where, end)
+
     # -- rolling ------------------------------------------------------------------------------------------------
 
     def _roll_due(self, segment: Segment, size: int, last: int, newest_ms: int, now_ms: int) -> bool:
@@ -235,6 +264,10 @@ class LogState(LogTail):
         """Seal the active segment, begin one at `base`. Raises OSError."""
         if not self.segments:
             self._make_directory()
+        else:
+            last = self.segments[-1]
+            follows = base > last.base_offset and base >= last.next_offset
+            assert follows, f"{last.path} ends at {last.next_offset}, and the next segment begins at {base}"
         segment = Segment(self.disk, self.directory, base, now_ms)
         if self.jitter_ms is not None and self.config.segment_jitter_ms:
             segment.jitter_ms = min(self.jitter_ms(self.config.segment_jitter_ms), self.config.segment_ms)

@@ -53,14 +53,23 @@ def truncate_to(log: LogState, offset: int, *, keep_evidence: bool = True) -> Tr
     if not log.segments or offset <= max(log.segments[0].base_offset, log.log_start_offset):
         # Records below the log start are deleted: no readable record stays.
         return truncate_fully_and_start_at(log, offset, keep_evidence=keep_evidence)
+    _check_before(log)
     try:
-        return _truncate(log, offset, keep_evidence)
+        truncated = _truncate(log, offset, keep_evidence)
     except OSError as error:
         raise _stopped(
             log, UnfinishedTruncation(offset, keep_evidence), f"truncating {log.topic_partition} to {offset}", error
         ) from error
     except CorruptLog as error:
         raise _not_opened(log, UnfinishedTruncation(offset, keep_evidence), error) from error
+    assert log.log_end_offset <= offset, f"{log.topic_partition}: truncated to {offset}, ends at {log.log_end_offset}"
+    log.check()
+    return truncated
+
+
+def _check_before(log: LogState) -> None:
+    if log.offline is None and log.unfinished is None:
+        log.check()
 
 
 def _stopped(log: LogState, truncation: UnfinishedTruncation, what: str, error: OSError) -> StorageError:
@@ -92,6 +101,7 @@ def resume(log: LogState) -> None:
     except CorruptLog as error:
         raise _not_opened(log, unfinished, error) from error
     log.offline = None
+    log.check()
 
 
 def pieces_from(log: LogState, offset: int) -> list[Piece]:
@@ -222,6 +232,7 @@ def _position_of(log: LogState, segment: Segment, offset: int) -> int:
 
 
 def truncate_fully_and_start_at(log: LogState, offset: int, *, keep_evidence: bool = True) -> Truncated:
+    _check_before(log)
     start, end = log.log_start_offset, log.log_end_offset
     evidence: list[str] = []
     cut_bytes = log.size_bytes
@@ -260,6 +271,7 @@ def truncate_fully_and_start_at(log: LogState, offset: int, *, keep_evidence: bo
             raise _stopped(
                 log, UnfinishedTruncation(offset, keep_evidence), f"emptying {log.topic_partition}", error
             ) from error
+    log.check()
     return Truncated(start, end, cut_bytes, tuple(evidence))
 
 
