@@ -28,6 +28,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.tail import BatchSeen, Producer
 from fenceline.records.batch import BatchHeader
 from fenceline.records.crc import crc32c
+from fenceline.records.markers import EndMarker
 from fenceline.records.sequences import MAX_SEQUENCE
 
 SNAPSHOT_VERSION: Final = 1
@@ -41,14 +42,6 @@ class Origin(Enum):
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
-
-
-class EndMarker(NamedTuple):
-    """A control record that ends a transaction."""
-
-    commit: bool
-    coordinator_epoch: int
-    timestamp_ms: int
 
 
 class CompletedTransaction(NamedTuple):
@@ -280,13 +273,3 @@ class ProducerStates:
             if first >= 0:
                 self._ongoing[first] = producer_id
         self._ongoing = dict(sorted(self._ongoing.items()))
-
-
-def decode_end_marker(key: bytes | None, value: bytes | None, timestamp_ms: int) -> EndMarker | None:
-    """The end marker in a control record; None for control records of another kind (leader changes, ...)."""
-    if key is None or len(key) < 4 or value is None or len(value) < 6:
-        return None
-    kind = int.from_bytes(key[2:4], "big", signed=True)
-    if kind not in (0, 1):
-        return None
-    return EndMarker(kind == 1, int.from_bytes(value[2:6], "big", signed=True), timestamp_ms)

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from fenceline.errors import InternalError
 from fenceline.log.core.config import MAX_INT64
 from fenceline.log.core.errors import EpochStartUnknown
-from fenceline.log.core.replay import read_end_marker
 from fenceline.log.core.scan import Found
 from fenceline.log.core.segment import MAX_RELATIVE_OFFSET
 from fenceline.log.partition.state import LogState
 from fenceline.records.batch import check_crc, iter_headers
+from fenceline.records.markers import read_end_marker
 
 
 def validate_fetched(

@@ -32,7 +32,7 @@ from fenceline.log.core.flush import FlushWork
 from fenceline.log.core.lost_batches import Piece
 from fenceline.log.core.open_files import OpenFiles
 from fenceline.log.core.producer_state import Origin
-from fenceline.log.core.replay import apply_to_producers, read_end_marker
+from fenceline.log.core.replay import apply_to_producers
 from fenceline.log.core.scan import Found
 from fenceline.log.core.tail import NOT_PLAIN, BatchSeen
 from fenceline.log.partition import retention, saving, truncation
@@ -43,6 +43,7 @@ from fenceline.log.partition.retention import RemovedSegment
 from fenceline.log.partition.truncation import Truncated
 from fenceline.log.recovery.recovery import load
 from fenceline.records.batch import BatchHeader, assign_in_place, iter_headers, read_header
+from fenceline.records.markers import read_end_marker
 from fenceline.records.validate import ZSTD_SINCE_VERSION, validate_produced
 
 NEWEST_PRODUCE_VERSION: Final = 13
