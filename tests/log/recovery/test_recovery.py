@@ -346,3 +346,29 @@ def test_epochs_that_start_in_a_gap_are_never_assigned_too_high_an_offset(
     assert again.end_offset_for_epoch(0)[1] in (5, 8)
     again.close()
     assert open_log(OsDisk(), str(path), config=config, clean=True).epochs.entries == expected
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_batch_lost_with_the_tail_is_no_duplicate_when_it_is_sent_again(tmp_path: Path, clean: bool) -> None:
+    """The producer snapshot of a later segment outlives the batches before it: the disk lost what had been synced."""
+    path = tmp_path / "rain-0"
+    log = open_log(OsDisk(), str(path), config=CONFIG)
+    sizes = []
+    for number in range(3):
+        log.append_as_leader(
+            batch(10, producer_id=7, producer_epoch=0, base_sequence=number * 10), leader_epoch=0, now_ms=0
+        )
+        sizes.append(log.size_bytes)
+    log.roll(0)
+    log.flush_work(0).run()
+    log.close(clean=False)
+    (path / f"{0:020}.log").write_bytes((path / f"{0:020}.log").read_bytes()[: sizes[1]])
+    for suffix in ("log", "index", "timeindex"):
+        (path / f"{30:020}.{suffix}").unlink(missing_ok=True)
+    assert (path / f"{30:020}.snapshot").exists()
+
+    log = open_log(OsDisk(), str(path), config=CONFIG, recovery_point=30, clean=clean)
+    assert log.log_end_offset == 20
+    assert [producer.last_offset for producer in log.producers] == [19]
+    again = log.append_as_leader(batch(10, producer_id=7, producer_epoch=0, base_sequence=20), leader_epoch=0, now_ms=0)
+    assert (again.base_offset, again.duplicate, log.log_end_offset) == (20, False, 30)

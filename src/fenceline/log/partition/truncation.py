@@ -294,6 +294,7 @@ def _reload(log: LogState, offset: int) -> None:
         clean=False,
         log_start_offset=log.log_start_offset,
         now_ms=log.last_flush_ms,
+        was_truncated=True,
     )
     log.adopt(loaded)
     log.complete_from = complete_from

@@ -52,6 +52,7 @@ class Opening:
     only_torn: bool
     before_cut: Callable[[CorruptLog], None] | None
     read_only: bool
+    was_truncated: bool
 
 
 class Cutting:

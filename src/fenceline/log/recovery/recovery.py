@@ -38,7 +38,7 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import Disk, read_file
 from fenceline.log.core.epoch_cache import EpochCache
 from fenceline.log.core.errors import CorruptLog, is_transient
-from fenceline.log.core.file_names import EPOCH_FILE, LOG_SUFFIX, OFFSET_DIGITS, stem
+from fenceline.log.core.file_names import EPOCH_FILE, LOG_SUFFIX, OFFSET_DIGITS, SNAPSHOT_SUFFIX, offset_in, stem
 from fenceline.log.core.producer_state import BadSnapshot, ProducerStates
 from fenceline.log.core.replay import apply_to_producers
 from fenceline.log.core.scan import BadBatch, Found, ReadTwice, UnstableRead, scan
@@ -85,6 +85,7 @@ def load(
     only_torn: bool = False,
     before_cut: Callable[[CorruptLog], None] | None = None,
     read_only: bool = False,
+    was_truncated: bool = False,
 ) -> Loaded:
     """Open the files of one partition. `clean`: nothing has happened to them since a clean shutdown. `known_end`:
     records up to there were safe on the disk and committed. `first_segment`: the first base offset at the clean
@@ -94,13 +95,25 @@ def load(
     durably recorded what was acknowledged. Without it such batches are never cut.
 
     `read_only`: no file changes, not even those that a crash left unfinished; the segments end where the log would.
+    `was_truncated`: this process has just cut the log, so no batch is missing at its end. In a compacted log the
+    producer snapshot of the cut may then lie past the last batch that compaction has left.
 
     Raises CorruptLog, whatever `before_cut` raises, OperatorError if there is no room for a cut that it allows; any
     other OSError becomes a CorruptLog.
     """
     try:
         opening = Opening(
-            disk, directory, config, recovery_point, clean, now_ms, knows_gaps, only_torn, before_cut, read_only
+            disk,
+            directory,
+            config,
+            recovery_point,
+            clean,
+            now_ms,
+            knows_gaps,
+            only_torn,
+            before_cut,
+            read_only,
+            was_truncated,
         )
         return _Loader(opening).load(log_start_offset, known_end, first_segment, segment_count)
     except OSError as error:
@@ -146,6 +159,8 @@ class _Loader:
         end = log_start_offset
         if segments:
             end = self._scan(segments, self._load_snapshot(names, log_start_offset), log_start_offset, epochs_known)
+            if end < self._producers.snapshot_offset and not self._given.was_truncated:
+                self._rebuild_producers(segments, names, log_start_offset, end)
         if end < log_start_offset:
             # Deleted further than what survived (DeleteRecords, then a crash).
             self._cutting.empty(segments, end, log_start_offset)
@@ -273,6 +288,23 @@ class _Loader:
             self._producers.snapshot_offset = offset
             return max(offset, log_start_offset)
         return log_start_offset
+
+    def _rebuild_producers(self, segments: list[Segment], names: set[str], log_start_offset: int, end: int) -> None:
+        """Producer state of a log that ends below the snapshot that was loaded: a batch that the log has lost must not
+        count as a duplicate when its producer sends it again."""
+        self._producers = ProducerStates()
+        within = {path for path in names if (at := offset_in(path, SNAPSHOT_SUFFIX)) is not None and at <= end}
+        replay_from = self._load_snapshot(within, log_start_offset)
+        for segment in segments:
+            if segment.next_offset <= replay_from:
+                continue
+            fd = self._disk.open_read(segment.path)
+            try:
+                for found in self._batches(self._disk, fd, segment, 0, segment.size_bytes, segment.base_offset):
+                    if found.header.base_offset >= replay_from:
+                        apply_to_producers(self._producers, segment, found)
+            finally:
+                self._disk.close(fd)
 
     # -- batches ------------------------------------------------------------------------------------------------
 
