@@ -215,3 +215,23 @@ def flexible(api_key: int, version: int) -> bool:
 def response_header_version(api_key: int, version: int) -> int:
     """1 has tagged fields, 0 has none. ApiVersions responses always use 0, for older clients (`hot_path.md H9`)."""
     return 1 if flexible(api_key, version) and api_key != ApiKey.API_VERSIONS else 0
+
+
+FORWARDED: Final = frozenset(
+    {
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        ApiKey.UPDATE_FEATURES,
+        ApiKey.DESCRIBE_QUORUM,
+        ApiKey.ADD_RAFT_VOTER,
+        ApiKey.REMOVE_RAFT_VOTER,
+        ApiKey.UNREGISTER_BROKER,
+    }
+)
+"""The APIs allowed in an envelope: client requests that only the active controller can answer."""

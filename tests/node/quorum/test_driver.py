@@ -86,15 +86,16 @@ class Node:
             executor=lambda: self.threads,
             events=self,
             trouble=StorageTrouble(self.clock),
+            peers=self._connect,
         )
-        self.peers: Any = None
+
+    def _connect(
+        self, answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]
+    ) -> Any:
+        self.peers = Peers(answered)
+        return self.peers
 
     def start(self) -> None:
-        def make(answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> Any:
-            self.peers = Peers(answered)
-            return self.peers
-
-        self.driver.connect(make)
         self.driver.start(self.log.read_election())
         self.driver.started()
 

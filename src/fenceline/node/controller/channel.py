@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from fenceline.controller.codec import MAPPINGS
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.node.api.handlers.envelope import FORWARDED
 from fenceline.node.logs import Logger
 from fenceline.node.net.peer_connection import (
     LARGEST_ANSWER_BYTES,
@@ -29,7 +28,7 @@ from fenceline.node.net.peer_connection import (
     dial,
     open_peer,
 )
-from fenceline.wire.apis import ApiKey
+from fenceline.wire.apis import FORWARDED, ApiKey
 from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.frame import encode_request_header, parse_response_header
@@ -37,8 +36,7 @@ from fenceline.wire.principal import ANONYMOUS, encode_principal
 
 if TYPE_CHECKING:
     from fenceline.controller.requests import Request
-    from fenceline.node.context import Api, RequestContext
-    from fenceline.node.controller.driver import ControllerDriver
+    from fenceline.node.controller.ports import LocalController
     from fenceline.quorum.control_records import Voter
 
 log = Logger("controller")
@@ -65,12 +63,35 @@ class _Route(NamedTuple):
     purpose: str
 
 
+class ForwardedApi(Protocol):
+    """An entry of the dispatch table (`node.context.Api`)."""
+
+    @property
+    def key(self) -> ApiKey: ...
+
+    @property
+    def handler(self) -> Callable[[Any, Any], Any]: ...
+
+
+class ForwardedRequest(Protocol):
+    """The origin and version of a client's request (`node.context.RequestContext`)."""
+
+    @property
+    def api_version(self) -> int: ...
+
+    @property
+    def client_host(self) -> str: ...
+
+    @property
+    def client_id(self) -> str | None: ...
+
+
 class ControllerChannel:
     """See the module. All methods belong to the loop."""
 
     def __init__(
         self,
-        controller: ControllerDriver,
+        controller: LocalController,
         *,
         node_id: int,
         connect: Dial = dial,
@@ -141,13 +162,13 @@ class ControllerChannel:
 
     # -- client requests -----------------------------------------------------------------------------------------------
 
-    def forward(self, api: Api, context: RequestContext, body: bytes) -> Awaitable[Any] | None:
+    def forward(self, api: ForwardedApi, context: ForwardedRequest, body: bytes) -> Awaitable[Any] | None:
         """Forward a client's request; returns the response body. None: the request must be handled here."""
         if api.key not in _HANDED_ON or self._controller.is_active or self._controller.has_failed or self._is_closed:
             return None
         return self._forward(api, context, body)
 
-    async def _forward(self, api: Api, context: RequestContext, body: bytes) -> Any:
+    async def _forward(self, api: ForwardedApi, context: ForwardedRequest, body: bytes) -> Any:
         from fenceline.wire.entities import read_request
 
         version = context.api_version

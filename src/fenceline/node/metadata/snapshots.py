@@ -37,9 +37,9 @@ from fenceline.metadata.changed_records import ChangedRecords, RecordKey, change
 from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
-from fenceline.node.controller.metrics import Durations
 from fenceline.node.logs import Logger
 from fenceline.node.metadata.batches import SnapshotBatches
+from fenceline.node.metric_families import Durations
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.quorum import Quorum
 

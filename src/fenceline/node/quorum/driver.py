@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from fenceline.node.quorum.peers import QuorumPeers
     from fenceline.node.quorum.snapshot_downloads import SnapshotDownloads
 
+    ConnectPeers = Callable[[Callable[[int, ResponseMessage], None], Callable[[int, bool], None]], QuorumPeers]
+
 T = TypeVar("T")
 
 
@@ -110,7 +112,10 @@ class QuorumDriver:
         executor: Callable[[], Executor | None],
         events: QuorumEvents,
         trouble: StorageTrouble,
+        peers: ConnectPeers | None = None,
     ) -> None:
+        """`peers` connects the quorum to the other nodes; it is given the callbacks for responses and for failed
+        requests."""
         self._disk = disk
         self._log = log
         self._quorum = quorum
@@ -118,7 +123,7 @@ class QuorumDriver:
         self._executor = executor
         self._events = events
         self._trouble = trouble
-        self._peers: QuorumPeers | None = None
+        self._peers = None if peers is None else peers(self._answered, self._unanswered)
         self._downloads: SnapshotDownloads | None = None
         self._calls: deque[Callable[[Quorum, int], list[Duty]]] = deque()
         self._duties: deque[Duty] = deque()
@@ -154,20 +159,10 @@ class QuorumDriver:
 
     @property
     def peers(self) -> QuorumPeers | None:
-        """None before `connect`."""
+        """None if there are no other nodes."""
         return self._peers
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
-
-    def connect(
-        self, make: Callable[[Callable[[int, ResponseMessage], None], Callable[[int, bool], None]], QuorumPeers]
-    ) -> None:
-        """Connect the quorum to its peers, before `start`. `make` gets the callbacks for responses and for failed
-        requests."""
-        self._peers = make(
-            lambda request_id, message: self.call(lambda quorum, now: quorum.response(now, request_id, message)),
-            lambda request_id, refused: self.call(lambda quorum, now: quorum.no_response(now, request_id, refused)),
-        )
 
     def start(self, recorded: ElectionState | None) -> None:
         """Boot the quorum (Q10); a single voter leads on return. Until `started`, appends are flushed synchronously.
@@ -268,6 +263,12 @@ class QuorumDriver:
             return
         self._calls.append(do)
         self._continue()
+
+    def _answered(self, request_id: int, message: ResponseMessage) -> None:
+        self.call(lambda quorum, now: quorum.response(now, request_id, message))
+
+    def _unanswered(self, request_id: int, is_refused: bool) -> None:
+        self.call(lambda quorum, now: quorum.no_response(now, request_id, is_refused))
 
     def _continue(self) -> None:
         if self._is_calling or self._waits_for is not None:
