@@ -140,7 +140,7 @@ class Snapshots:
         changed.restart(_NO_LIMIT)
 
         def count() -> tuple[int, set[RecordKey]]:
-            before = wanted.image_of(snapshot)
+            before = wanted.read_snapshot(snapshot).image
             return record_count(before), set(changed_records(before, image, difference(before, image)))
 
         def counted(done: asyncio.Future[tuple[int, set[RecordKey]]]) -> None:

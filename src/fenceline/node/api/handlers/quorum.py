@@ -1,8 +1,8 @@
 """Requests between quorum nodes, and of operators about the quorum: Vote, BeginQuorumEpoch, EndQuorumEpoch, Fetch and
 FetchSnapshot of the metadata log, DescribeQuorum, AddRaftVoter, RemoveRaftVoter, UpdateRaftVoter.
 
-Owns nothing: `quorum.codec` translates, the quorum answers. All of them are served on the controllers' listener; brokers
-forward DescribeQuorum and voter changes to the active controller.
+Owns nothing: `quorum.codec` translates, the quorum answers. All of them are served on the controllers' listener;
+brokers forward DescribeQuorum and voter changes to the active controller.
 
 Rules: raft.md Q13, Q14, Q37; since_4_0.md K4, K5.
 """
