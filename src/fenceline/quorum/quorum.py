@@ -103,6 +103,7 @@ class Quorum(QuorumStatus):
             self._leading.next_deadline_ms(),
             self._changes.next_deadline_ms(),
             self._registration.next_deadline_ms(),
+            None if self.has_closed else self._closes_at_ms,
         )
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 

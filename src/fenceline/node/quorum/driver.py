@@ -69,7 +69,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-_CLOSE_CHECK_S: Final = 0.01
 _ROOM_PAUSE_S: Final = 0.2
 """Interval between attempts to persist an election on a full disk."""
 
@@ -136,6 +135,8 @@ class QuorumDriver:
         self._is_persisting = False
         self._lacks_room = False
         self._has_ended = False
+        self._closed: asyncio.Future[None] | None = None
+        """While `stop` waits for the quorum to close."""
         self._tick: asyncio.Handle | None = None
         self._tick_at_s = 0.0
         """By the loop's clock. uvloop's `when` is wrong for a time that has passed meanwhile."""
@@ -193,6 +194,7 @@ class QuorumDriver:
         """Stop the quorum because the node cannot continue."""
         self._has_ended = True
         self._work.has_ended = True
+        self._check_closed()
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
@@ -201,9 +203,9 @@ class QuorumDriver:
         """Resign if this node leads (Q23), then stop. Flushed data stays flushed."""
         if not self._has_ended:
             self.call(lambda quorum, now: quorum.shutdown(now, timeout_ms))
-            while not self._quorum.has_closed and not self._has_ended and not self._lacks_room:
-                await asyncio.sleep(_CLOSE_CHECK_S)
-                self.call(lambda quorum, now: quorum.tick(now))
+            self._closed = asyncio.get_running_loop().create_future()
+            self._check_closed()
+            await self._closed
         self.end()
         self._serving.close(_stops())
         if self._peers is not None:
@@ -288,8 +290,16 @@ class QuorumDriver:
             self._end(error)
         finally:
             self._is_calling = False
+        self._check_closed()
         if self._waits_for is None:
             self._arm()
+
+    def _check_closed(self) -> None:
+        """Let `stop` continue if the quorum has closed, or cannot: the node fails, or has no space to persist."""
+        waiting = self._closed
+        is_over = self._has_ended or self._lacks_room or self._quorum.has_closed
+        if waiting is not None and is_over and not waiting.done():
+            waiting.set_result(None)
 
     def _wait_for(self, work: Awaitable[T], then: Callable[[T], None]) -> None:
         """Defer everything else until `work` has ended; then call `then`."""
@@ -376,6 +386,7 @@ class QuorumDriver:
                     raise
                 self._trouble.rejected(METADATA_PARTITION, self._log.end_offset, full)
                 self._lacks_room = True
+                self._check_closed()
                 await asyncio.sleep(_ROOM_PAUSE_S)
             else:
                 return
