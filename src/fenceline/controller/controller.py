@@ -53,6 +53,7 @@ from fenceline.controller.requests import (
     WriteNoOp,
 )
 from fenceline.controller.state import ControllerSettings, ControllerState, Decision
+from fenceline.errors import InternalError
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage
 from fenceline.metadata.records import MetadataRecord, NoOpRecord
@@ -123,8 +124,12 @@ class Controller:
 
     def decide(self, request: Request, now_ms: int, rng: Rng) -> Decision:
         """The records and the response of `request`. Raises PeerError if the whole request fails."""
-        self._now_ms = now_ms
-        return HANDLERS[type(request)](self.state, request, now_ms, rng)
+        state = self.state
+        before, self._now_ms = state.image, now_ms
+        decision = HANDLERS[type(request)](state, request, now_ms, rng)
+        if state.image is not before:
+            raise InternalError(f"C1: deciding {type(request).__name__} changed the image before its records exist")
+        return decision
 
     def replay(self, records: Sequence[MetadataRecord], last_offset: int, epoch: int) -> tuple[MetadataImage, Delta]:
         """Apply the records of a decision to the image; the last one has the offset `last_offset`."""

@@ -58,7 +58,7 @@ class Quorum(QuorumStatus):
 
     def __init__(self, local: Voter, log: LogView, settings: QuorumSettings, rng: Rng) -> None:
         """`local` is this node as a voter set would list it; `rng` decides timeouts and which peer to ask."""
-        core = self._core = Core(local, log, settings, rng)
+        core = self._core = Core(local, log, settings, rng, self._role_changed)
         self._leading = Leading(core)
         self._fetches = Fetches(
             core,
@@ -81,7 +81,8 @@ class Quorum(QuorumStatus):
             registration=self._registration,
         )
         self._closes_at_ms: int | None = None
-        core.role_changed = self._role_changed
+        self._began_with: tuple[int, int | None] = (core.epoch, None)
+        """Epoch and high watermark before the current call."""
 
     @property
     def has_closed(self) -> bool:
@@ -300,6 +301,7 @@ class Quorum(QuorumStatus):
     def _begin(self, now_ms: int) -> Core:
         core = self._core
         core.now_ms = max(core.now_ms, now_ms)
+        self._began_with = (core.epoch, core.high_watermark)
         core.duties = []
         return core
 
@@ -310,6 +312,7 @@ class Quorum(QuorumStatus):
         self._following.pump()
         if self._closes_at_ms is None:
             self._registration.pump()
+        self._core.check(*self._began_with)
         duties, self._core.duties = self._core.duties, []
         return duties
 
