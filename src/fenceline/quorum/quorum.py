@@ -1,7 +1,7 @@
 """The consensus state machine of one node.
 
 Owns the order in which its parts work. The parts are `elections`, `leading` with `fetches` and `voter_changes`,
-`following` with `download`, and `response_handling`, around the shared `core`; `status` holds the read-only properties.
+`following` with `download`, and `response_handling`, around the shared `core`; `status` reports the state.
 Does no I/O and has no clock and no randomness: every call passes the time and returns duties (`duties` specifies what
 the driver must do). After each call everything that is due has been ordered; `next_deadline_ms` is when to call `tick`.
 
@@ -15,7 +15,6 @@ from typing import assert_never
 from fenceline.errors import InternalError
 from fenceline.quorum.control_records import Voter
 from fenceline.quorum.core import Core
-from fenceline.quorum.describe import describe
 from fenceline.quorum.download import Download
 from fenceline.quorum.duties import Answer, Duty, Level, Token
 from fenceline.quorum.election_state import ElectionState
@@ -183,7 +182,7 @@ class Quorum(QuorumStatus):
             case FetchSnapshotRequest():
                 self._fetches.fetch_snapshot(token, message)
             case DescribeQuorumRequest():
-                core.duties.append(Answer(token, describe(core, self._leading)))
+                core.duties.append(Answer(token, self.describe()))
             case AddRaftVoterRequest():
                 self._changes.add(token, message)
             case RemoveRaftVoterRequest():

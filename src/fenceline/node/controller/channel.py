@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.controller.codec import MAPPINGS
 from fenceline.errors import ErrorCode, PeerError
@@ -36,6 +36,7 @@ from fenceline.wire.principal import ANONYMOUS, encode_principal
 
 if TYPE_CHECKING:
     from fenceline.controller.requests import Request
+    from fenceline.node.context import Api, RequestContext
     from fenceline.node.controller.ports import LocalController
     from fenceline.quorum.control_records import Voter
 
@@ -61,29 +62,6 @@ class _Route(NamedTuple):
     host: str
     port: int
     purpose: str
-
-
-class ForwardedApi(Protocol):
-    """An entry of the dispatch table (`node.context.Api`)."""
-
-    @property
-    def key(self) -> ApiKey: ...
-
-    @property
-    def handler(self) -> Callable[[Any, Any], Any]: ...
-
-
-class ForwardedRequest(Protocol):
-    """The origin and version of a client's request (`node.context.RequestContext`)."""
-
-    @property
-    def api_version(self) -> int: ...
-
-    @property
-    def client_host(self) -> str: ...
-
-    @property
-    def client_id(self) -> str | None: ...
 
 
 class ControllerChannel:
@@ -162,13 +140,13 @@ class ControllerChannel:
 
     # -- client requests -----------------------------------------------------------------------------------------------
 
-    def forward(self, api: ForwardedApi, context: ForwardedRequest, body: bytes) -> Awaitable[Any] | None:
+    def forward(self, api: Api, context: RequestContext, body: bytes) -> Awaitable[Any] | None:
         """Forward a client's request; returns the response body. None: the request must be handled here."""
         if api.key not in _HANDED_ON or self._controller.is_active or self._controller.has_failed or self._is_closed:
             return None
         return self._forward(api, context, body)
 
-    async def _forward(self, api: ForwardedApi, context: ForwardedRequest, body: bytes) -> Any:
+    async def _forward(self, api: Api, context: RequestContext, body: bytes) -> Any:
         from fenceline.wire.entities import read_request
 
         version = context.api_version
