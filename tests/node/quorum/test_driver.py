@@ -83,7 +83,7 @@ class Node:
             view=view,
             quorum=Quorum(voter(1), view, settings, Random(3)),
             clock=self.clock,
-            executor=lambda: self.threads,
+            executor=self.threads,
             events=self,
             trouble=StorageTrouble(self.clock),
             peers=self._connect,

@@ -268,14 +268,12 @@ class ControllerDriver:
             view=opened.view,
             quorum=opened.quorum,
             clock=self._clock,
-            executor=lambda: self._executor,
+            executor=self._executor,
             events=self,
             trouble=self._trouble,
             peers=None if self._watch is None else self._peers(self._watch),
         )
-        self._loader = MetadataLoader(
-            opened.log, executor=lambda: self._executor, failed=self._fail, applied=self._applied
-        )
+        self._loader = MetadataLoader(opened.log, executor=self._executor, failed=self._fail, applied=self._applied)
         self._active = ActiveController(
             config=self._config,
             settings=controller_settings(self._config, self._cluster_id),

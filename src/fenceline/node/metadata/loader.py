@@ -39,7 +39,7 @@ class MetadataLoader:
         self,
         log: MetadataLog,
         *,
-        executor: Callable[[], Executor | None],
+        executor: Executor | None,
         failed: Callable[[BaseException], None],
         applied: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
@@ -119,7 +119,7 @@ class MetadataLoader:
             self._applied(0)
             self._continue()
 
-        work = asyncio.get_running_loop().run_in_executor(self._executor(), difference, before, image)
+        work = asyncio.get_running_loop().run_in_executor(self._executor, difference, before, image)
         work.add_done_callback(loaded)
 
     # -- internals -----------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class MetadataLoader:
                 return
             self._continue()
 
-        asyncio.get_running_loop().run_in_executor(self._executor(), read.load).add_done_callback(loaded)
+        asyncio.get_running_loop().run_in_executor(self._executor, read.load).add_done_callback(loaded)
 
     def _resume(self, generation: int) -> None:
         if generation == self._generation:

@@ -154,12 +154,14 @@ class LogFlush:
 class MetadataLog:
     """See the module."""
 
-    def __init__(self, disk: Disk, directory: str, log: PartitionLog, snapshots: list[SnapshotId]) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, log: PartitionLog, snapshots: list[SnapshotId], cluster_id: str = ""
+    ) -> None:
+        """`cluster_id`: written into the election state, and compared; empty: unknown (G41)."""
         self._disk = disk
         self.directory = directory
         self._log = log
-        self.cluster_id = ""
-        """The cluster id for the election state, if the opener knows it (G41)."""
+        self._cluster_id = cluster_id
         self.is_changing = False
         """A thread truncates or resets the log: readers wait until the next commit."""
         self.promised = promised_end.read(disk, directory)
@@ -181,6 +183,7 @@ class MetadataLog:
         segment_ms: int = 604_800_000,
         votes: bool = True,
         others_have_it: OthersHaveIt | None = None,
+        cluster_id: str = "",
     ) -> MetadataLog:
         """Open or create the log under `log_dir`. Raises OperatorError (CorruptLog among them), StorageError.
 
@@ -203,7 +206,7 @@ class MetadataLog:
                 " other voters.",
             )
         snapshot_files.remove_leftovers(disk, directory)
-        opened = cls(disk, directory, log, snapshots)
+        opened = cls(disk, directory, log, snapshots, cluster_id)
         opened._finish_truncation()
         opened._forget_unreachable()
         log.advance_high_watermark(opened.newest_snapshot.end_offset)
@@ -359,11 +362,11 @@ class MetadataLog:
         """Raises OperatorError on a broken file (Q12)."""
         path = f"{self.directory}/{FILE_NAME}"
         content = read_file(self._disk, path)
-        return None if content is None else decode_election(content, path, self.cluster_id)
+        return None if content is None else decode_election(content, path, self._cluster_id)
 
     def write_election(self, state: ElectionState, kraft_version: int, voter_ids: tuple[int, ...]) -> None:
         """Durable on return (Q12)."""
-        content = encode_election(state, kraft_version, voter_ids, self.cluster_id)
+        content = encode_election(state, kraft_version, voter_ids, self._cluster_id)
         replace_file(self._disk, f"{self.directory}/{FILE_NAME}", content)
 
     # -- appending ---------------------------------------------------------------------------------------------------

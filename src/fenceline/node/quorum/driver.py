@@ -108,7 +108,7 @@ class QuorumDriver:
         view: QuorumLog,
         quorum: Quorum,
         clock: Clock,
-        executor: Callable[[], Executor | None],
+        executor: Executor | None,
         events: QuorumEvents,
         trouble: StorageTrouble,
         peers: ConnectPeers | None = None,
@@ -379,7 +379,7 @@ class QuorumDriver:
         """In a thread, retried until the disk has space: until then this node is silent, and the others decide."""
         while True:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._executor(), write)
+                await asyncio.get_running_loop().run_in_executor(self._executor, write)
             except OSError as error:
                 full = StorageError.of(f"writing {FILE_NAME}", error)
                 if self._has_ended or not full.disk_full:

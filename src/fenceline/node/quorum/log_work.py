@@ -57,7 +57,7 @@ class QuorumLogWork:
         log: MetadataLog,
         view: QuorumLog,
         clock: Clock,
-        executor: Callable[[], Executor | None],
+        executor: Executor | None,
         trouble: StorageTrouble,
         call: Call,
         failed: Callable[[BaseException], None],
@@ -87,7 +87,7 @@ class QuorumLogWork:
             await asyncio.wait([self._flush])
         self._log.is_changing = True
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor(), work)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
             self._log.is_changing = False
 
@@ -172,7 +172,7 @@ class QuorumLogWork:
             if self._log.end_offset > self._view.flushed.offset:
                 self.flush()
 
-        self._flush = asyncio.get_running_loop().run_in_executor(self._executor(), flush)
+        self._flush = asyncio.get_running_loop().run_in_executor(self._executor, flush)
         self._flush.add_done_callback(ended)
 
     def _flush_again(self) -> None:
@@ -189,7 +189,7 @@ class QuorumLogWork:
         if self._log.promised != NO_PROMISED_END and self._view.flushed >= self._log.promised:
             self._log.promised = NO_PROMISED_END
             log.info("the metadata log again has all records that this node had acknowledged")
-            asyncio.get_running_loop().run_in_executor(self._executor(), self._log.delete_promised_end)
+            asyncio.get_running_loop().run_in_executor(self._executor, self._log.delete_promised_end)
 
     def _log_postponed(self, error: StorageError | None) -> None:
         if error is not None and not self._is_behind:
@@ -240,7 +240,7 @@ class QuorumLogWork:
         self._check_promised_end()
         paths = [self._log.path_of(each) for each in obsolete]
         if paths:
-            asyncio.get_running_loop().run_in_executor(self._executor(), partial(_unlink, self._disk, paths))
+            asyncio.get_running_loop().run_in_executor(self._executor, partial(_unlink, self._disk, paths))
 
     def load_failed(self, snapshot_id: SnapshotId, reason: str) -> None:
         """The snapshot will be fetched again."""

@@ -29,7 +29,7 @@ Call = Callable[[Callable[[Quorum, int], list[Duty]]], None]
 class SnapshotDownloads:
     """See the module."""
 
-    def __init__(self, disk: Disk, log: MetadataLog, executor: Callable[[], Executor | None], call: Call) -> None:
+    def __init__(self, disk: Disk, log: MetadataLog, executor: Executor | None, call: Call) -> None:
         self._disk = disk
         self._log = log
         self._executor = executor
@@ -113,7 +113,7 @@ class SnapshotDownloads:
         async def run() -> Any:
             if before is not None:
                 await asyncio.wait([before])
-            return await asyncio.get_running_loop().run_in_executor(self._executor(), work)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
         running = asyncio.ensure_future(run())
         self._work = running
