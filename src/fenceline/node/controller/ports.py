@@ -35,7 +35,21 @@ class Decider(Protocol):
         ...
 
 
-class LocalController(Protocol):
+class NodeController(Protocol):
+    """This node's part of the controllers."""
+
+    @property
+    def active(self) -> Decider: ...
+
+    @property
+    def has_failed(self) -> bool: ...
+
+    def next_change(self) -> asyncio.Future[None]:
+        """Completes when records were applied, or this node starts or stops leading. Shared."""
+        ...
+
+
+class LocalController(NodeController, Protocol):
     """This node's quorum and controller, as seen by the channel to the active one."""
 
     @property
@@ -47,17 +61,7 @@ class LocalController(Protocol):
         ...
 
     @property
-    def active(self) -> Decider: ...
-
-    @property
     def is_active(self) -> bool: ...
-
-    @property
-    def has_failed(self) -> bool: ...
-
-    def next_change(self) -> asyncio.Future[None]:
-        """Completes when records were applied, or this node starts or stops leading. Shared."""
-        ...
 
 
 class OtherVoters(Protocol):
@@ -68,22 +72,16 @@ class OtherVoters(Protocol):
         ...
 
 
-class ControllerClient(Protocol):
+class ControllerClient(NodeController, Protocol):
     """The controller, wherever it is, and this node's image: for the parts of a node that register with it."""
 
     @property
     def image(self) -> MetadataImage: ...
 
     @property
-    def active(self) -> Decider: ...
-
-    @property
     def channel(self) -> OtherVoters | None:
         """None: the controller is always this node."""
         ...
-
-    @property
-    def has_failed(self) -> bool: ...
 
     def subscribe(self, listener: Callable[[MetadataImage, Delta], None]) -> None:
         """Call `listener` for each committed change from now on, in order."""
@@ -91,8 +89,4 @@ class ControllerClient(Protocol):
 
     def submit(self, request: Request) -> asyncio.Future[Any]:
         """The response of the active controller, once its records are committed. Fails with PeerError."""
-        ...
-
-    def next_change(self) -> asyncio.Future[None]:
-        """Completes when records were applied, or this node starts or stops leading. Shared."""
         ...
