@@ -27,13 +27,12 @@ def test_a_new_module_leaves_the_others_where_they_are() -> None:
     assert after["tests/new.py"] in (0, 1)
 
 
-def test_recorded_seconds_are_of_existing_modules() -> None:
+def test_most_long_tests_have_recorded_seconds() -> None:
+    """Otherwise slices differ in length: run `python -m tests.slices --update` after `make test-all`."""
     recorded = json.loads(SECONDS.read_text())
-    assert [name for name in recorded if not (ROOT / name).exists()] == []
-    lengths = Counter[int]()
-    for module, slice_number in divide(recorded, recorded, COUNT).items():
-        lengths[slice_number] += round(recorded[module])
-    assert len(lengths) == COUNT
+    existing = [name for name in recorded if (ROOT / name).exists()]
+    assert len(existing) > 0.8 * len(recorded)
+    assert set(divide(recorded, recorded, COUNT).values()) == set(range(COUNT))
 
 
 def test_reports_name_modules_and_the_slowest_tests_first(tmp_path: Path) -> None:

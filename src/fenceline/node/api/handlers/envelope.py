@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.node.context import Api, RequestContext
-from fenceline.wire.apis import ApiKey
+from fenceline.wire.apis import FORWARDED, ApiKey
 from fenceline.wire.entities import read_request, write_response
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.frame import encode_response_frame, parse_request_header
@@ -25,25 +25,6 @@ from fenceline.wire.principal import decode_principal
 
 if TYPE_CHECKING:
     from fenceline.node.controller.listener import ControllerServices
-
-FORWARDED: Final = frozenset(
-    {
-        ApiKey.CREATE_TOPICS,
-        ApiKey.DELETE_TOPICS,
-        ApiKey.CREATE_PARTITIONS,
-        ApiKey.ALTER_CONFIGS,
-        ApiKey.INCREMENTAL_ALTER_CONFIGS,
-        ApiKey.ELECT_LEADERS,
-        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-        ApiKey.LIST_PARTITION_REASSIGNMENTS,
-        ApiKey.UPDATE_FEATURES,
-        ApiKey.DESCRIBE_QUORUM,
-        ApiKey.ADD_RAFT_VOTER,
-        ApiKey.REMOVE_RAFT_VOTER,
-        ApiKey.UNREGISTER_BROKER,
-    }
-)
-"""The APIs allowed in an envelope: client requests that only the active controller can answer."""
 
 _ADDRESS_SIZES: Final = (4, 16)
 """Sizes of an IP address."""
