@@ -19,11 +19,11 @@ from pyspark_fenceline.auditing.repair_plan import FileRewrite
 from pyspark_fenceline.auditing.table import Settings
 from pyspark_fenceline.auditing.transform import records, source_schema, with_failing_offset
 from pyspark_fenceline.common import connect
+from pyspark_fenceline.common.planning import OffsetRange, Task, plan_tasks
 from pyspark_fenceline.delta.files import DataFile, FileWriter
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.rewrite import rewrite
 from pyspark_fenceline.delta.schema import TableShape, file_schema, fit, required_columns
-from pyspark_fenceline.source.planning import OffsetRange, Task, plan_tasks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,8 +50,7 @@ class _Filler:
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
         """The records of one task, in the source's columns."""
-        from pyspark_fenceline.common.schema import arrow_schema
-        from pyspark_fenceline.source.tasks import client_columns, to_spark
+        from pyspark_fenceline.common.schema import arrow_schema, client_columns, to_spark
 
         target = arrow_schema(self.source)
         columns, waiting = client_columns(target), list(self.tasks[number])

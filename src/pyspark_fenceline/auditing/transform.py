@@ -19,9 +19,9 @@ from pyspark_fenceline.auditing.content import read_log
 from pyspark_fenceline.auditing.ranges import Range, runs_in
 from pyspark_fenceline.auditing.runs import NOT_IN_LOG, RUNS_DDL, SAME_VALUES, runs_of
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
+from pyspark_fenceline.common.planning import OffsetRange, plan_tasks
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.table_files import TableFile, read_log_columns
-from pyspark_fenceline.source.planning import OffsetRange, plan_tasks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,8 +93,7 @@ def records(
         return session.createDataFrame([], schema)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark_fenceline.common.schema import arrow_schema
-        from pyspark_fenceline.source.tasks import to_spark
+        from pyspark_fenceline.common.schema import arrow_schema, to_spark
 
         target = arrow_schema(schema)
         for batch in batches:

@@ -17,7 +17,7 @@ from fenceline.client.core.errors import broker_error
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition, decode_uuid, encode_uuid
 from pyspark_fenceline.common.cluster import EpochEnd, LogEnd, TopicFacts
-from pyspark_fenceline.source.planning import OffsetRange
+from pyspark_fenceline.common.planning import OffsetRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
 
 from fenceline.errors import InternalError, OperatorError
 from pyspark_fenceline.common import workers
+from pyspark_fenceline.common.given_options import check_addresses
 from pyspark_fenceline.delta.options import AppTransaction, DeltaOptions, delta_options
-from pyspark_fenceline.source.options import check_addresses
 
 if TYPE_CHECKING:
     import pyarrow as pa

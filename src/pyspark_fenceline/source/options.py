@@ -17,7 +17,7 @@ from typing import Final
 
 from fenceline.errors import OperatorError
 from pyspark_fenceline.common.checkpoint_files import as_local
-from pyspark_fenceline.common.given_options import GivenOptions, duration_ms, suggestion
+from pyspark_fenceline.common.given_options import GivenOptions, check_addresses, duration_ms, suggestion
 from pyspark_fenceline.common.query_state import NO_HINT, StateHint
 from pyspark_fenceline.common.retries import DEFAULT_RETRIES, RetryPolicy, retry_policy
 from pyspark_fenceline.errors import LossKind
@@ -32,12 +32,22 @@ from pyspark_fenceline.source.bounds import (
     subscription_of,
 )
 from pyspark_fenceline.source.policy import STRICT, LossPolicy, policy_of
-from pyspark_fenceline.source.retraction_options import RetractionOptions
 
 _log = logging.getLogger("pyspark_fenceline")
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RetractionOptions:
+    """`evidence`: data directories of nodes, or copies, that are searched for lost records in addition to the paths in
+    receipts. `table`: a Delta table that holds the query's rows. `storage`: settings of its object store.
+    """
+
+    evidence: tuple[str, ...] = ()
+    table: str | None = None
+    storage: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,16 +265,6 @@ def _require_bootstrap(given: GivenOptions, kind: str) -> None:
     if not servers:
         raise OperatorError(f"Option 'kafka.bootstrap.servers' must be specified for configuring the {kind}")
     check_addresses(servers)
-
-
-def check_addresses(servers: str) -> None:
-    """Raises `OperatorError` for an invalid address in `kafka.bootstrap.servers`."""
-    from fenceline.client.core.config import addresses
-
-    try:
-        addresses([server.strip() for server in servers.split(",") if server.strip()])
-    except OperatorError as error:
-        raise OperatorError(f"Option 'kafka.bootstrap.servers': {error.message}", error.advice) from None
 
 
 def _reader_properties(given: GivenOptions) -> dict[str, str]:

@@ -16,6 +16,7 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common.cluster import Cluster, LogEnd, TopicFacts
 from pyspark_fenceline.common.offsets import Position, SourceOffset
+from pyspark_fenceline.common.planning import OffsetRange
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.bounds import (
     EARLIEST_OFFSET,
@@ -33,7 +34,6 @@ from pyspark_fenceline.source.bounds import (
     Subscription,
 )
 from pyspark_fenceline.source.history import Diverged, History, Verdict
-from pyspark_fenceline.source.planning import OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
