@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.auditing.content import read_log
 from pyspark_fenceline.auditing.judge import ORDER, Finding, Kind, as_columns
+from pyspark_fenceline.auditing.log import read_log
 from pyspark_fenceline.auditing.ranges import Range, common, outside, runs_in
 from pyspark_fenceline.auditing.table_deletions import Deletions
 from pyspark_fenceline.common.log_columns import OFFSET, PARTITION, TOPIC

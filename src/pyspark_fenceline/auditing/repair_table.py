@@ -21,9 +21,8 @@ from urllib.parse import unquote
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.auditing.executor import active_session
 from pyspark_fenceline.auditing.judge import Kind
-from pyspark_fenceline.auditing.repair_executor import LocalExecutor, RepairExecutor, SparkExecutor
+from pyspark_fenceline.auditing.repair_files import rewrite_files, write_absent
 from pyspark_fenceline.auditing.repair_plan import FileRewrite, RepairWork, chosen_kinds, file_rewrites, repair_work
 from pyspark_fenceline.auditing.table import (
     OpenedTable,
@@ -36,14 +35,15 @@ from pyspark_fenceline.auditing.table import (
     settings,
 )
 from pyspark_fenceline.auditing.transform import RowMapping, Transform
+from pyspark_fenceline.common.execution import active_session
 from pyspark_fenceline.common.log_columns import bounds
 from pyspark_fenceline.delta.change import MAX_RANGES_SHOWN, Removed
-from pyspark_fenceline.delta.commit import commit_entry, open_table, refuse_append_only
+from pyspark_fenceline.delta.commit import commit_entry, refuse_append_only
 from pyspark_fenceline.delta.files import DataFile, delete_files
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.state import PartitionProgress, TableState, read_state
 from pyspark_fenceline.delta.table_changes import files_of_version
-from pyspark_fenceline.delta.table_files import TableFile, table_files
+from pyspark_fenceline.delta.table_files import TableFile, open_table, table_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,7 +150,7 @@ def repair(
         row_key=row_key,
         deleted=deleted,
     )
-    return _repair(table, chosen, storage, SparkExecutor(spark or active_session()), chosen_kinds(kinds), apply=apply)
+    return _repair(table, chosen, storage, spark or active_session(), chosen_kinds(kinds), apply=apply)
 
 
 def repair_here(
@@ -162,9 +162,7 @@ def repair_here(
     storage: Mapping[str, str] | None = None,
 ) -> Repair:
     """As `repair`, in this process, with Spark only if `chosen` has a predicate or a transform."""
-    session = session_for(chosen)
-    executor = LocalExecutor() if session is None else SparkExecutor(session)
-    return _repair(table, chosen, storage, executor, chosen_kinds(kinds), apply=apply)
+    return _repair(table, chosen, storage, session_for(chosen), chosen_kinds(kinds), apply=apply)
 
 
 class TableChanged(Exception):
@@ -206,7 +204,7 @@ def _repair(
     path: str,
     chosen: Settings,
     storage: Mapping[str, str] | None,
-    executor: RepairExecutor,
+    session: SparkSession | None,
     kinds: Collection[Kind],
     *,
     apply: bool,
@@ -215,10 +213,10 @@ def _repair(
     before: Verdict | None = None
     for _ in range(_ATTEMPTS):
         table = open_for_audit(path, storage, to_write=True)
-        found = audit_files(table, chosen, executor.session)
+        found = audit_files(table, chosen, session)
         before = before or found.verdict
         may_add = not found.verdict.unknown_deletions or Kind.DELETED in kinds
-        work = repair_work(executor.collect(found.findings), kinds, may_add=may_add)
+        work = repair_work(_rows(found.findings, session), kinds, may_add=may_add)
         if work.is_empty:
             return done.result(before, work.left) if apply else Repair(before, left=work.left)
         try:
@@ -230,7 +228,7 @@ def _repair(
         if not apply:
             return _planned(before, work, rewrites, removed)
         try:
-            _apply(table, chosen, executor, work, rewrites, removed, done)
+            _apply(table, chosen, session, work, rewrites, removed, done)
         except TableChanged:
             _log.warning("the table at %s was changed during the repair, starting again", path)
             continue
@@ -239,6 +237,16 @@ def _repair(
         f"The Delta table at {path} was changed during each of {_ATTEMPTS} attempts of the repair",
         "Stop jobs that rewrite the table (OPTIMIZE, deletes) during a repair.",
     )
+
+
+def _rows(findings: Any, session: SparkSession | None) -> list[Mapping[str, Any]]:
+    """The findings of an audit, in this process."""
+    if session is None:
+        rows: list[Mapping[str, Any]] = findings.to_pylist()
+        return rows
+    rows = [row.asDict() for row in findings.collect()]
+    findings.unpersist()
+    return rows
 
 
 def _planned(before: Verdict, work: RepairWork, rewrites: Sequence[FileRewrite], removed: Sequence[Removed]) -> Repair:
@@ -250,7 +258,7 @@ def _planned(before: Verdict, work: RepairWork, rewrites: Sequence[FileRewrite],
 def _apply(
     table: OpenedTable,
     chosen: Settings,
-    executor: RepairExecutor,
+    session: SparkSession | None,
     work: RepairWork,
     rewrites: Sequence[FileRewrite],
     removed: Sequence[Removed],
@@ -265,12 +273,12 @@ def _apply(
     if rewrites:
         refuse_append_only(opened, options.path)
     # This may fail at a record, so it comes first: then nothing is committed.
-    filled = executor.fill(options, opened, chosen, work.absent) if work.absent else []
+    filled = write_absent(options, opened, chosen, work.absent, session) if work.absent else []
     written = list(filled)
     try:
         known = list(table.files)
         if rewrites:
-            copies = executor.rewrite(options, [rewrite for rewrite in rewrites if rewrite.keep is not None])
+            copies = rewrite_files(options, [rewrite for rewrite in rewrites if rewrite.keep is not None], session)
             written += copies
             remove = [rewrite.file for rewrite in rewrites]
             deleted = sum(one.row_count for one in removed)

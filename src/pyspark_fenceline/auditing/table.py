@@ -29,7 +29,6 @@ from pyspark_fenceline.auditing.executor import (
     LocalFilesAudit,
     SparkFilesAudit,
     SparkRowsAudit,
-    active_session,
     counts_of,
 )
 from pyspark_fenceline.auditing.judge import FAULTS, Expected, Kind
@@ -55,11 +54,12 @@ from pyspark_fenceline.auditing.transform import (
 )
 from pyspark_fenceline.common import connect
 from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.execution import active_session
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LOG_COLUMNS, LogColumns, missing_columns
 from pyspark_fenceline.common.log_epochs import NO_EPOCHS_WARNING, LogEpochsCache, existing_partitions, readable_ends
 from pyspark_fenceline.common.log_matching import LogEpochs, held_interval, proven_without_epoch
 from pyspark_fenceline.delta.options import DeltaOptions
-from pyspark_fenceline.delta.table_files import TableFile, table_files
+from pyspark_fenceline.delta.table_files import TableFile, open_table, table_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -320,8 +320,6 @@ def open_for_audit(path: str, storage: Mapping[str, str] | None, *, to_write: bo
     files cannot be rewritten.
     """
     from pyspark.sql.types import StructType
-
-    from pyspark_fenceline.delta.commit import open_table
 
     options = DeltaOptions(path, storage=storage or None)
     table = open_table(options)

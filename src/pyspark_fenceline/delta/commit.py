@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -41,7 +40,7 @@ from pyspark_fenceline.delta.files import DataFile, delete_files
 from pyspark_fenceline.delta.options import AppTransaction, DeltaOptions
 from pyspark_fenceline.delta.schema import delta_schema, fit, new_columns, new_shape
 from pyspark_fenceline.delta.state import KEY
-from pyspark_fenceline.delta.table_files import table_files
+from pyspark_fenceline.delta.table_files import open_table, table_files
 from pyspark_fenceline.delta.upsert import upsert
 
 if TYPE_CHECKING:
@@ -54,26 +53,6 @@ _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 10
 _EXACT_ATTEMPTS: Final = 40
 _LONGEST_PAUSE_S: Final = 0.2
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-"""delta-rs colours the answers of an object store."""
-
-
-def open_table(options: DeltaOptions) -> DeltaTable | None:
-    """The table at the path, or None if there is none. Raises `OperatorError` if it cannot be opened."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError, TableNotFoundError
-
-    if os.path.isfile(options.path):
-        raise OperatorError(f"{options.path} is a file, not a Delta table", "Choose the path of a directory.")
-    try:
-        return DeltaTable(options.path, storage_options=dict(options.storage) if options.storage else None)
-    except TableNotFoundError:
-        return None
-    except (DeltaError, OSError) as error:
-        raise OperatorError(
-            f"The Delta table at {options.path} cannot be opened: {_COLOURS.sub('', str(error)).strip()}",
-            "Check the path and, for an object store, the options storage.*.",
-        ) from error
 
 
 def check_tracked(options: DeltaOptions, schema: StructType) -> None:

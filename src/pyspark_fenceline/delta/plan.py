@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.common.execution import in_threads
 from pyspark_fenceline.common.log_columns import LogColumns, Span, bounds, merged, spans_of
 from pyspark_fenceline.common.log_matching import (
     AFTER_ALL,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 _log = logging.getLogger("pyspark_fenceline")
-_THREADS: Final = 4
 GetLogEpochs = Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogEpochs]]
 GetPositions = Callable[[], SourcePositions | None]
 
@@ -262,10 +261,7 @@ class _Planner:
         """
         if partly and has_change_feed(self._table):
             return [], delete_condition(rules, self._removed)
-        with ThreadPoolExecutor(_THREADS) as pool:
-            copies = list(
-                pool.map(lambda one: rewrite(self._options, one[0].path, one[0].partition_values, one[1]), partly)
-            )
+        copies = in_threads(lambda one: rewrite(self._options, one[0].path, one[0].partition_values, one[1]), partly)
         return copies, None
 
     def _stale_in(self, file: TableFile, rules: Mapping[TopicPartition, StaleRule]) -> Mask | bool | None:

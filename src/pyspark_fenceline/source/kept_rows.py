@@ -23,8 +23,7 @@ from pyspark_fenceline.common.log_columns import LEADER_EPOCH, OFFSET, PARTITION
 from pyspark_fenceline.common.lost_ranges import EpochSpan, LostRange
 from pyspark_fenceline.common.schema import CHANGE_TYPE, arrow_schema, client_columns, to_spark
 from pyspark_fenceline.delta.options import DeltaOptions
-from pyspark_fenceline.delta.table_changes import partition_value
-from pyspark_fenceline.delta.table_files import open_parquet
+from pyspark_fenceline.delta.table_files import open_parquet, partition_value
 from pyspark_fenceline.source.tasks import ReadPlan
 
 if TYPE_CHECKING:

@@ -29,12 +29,13 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of reopened tables."""
     monkeypatch.setattr(delta_table_cache, "_handles", OrderedDict())
     paths: list[str] = []
-    real = delta_commit.open_table
+    real = delta_table_cache.open_table
 
     def counted(options: DeltaOptions) -> DeltaTable | None:
         paths.append(options.path)
         return real(options)
 
+    monkeypatch.setattr(delta_table_cache, "open_table", counted)
     monkeypatch.setattr(delta_commit, "open_table", counted)
     return paths
 
