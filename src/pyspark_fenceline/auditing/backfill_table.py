@@ -29,6 +29,7 @@ from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LogColumns
 from pyspark_fenceline.common.log_epochs import readable_ends
 from pyspark_fenceline.delta.files import DataFile, delete_files
 from pyspark_fenceline.delta.options import DeltaOptions
+from pyspark_fenceline.delta.properties import APPEND_ONLY, is_set
 from pyspark_fenceline.delta.rewrite import with_epochs
 from pyspark_fenceline.delta.schema import fit
 from pyspark_fenceline.delta.table_files import TableFile, open_table, read_log_columns
@@ -232,7 +233,7 @@ def _require_fillable(table: OpenedTable) -> None:
     opened = open_table(table.options)
     assert opened is not None, "the table was opened a moment ago"
     fit(opened, table.schema, (), table.options.path)
-    if opened.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
+    if is_set(opened, APPEND_ONLY):
         raise OperatorError(
             f"The files of {table.what} cannot be rewritten, because delta.appendOnly is set",
             "Unset the table property delta.appendOnly during the backfill.",

@@ -38,6 +38,7 @@ from pyspark_fenceline.common.retries import with_retries
 from pyspark_fenceline.delta.evidence import TruncationEvidence, cached_log_epochs, fetch_log_epochs
 from pyspark_fenceline.delta.files import DataFile, delete_files
 from pyspark_fenceline.delta.options import AppTransaction, DeltaOptions
+from pyspark_fenceline.delta.properties import APPEND_ONLY, is_set
 from pyspark_fenceline.delta.schema import delta_schema, fit, new_columns, new_shape
 from pyspark_fenceline.delta.state import KEY
 from pyspark_fenceline.delta.table_files import open_table, table_files
@@ -162,7 +163,7 @@ def _commit_exactly(
     query_id: str | None,
 ) -> None:
     from pyspark_fenceline.delta.checkpoint_positions import SourcePositions, positions_after
-    from pyspark_fenceline.delta.plan import plan_change
+    from pyspark_fenceline.delta.plan import ChangePlanner
 
     def positions() -> SourcePositions | None:
         if query_id is None or transaction is None:
@@ -173,7 +174,7 @@ def _commit_exactly(
         _with_option_retries(options, cached_log_epochs),
         _with_option_retries(options, fetch_log_epochs),
     )
-    change = plan_change(options, table, files, evidence, get_epochs, fetch_epochs, positions)
+    change = ChangePlanner(options, table, files, evidence, get_epochs, fetch_epochs, positions).plan()
     if change.is_empty:
         delete_files(options, change.discard)
         return
@@ -269,7 +270,7 @@ def _log_stale_rows(options: DeltaOptions, change: Change) -> None:
 
 
 def refuse_append_only(table: DeltaTable, path: str) -> None:
-    if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
+    if is_set(table, APPEND_ONLY):
         raise OperatorError(
             f"The Delta table at {path} has rows that were truncated from the log, which cannot be removed because "
             "delta.appendOnly is set",

@@ -28,6 +28,7 @@ from pyspark_fenceline.common.log_columns import (
 from pyspark_fenceline.common.log_matching import AFTER_ALL
 from pyspark_fenceline.delta.files import file_system
 from pyspark_fenceline.delta.options import DeltaOptions
+from pyspark_fenceline.delta.properties import DELETION_VECTORS, is_set
 from pyspark_fenceline.delta.state import TableState, read_state
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def refuse_deletion_vectors(table: DeltaTable, path: str) -> None:
     """For a write that removes rows from the table. Raises `OperatorError` if files have deletion vectors, or may get
     some while a query runs: a commit that removes such a file must name its vector, which delta-rs cannot do.
     """
-    is_on = table.metadata().configuration.get("delta.enableDeletionVectors", "false").lower() == "true"
+    is_on = is_set(table, DELETION_VECTORS)
     if not is_on and not _has_deletion_vectors(table):
         return
     what = "writes deletion vectors (delta.enableDeletionVectors)" if is_on else "has deletion vectors"
