@@ -18,7 +18,6 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.auditing.content import ByValues, refuse_other_columns
 from pyspark_fenceline.auditing.ranges import Range, runs_in
-from pyspark_fenceline.auditing.repair_table import TableChanged, commit_one
 from pyspark_fenceline.auditing.runs import NOT_IN_LOG, SAME_VALUES
 from pyspark_fenceline.auditing.table import OpenedTable, Settings, comparison_of, open_for_audit, settings
 from pyspark_fenceline.auditing.transform import ByTransform, RowMapping, Transform
@@ -30,6 +29,7 @@ from pyspark_fenceline.common.log_epochs import readable_ends
 from pyspark_fenceline.delta.files import DataFile, delete_files
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.properties import APPEND_ONLY, is_set
+from pyspark_fenceline.delta.replacement import TableChanged, replace_files
 from pyspark_fenceline.delta.rewrite import with_epochs
 from pyspark_fenceline.delta.schema import fit
 from pyspark_fenceline.delta.table_files import TableFile, open_table, read_log_columns
@@ -294,7 +294,7 @@ def _commit(
         }
     }
     # The stored state of the comparison with the log is dropped: rows are comparable now that were not before.
-    return commit_one(
+    return replace_files(
         table.options, table.files, replaced, copies, own_metadata, keeps_state=False, updated_row_count=rows
     )
 

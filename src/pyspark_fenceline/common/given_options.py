@@ -1,7 +1,6 @@
 """Options as Spark passes them, and the parsing of their values.
 
-Owns the parsing of texts (numbers, durations, addresses, JSON of partitions) and its errors. Knows no option by name,
-except `kafka.bootstrap.servers`, which source and sink have in common.
+Owns the parsing of texts (numbers, durations, JSON of partitions) and its errors. Knows no option by name.
 """
 
 from __future__ import annotations
@@ -105,16 +104,6 @@ def parsed_json(text: str, option: str, example: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise OperatorError(f"Option '{option}' is not understood. {example}, got {text}")
     return found
-
-
-def check_addresses(servers: str) -> None:
-    """Raises `OperatorError` for an invalid address in `kafka.bootstrap.servers`."""
-    from fenceline.client.core.config import addresses
-
-    try:
-        addresses([server.strip() for server in servers.split(",") if server.strip()])
-    except OperatorError as error:
-        raise OperatorError(f"Option 'kafka.bootstrap.servers': {error.message}", error.advice) from None
 
 
 def is_whole(value: object) -> bool:

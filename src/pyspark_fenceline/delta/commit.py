@@ -144,7 +144,7 @@ def commit_files(
         except CommitFailedError as error:
             _log.warning("concurrent commit to the table at %s, retrying: %s", options.path, error)
             if must_be_next:
-                time.sleep(random.random() * min(_LONGEST_PAUSE_S, 0.01 * 2**attempt))
+                pause_after_conflict(attempt)
             continue
         return not is_replay
     raise OperatorError(
@@ -230,6 +230,11 @@ def _commit_append(
     commit_entry(
         table, change.add, partition_by, transaction, overwrite=False, own_metadata=own_metadata, only_next=True
     )
+
+
+def pause_after_conflict(attempt: int) -> None:
+    """Before the next attempt of a commit that must be the next version. `attempt`: from 0 on."""
+    time.sleep(random.random() * min(_LONGEST_PAUSE_S, 0.01 * 2**attempt))
 
 
 def advance(table: DeltaTable, version: int) -> None:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.state import KEY, TableState, decode_state, read_state
-from pyspark_fenceline.delta.table_files import open_table
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -65,6 +64,8 @@ _handles: OrderedDict[tuple[Any, ...], _Handle] = OrderedDict()
 
 def cached_table(options: DeltaOptions) -> DeltaTable | None:
     """The current table, or None if there is none. Raises `OperatorError` if it cannot be opened."""
+    from pyspark_fenceline.delta.table_files import open_table
+
     _await_refresh()
     key = _key(options)
     known = _handles.pop(key, None)

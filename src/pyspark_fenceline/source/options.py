@@ -17,7 +17,7 @@ from typing import Final
 
 from fenceline.errors import OperatorError
 from pyspark_fenceline.common.checkpoint_files import as_local
-from pyspark_fenceline.common.given_options import GivenOptions, check_addresses, duration_ms, suggestion
+from pyspark_fenceline.common.given_options import GivenOptions, duration_ms, suggestion
 from pyspark_fenceline.common.query_state import NO_HINT, StateHint
 from pyspark_fenceline.common.retries import DEFAULT_RETRIES, RetryPolicy, retry_policy
 from pyspark_fenceline.errors import LossKind
@@ -264,6 +264,8 @@ def _require_bootstrap(given: GivenOptions, kind: str) -> None:
     servers = (given.text("kafka.bootstrap.servers") or "").strip()
     if not servers:
         raise OperatorError(f"Option 'kafka.bootstrap.servers' must be specified for configuring the {kind}")
+    from pyspark_fenceline.common.connect import check_addresses
+
     check_addresses(servers)
 
 
