@@ -8,6 +8,7 @@ because Spark does not push column selection down to Python sources: other colum
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -42,6 +43,7 @@ _LEADER_EPOCH: Final = StructField("leader_epoch", IntegerType())
 CHANGE_TYPE: Final = "_change_type"
 """`insert`, or `delete` for a delivered row that the log lost: the values of Delta's change data feed."""
 _CHANGE_TYPE: Final = StructField(CHANGE_TYPE, StringType())
+_INSERTED: Final = {CHANGE_TYPE: "insert"}
 _CLIENT_NAMES: Final = {"timestampType": "timestamp_type"}
 
 
@@ -95,14 +97,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def to_spark(batch: pa.RecordBatch, target: pa.Schema, change_type: str = "insert") -> pa.RecordBatch:
-    """The client's columns in the order and with the names of Spark's schema. `change_type`: of all rows, if the schema
-    has that column."""
+def to_spark(batch: pa.RecordBatch, target: pa.Schema, constants: Mapping[str, object] = _INSERTED) -> pa.RecordBatch:
+    """The client's columns in the order and with the names of Spark's schema. `constants`: columns with one value."""
     import pyarrow as pa
 
     columns = [
-        pa.repeat(pa.scalar(change_type, target.field(name).type), batch.num_rows)
-        if name == CHANGE_TYPE
+        pa.repeat(pa.scalar(constants[name], target.field(name).type), batch.num_rows)
+        if name in constants
         else batch.column(_CLIENT_NAMES.get(name, name))
         for name in target.names
     ]

@@ -142,7 +142,7 @@ def read_kept(plan: ReadPlan, partition: KeptPartition) -> Iterator[pa.RecordBat
         match piece.place:
             case SegmentLocation() as place:
                 rows = _segment_rows(piece, place, target)
-                yield from (to_spark(batch, target, partition.change_type) for batch in rows)
+                yield from (to_spark(batch, target, {CHANGE_TYPE: partition.change_type}) for batch in rows)
             case ParquetLocation() as place:
                 yield _table_rows(piece, place, target, partition.change_type)
     workers.freeze_gc()
