@@ -25,7 +25,7 @@ from pyspark_fenceline.common import connect
 from pyspark_fenceline.common.cluster import Cluster
 from pyspark_fenceline.common.execution import active_session, map_pieces
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LogColumns
-from pyspark_fenceline.common.log_epochs import readable_ends
+from pyspark_fenceline.common.log_epochs import readable_ends, readable_ranges
 from pyspark_fenceline.delta.files import DataFile, delete_files
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.properties import APPEND_ONLY, is_set
@@ -272,10 +272,7 @@ def _bounds(
     missing = sorted(set(chosen.topics or ()) - set(facts))
     if missing:
         raise OperatorError(f"There is no topic {', '.join(missing)}", "List topics with: fenceline topics list")
-    every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
-    starts = cluster.log_starts(every) if every else {}
-    ends = readable_ends(cluster, every)
-    return {tp: (starts[tp], ends[tp].offset) for tp in every}, {tp: ends[tp].leader_epoch for tp in every}
+    return readable_ranges(cluster, facts)
 
 
 def _commit(

@@ -53,10 +53,16 @@ from pyspark_fenceline.auditing.transform import (
     expected_offsets,
 )
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.cluster import Cluster, partitions_of
 from pyspark_fenceline.common.execution import active_session
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LOG_COLUMNS, LogColumns, missing_columns
-from pyspark_fenceline.common.log_epochs import NO_EPOCHS_WARNING, LogEpochsCache, existing_partitions, readable_ends
+from pyspark_fenceline.common.log_epochs import (
+    NO_EPOCHS_WARNING,
+    LogEpochsCache,
+    existing_partitions,
+    readable_ends,
+    readable_ranges,
+)
 from pyspark_fenceline.common.log_matching import LogEpochs, held_interval, proven_without_epoch
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.table_files import TableFile, open_table, table_files
@@ -426,7 +432,7 @@ def _run(
         missing = [name for name in known if name not in facts]
         if missing:
             raise OperatorError(f"There is no topic {', '.join(missing)}", "List topics with: fenceline topics list")
-        every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
+        every = partitions_of(facts)
         total = sum(end.offset for end in readable_ends(cluster, every).values())
         bucket_size = _bucket_size(total, work.task_count)
     totals = _Totals()
@@ -440,7 +446,7 @@ def _run(
                 refuse_other_columns(*totals.differing(), "the table" if table is None else table.what)
         names = known or sorted({tp.topic for tp in totals.partitions})
         facts = cluster.topics(names) if names else {}
-        asked = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
+        asked = partitions_of(facts)
         there = existing_partitions(cluster, asked)
         logs = LogEpochsCache(cluster).fetch(there)
         readable = readable_ends(cluster, there)
@@ -501,11 +507,7 @@ def _refine(
         work.refine = None
         names = sorted({tp.topic for tp in _totals(work.totals(bucket_size), chosen).partitions})
     facts = cluster.topics(names) if names else {}
-    every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
-    ends = readable_ends(cluster, every)
-    starts = cluster.log_starts(every) if every else {}
-    readable = {tp: (starts[tp], ends[tp].offset) for tp in every}
-    under = {tp: end.leader_epoch for tp, end in ends.items()}
+    readable, under = readable_ranges(cluster, facts)
     return under, None if table is None else refine_of(table, chosen, session, readable)
 
 

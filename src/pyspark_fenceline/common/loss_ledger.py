@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from fenceline.client.core.loss_receipts import LossReceipt, parse_receipt
-from fenceline.ids import LOSSES_TOPIC, TopicPartition
+from fenceline.ids import LOSSES_TOPIC
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.cluster import Cluster, partitions_of
 from pyspark_fenceline.common.planning import OffsetRange
 
 
@@ -34,7 +34,7 @@ class Ledger(NamedTuple):
 def ledger_ranges(cluster: Cluster) -> LedgerRanges:
     """Raises the client's errors if the brokers do not answer."""
     topics = cluster.topics([LOSSES_TOPIC])
-    partitions = [TopicPartition(name, index) for name, facts in topics.items() for index in facts.partitions]
+    partitions = partitions_of(topics)
     starts = cluster.log_starts(partitions) if partitions else {}
     ends = cluster.log_ends(partitions) if partitions else {}
     ranges = [OffsetRange(tp, start, ends[tp].offset) for tp, start in starts.items()]
