@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from uuid import uuid4
 
 from fenceline.ids import TopicPartition
@@ -31,6 +31,8 @@ FINDINGS_DDL: Final = (
     "topic string, partition int, kind string, start_offset long, end_offset_exclusive long, rows long, "
     "epochs array<int>, detail string"
 )
+Findings = TypeVar("Findings")
+"""The findings where they were made: an Arrow table, or a DataFrame of Spark."""
 BUCKETS_PER_TASK: Final = 3
 FEW_RUNS: Final = 200_000
 """At most this many runs are judged in this process (about 50 bytes each)."""
@@ -40,7 +42,7 @@ class _NeedsLog(Exception):
     """A bucket cannot be judged without reading the log."""
 
 
-class AuditExecutor:
+class AuditExecutor(Generic[Findings]):
     """Executes the steps of an audit on the rows of a table."""
 
     task_count = THREADS
@@ -55,19 +57,19 @@ class AuditExecutor:
         """First step; its runs are kept for the second. Topic, partition, epoch, first offset, end, number of rows."""
         raise NotImplementedError
 
-    def findings(self, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]) -> Any:
+    def findings(self, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]) -> Findings:
         """Second step, on all runs and on these (topic, partition, bucket), which may have no rows."""
         raise NotImplementedError
 
-    def counts(self, findings: Any) -> list[tuple[str, int, int]]:
+    def counts(self, findings: Findings) -> list[tuple[str, int, int]]:
         """Kind, number of findings, number of rows."""
         raise NotImplementedError
 
-    def collect(self, findings: Any) -> pa.Table:
+    def collect(self, findings: Findings) -> pa.Table:
         """All findings, in this process."""
         raise NotImplementedError
 
-    def distribute(self, findings: pa.Table) -> Any:
+    def distribute(self, findings: pa.Table) -> Findings:
         """The inverse of `collect`: findings in the form that `findings` returns."""
         raise NotImplementedError
 
@@ -139,11 +141,12 @@ def findings_schema() -> pa.Schema:
     )
 
 
-class LocalFilesAudit(AuditExecutor):
+class LocalFilesAudit(AuditExecutor["pa.Table"]):
+    _runs: pa.Table
+
     def __init__(self, options: DeltaOptions, files: Sequence[TableFile]) -> None:
         self._options = options
         self._files = files
-        self._runs: Any = None
 
     def topics(self) -> set[str] | None:
         return _topics_of(self._files)
@@ -231,9 +234,9 @@ def _empty_runs(buckets: Sequence[tuple[str, int, int]]) -> pa.Table:
     )
 
 
-class SparkAudit(AuditExecutor):
+class SparkAudit(AuditExecutor["DataFrame"]):
     _session: SparkSession
-    _runs: Any = None
+    _runs: DataFrame
     _few: pa.Table | None = None
     """All runs, if they are few."""
     _local_findings: pa.Table

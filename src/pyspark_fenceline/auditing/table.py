@@ -26,6 +26,7 @@ from pyspark_fenceline.auditing.executor import (
     BUCKETS_PER_TASK,
     AuditExecutor,
     BucketJudge,
+    Findings,
     LocalFilesAudit,
     SparkFilesAudit,
     SparkRowsAudit,
@@ -312,7 +313,7 @@ def audit_files(table: OpenedTable, chosen: Settings, session: SparkSession | No
     _require_key(table.schema.names, chosen, f"The Delta table at {table.options.path}")
     if chosen.by_values and chosen.mapping.transform is None:
         content_columns(table.schema.names, table.what)
-    work: AuditExecutor = (
+    work: AuditExecutor[Any] = (
         LocalFilesAudit(table.options, table.files)
         if session is None
         else SparkFilesAudit(session, table.options, table.files)
@@ -421,8 +422,8 @@ class _Totals:
 
 
 def _run(
-    work: AuditExecutor, chosen: Settings, session: SparkSession | None, table: OpenedTable | None
-) -> tuple[Any, Verdict]:
+    work: AuditExecutor[Findings], chosen: Settings, session: SparkSession | None, table: OpenedTable | None
+) -> tuple[Findings, Verdict]:
     cluster = connect.connect({**chosen.client, "isolation.level": chosen.isolation_level})
     known = list(chosen.topics) if chosen.topics is not None else []
     likely = known or sorted(work.topics() or ())
@@ -491,7 +492,7 @@ def _run(
 
 
 def _refine(
-    work: AuditExecutor,
+    work: AuditExecutor[Any],
     cluster: Cluster,
     chosen: Settings,
     session: SparkSession | None,
@@ -531,15 +532,15 @@ def _relies_on_one_epoch(totals: _Totals, tp: TopicPartition, log: LogEpochs, re
 
 
 def _check_again(
-    work: AuditExecutor,
+    work: AuditExecutor[Findings],
     chosen: Settings,
     session: SparkSession | None,
     table: OpenedTable | None,
     logs: Mapping[TopicPartition, LogEpochs],
-    findings: Any,
+    findings: Findings,
     counted: list[tuple[str, int, int]],
     notes: list[str],
-) -> tuple[Any, list[tuple[str, int, int]], tuple[str, ...]]:
+) -> tuple[Findings, list[tuple[str, int, int]], tuple[str, ...]]:
     """The findings, their counts and unknown deletions, after checking missing and duplicate rows again."""
     kinds = {kind for kind, _, _ in counted}
     twice = chosen.row_key is not None and table is not None and Kind.DUPLICATE in kinds
