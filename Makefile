@@ -13,7 +13,7 @@ SPARK43 := .venv-spark43
 BUILD_STAMP := $(VENV)/.built
 KERNEL_SOURCES := pyproject.toml setup.py $(shell find src -name "*.pyx" -o -name "*.pxd")
 
-.PHONY: help setup demo test test-spark43 simulate bench lint format rules soak lock jars java clean
+.PHONY: help setup demo test test-all test-slice record test-spark43 simulate bench lint format rules soak lock jars java clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,27 +58,56 @@ OPERATIONS := $(BIN)/python -m fenceline.testing.simulation operations
 MEMBERS := $(BIN)/python -m fenceline.testing.simulation members
 CORPUS := tests/simulation/corpus.txt
 
-# `make test ROOM=log` runs the tests in tests/log that need neither Apache Kafka nor Spark.
+# `make test ROOM=log` runs the tests in tests/log that are neither long nor need Apache Kafka or Spark.
 ROOM ?=
+PYTEST := $(BIN)/python -m pytest
+# Three workers on two cores: a worker that waits for a JVM or another process uses no CPU.
+WORKERS ?= 3
+REPORTS := .cache/test-reports
+TEST_TOOLS := bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS) $(OLD_KAFKA_VERSION) $(OLD_JARS)
+SLOWEST := $(BIN)/python -m tests.slices --slowest
+PURE_PYTHON_TESTS := tests/log tests/node/test_data_path.py tests/node/api/produce/test_plain_produce.py
 
 ifneq ($(ROOM),)
 test: setup
 	@test -d tests/$(ROOM) || { echo "There is no tests/$(ROOM). Choose one of: $$(cd tests && ls -d */ | tr -d '/' | grep -v __ | tr '\n' ' ')"; exit 1; }
-	@$(BIN)/python -m pytest -n 2 -q -m "not kafka and not spark" tests/$(ROOM)
+	@$(PYTEST) -n 2 -q -m "not kafka and not long and not spark" tests/$(ROOM)
 else
-test: setup java  ## run all tests (those against Apache Kafka need Maven); ROOM=log: the fast tests of one package
-	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS) $(OLD_KAFKA_VERSION) $(OLD_JARS)
-	@# Three workers on two cores: a worker that waits for a JVM or another process uses no CPU.
-	@$(BIN)/python -m pytest -n 3
+test: setup java  ## run the tests of every commit, with recorded answers of Apache Kafka; ROOM=log: those of one package
+	@mkdir -p $(REPORTS)
+	@$(PYTEST) -n $(WORKERS) -m "not kafka and not long" --junitxml=$(REPORTS)/test.xml
 	@echo "Simulating quorums and controllers, 300 seeds ..."
 	@$(SIMULATION) --seeds 0..300 --workers 2 --progress 100
 	@echo "Simulating clusters with data, 300 seeds ..."
 	@$(CLUSTERS) --seeds 0..300 --workers 2 --progress 100
-	@echo "Simulating clusters with operators, 100 seeds ..."
-	@$(OPERATIONS) --seeds 0..100 --workers 2 --progress 50
+	@echo "Simulating clusters with operators, 30 seeds ..."
+	@$(OPERATIONS) --seeds 0..30 --workers 2 --progress 10
 	@echo "Testing logs and the data path without the compiled modules ..."
-	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/api/produce/test_plain_produce.py
+	@FENCELINE_PURE_PYTHON=1 $(PYTEST) -n 2 -q -m "not kafka and not long" $(PURE_PYTHON_TESTS)
 endif
+
+test-all: setup java  ## run all tests, with live Apache Kafka, and 2,000 seeds of each simulation (about an hour)
+	@$(TEST_TOOLS)
+	@mkdir -p $(REPORTS)
+	@$(PYTEST) -n $(WORKERS) --answers=live --junitxml=$(REPORTS)/test.xml
+	@FENCELINE_PURE_PYTHON=1 $(PYTEST) -n 2 -q -m "not kafka" $(PURE_PYTHON_TESTS)
+	@$(MAKE) --no-print-directory simulate
+	@$(SLOWEST)
+
+test-slice: setup java  ## run the part of `make test-all` that this commit chooses (what `make test` does not run)
+	@$(TEST_TOOLS)
+	@mkdir -p $(REPORTS)
+	@slice=$$($(BIN)/python -m tests.slices); seeds=$$($(BIN)/python -m tests.slices --seeds 300 2000); \
+	echo "Slice $$slice of the long tests, and seeds $$seeds ..."; \
+	$(PYTEST) -n $(WORKERS) --answers=live --slice=$$slice --junitxml=$(REPORTS)/slice.xml && \
+	for simulation in all brokers operations; do \
+		$(BIN)/python -m fenceline.testing.simulation $$simulation --seeds $$seeds --workers 2 --progress 100 || exit 1; \
+	done
+	@$(SLOWEST)
+
+record: setup java  ## ask Apache Kafka again for the answers in tests/recorded; look at the diff before you commit it
+	@$(TEST_TOOLS)
+	@$(PYTEST) -n 2 -q --answers=record -m recorded
 
 test-spark43: setup java $(SPARK43)/.locked  ## run the Spark tests with PySpark 4.3.0, without Spark's own connector
 	@PYTHONPATH="$(CURDIR)/src" $(SPARK43)/bin/python -m pytest -m "not kafka" tests/spark
@@ -100,7 +129,7 @@ simulate: setup  ## simulate the corpus and 2,000 seeds of quorums, clusters and
 	@$(MEMBERS) --seeds $(SEEDS) --workers 2 --progress 100
 
 soak: setup java  ## run chaos tests, kill loops and fuzzing for half an hour; then simulate new seeds until stopped
-	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS) $(OLD_KAFKA_VERSION) $(OLD_JARS)
+	@$(TEST_TOOLS)
 	@$(BIN)/python -m pytest -m soak --timeout=0
 	@$(SIMULATION) --seeds $$(date +%s).. --stop --workers 2 --progress 1000
 

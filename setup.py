@@ -21,6 +21,7 @@ else:
         [Extension(name, [source], optional=True, extra_compile_args=["-O3"]) for name, source in MODULES.items()],
         include_path=["src"],
         compiler_directives={"language_level": "3"},
+        nthreads=2,
     )
 
-setup(ext_modules=extensions)
+setup(ext_modules=extensions, options={"build_ext": {"parallel": 2}})

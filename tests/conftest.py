@@ -16,7 +16,7 @@ from fenceline.log.core import tail
 from fenceline.testing.apache_kafka import why_unavailable
 from fenceline.testing.node import EmbeddedNode
 
-pytest_plugins = ["tests.scheduling"]
+pytest_plugins = ["tests.scheduling", "tests.slices", "tests.support.recorded"]
 
 # Example durations mean nothing on a busy machine, and the first example compiles.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -15,6 +15,8 @@ from fenceline.demo.connector_comparison import NO_JARS, connector_jars
 from fenceline.testing.waiting import eventually
 from tests.conftest import need_java
 
+pytestmark = pytest.mark.long
+
 RUN_S = 500
 MARK = "FENCELINE_TEST_MARK"
 COMMAND = """

@@ -36,6 +36,7 @@ def month(count: int, name: str) -> pa.Table:
 
 
 @pytest.mark.parametrize("can_isolate", [True, False])
+@pytest.mark.long
 def test_records_of_an_isolated_leader_are_lost_and_sent_again(
     can_isolate: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ from tests.groups.two_sides import (
     told_to_broker,
     told_to_handlers,
 )
+from tests.support.recorded import Answer, plain
 
 SETTINGS = GroupSettings(initial_rebalance_delay_ms=0, consumer=ConsumerSettings(assignment=Interval(0, 0, 15_000)))
 OVERRIDES = {"group.consumer.assignment.interval.ms": "0"}
@@ -59,17 +60,10 @@ def kafka() -> Iterator[ApacheKafka]:
         yield node
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("name", CONSUMER_SCRIPTS)
-def test_responses_equal_those_of_kafka(kafka: ApacheKafka, name: str) -> None:
-    theirs = asyncio.run(told_to_broker(kafka.port, CONSUMER_SCRIPTS[name])).seen
-    ours = asyncio.run(told_to_handlers(CONSUMER_SCRIPTS[name], SETTINGS))[0].seen
-    same(ours, theirs)
-
-
-@pytest.mark.parametrize("name", CONSUMER_SCRIPTS)
-def test_the_scripts_run_without_kafka(name: str) -> None:
-    assert asyncio.run(told_to_handlers(CONSUMER_SCRIPTS[name], SETTINGS))[0].seen
+def test_responses_equal_those_of_kafka(answer: Answer, name: str) -> None:
+    theirs = answer("kafka", lambda kafka: asyncio.run(told_to_broker(kafka.port, CONSUMER_SCRIPTS[name])).seen)
+    same(asyncio.run(told_to_handlers(CONSUMER_SCRIPTS[name], SETTINGS))[0].seen, theirs)
 
 
 # --- records ----------------------------------------
@@ -126,12 +120,13 @@ def _plain(session: Session, value: Any) -> Any:
     return session.plain(value)
 
 
-@pytest.mark.kafka
-def test_kafka_stores_the_same_records(kafka: ApacheKafka) -> None:
-    session = asyncio.run(told_to_broker(kafka.port, what_consumers_store))
-    theirs = _shown(session, stored_by_kafka(kafka))
-    ours_session, peer = asyncio.run(told_to_handlers(what_consumers_store, SETTINGS))
-    ours = _shown(ours_session, peer.log.records())
+def test_kafka_stores_the_same_records(answer: Answer) -> None:
+    def stored(kafka: ApacheKafka) -> Any:
+        return _shown(asyncio.run(told_to_broker(kafka.port, what_consumers_store)), stored_by_kafka(kafka))
+
+    theirs = answer("kafka", stored)
+    session, peer = asyncio.run(told_to_handlers(what_consumers_store, SETTINGS))
+    ours = plain(_shown(session, peer.log.records()))
     assert ours.keys() == theirs.keys() == {"stored-new", "stored-up"}
     for group in theirs:
         assert ours[group] == theirs[group]

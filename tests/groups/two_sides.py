@@ -17,6 +17,7 @@ from fenceline.records.decode import decode_all
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from tests.groups.peers import HandlerPeer, Session, SocketPeer
 from tests.groups.scripts import Script
+from tests.support.recorded import plain
 
 TOPICS: Final = ("t", "u")
 PARTITIONS: Final = 3
@@ -64,7 +65,8 @@ async def told_to_handlers(run: Script, settings: GroupSettings = NO_DELAY) -> t
 
 
 def same(ours: list[Any], theirs: list[Any]) -> None:
-    """Two recordings of one script."""
+    """Our answers to a script, and Kafka's in the form of a recording."""
+    ours = plain(ours)
     assert len(ours) == len(theirs)
     differences = [
         f"{number}: Kafka {their}\n{' ' * len(str(number))}  we    {our}"

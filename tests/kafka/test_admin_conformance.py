@@ -11,17 +11,7 @@ from fenceline.testing.node import EmbeddedNode
 from fenceline.wire.apis import ApiKey
 from tests.support.admin_scripts import BROKER, SCRIPTS, run_script
 from tests.support.raw import RawConnection
-from tests.support.recorded import recorded_answers
-
-pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module", params=SCRIPTS)
-def told(request: pytest.FixtureRequest, apache_kafka: ApacheKafka) -> tuple[str, list[Any]]:
-    """A script's name and Kafka's answers to it."""
-    with RawConnection(apache_kafka.port) as connection:
-        return request.param, run_script(connection, SCRIPTS[request.param])
-
+from tests.support.recorded import Answer, plain
 
 OF_THE_KIPS = {"metadata.snapshot.min.changed_records.ratio", "metadata.start.offset.lag.time.max.ms"}
 """Keys that a proposal names (KIP-630) and Kafka never had."""
@@ -29,20 +19,17 @@ OF_OLDER_KAFKA = {"leader.imbalance.per.broker.percentage"}
 """Kafka 4 took it out and gives every leader back; here it counts where it is set."""
 
 
-def test_same_answers(told: tuple[str, list[Any]], fenceline_node: EmbeddedNode) -> None:
-    name, answers = told
-    with RawConnection(fenceline_node.port) as connection:
-        ours = run_script(connection, SCRIPTS[name])
-    for step, theirs, mine in zip(SCRIPTS[name], answers, ours, strict=True):
-        assert mine == theirs, f"{step.api.name} v{step.version} {step.fields}"
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_same_answers(name: str, answer: Answer, fenceline_node: EmbeddedNode) -> None:
+    def answers(node: ApacheKafka | EmbeddedNode) -> list[Any]:
+        with RawConnection(node.port) as connection:
+            return run_script(connection, SCRIPTS[name])
+
+    for step, theirs, mine in zip(SCRIPTS[name], answer("apache_kafka", answers), answers(fenceline_node), strict=True):
+        assert plain(mine) == theirs, f"{step.api.name} v{step.version} {step.fields}"
 
 
-def test_recorded_answers_match_kafka(told: tuple[str, list[Any]]) -> None:
-    name, answers = told
-    for step, recorded, answer in zip(SCRIPTS[name], recorded_answers()[name], answers, strict=True):
-        assert recorded == answer, f"{step.api.name} v{step.version} {step.fields}: record them again"
-
-
+@pytest.mark.kafka
 def test_every_broker_key_is_known(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
     """Names, types, mutability and sensitivity; also values and layers that neither side sets itself."""
     resource = {"resource_type": BROKER, "resource_name": "1", "configuration_keys": None}

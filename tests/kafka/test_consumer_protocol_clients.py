@@ -16,7 +16,7 @@ from fenceline.testing.apache_kafka import run_tool
 from fenceline.testing.node import EmbeddedNode
 from tests.support import client_threads
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 RECORDS = 400
 PARTITIONS = 4

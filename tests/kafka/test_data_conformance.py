@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,22 +17,19 @@ from tests.support.data_scripts import SCRIPTS
 from tests.support.data_session import DataSession, differences
 from tests.support.fetch_scripts import SCRIPTS as FETCH_SCRIPTS
 from tests.support.raw import RawConnection
-
-pytestmark = pytest.mark.kafka
+from tests.support.recorded import Answer, plain
 
 ALL_SCRIPTS = SCRIPTS | FETCH_SCRIPTS
 
 
 @pytest.mark.parametrize("script", ALL_SCRIPTS.values(), ids=ALL_SCRIPTS)
-def test_same_answers(
-    script: Callable[[DataSession], None], apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode
-) -> None:
-    answers = []
-    for port in (apache_kafka.port, fenceline_node.port):
-        with DataSession(port) as told:
-            script(told)
-        answers.append(told.seen)
-    theirs, ours = answers
+def test_same_answers(script: Callable[[DataSession], None], answer: Answer, fenceline_node: EmbeddedNode) -> None:
+    def seen(node: ApacheKafka | EmbeddedNode) -> list[Any]:
+        with DataSession(node.port) as session:
+            script(session)
+        return session.seen
+
+    theirs, ours = answer("apache_kafka", seen), plain(seen(fenceline_node))
     assert len(ours) == len(theirs) > 0
     found = [
         f"{number} {their[0]}{difference}"
@@ -41,6 +39,7 @@ def test_same_answers(
     assert not found, "\n".join(found[:20])
 
 
+@pytest.mark.kafka
 def test_api_versions_are_within_kafkas(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
     """Kafka supports every version that Fenceline supports; the features are equal."""
     for version in range(5):
@@ -57,6 +56,7 @@ def test_api_versions_are_within_kafkas(apache_kafka: ApacheKafka, fenceline_nod
             assert ours.finalized_features_epoch > 0
 
 
+@pytest.mark.kafka
 def test_api_versions_of_unnamed_software(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
     names = ("a b", "", "-a", "a.", "x", "librdkafka", "a-b.c1", "\u00e4")
     for name, version in ((name, version) for name in names for version in (3, 4)):
@@ -74,6 +74,7 @@ def test_api_versions_of_unnamed_software(apache_kafka: ApacheKafka, fenceline_n
             assert bool(ours.api_keys) == bool(theirs.api_keys), (each, version)
 
 
+@pytest.mark.kafka
 def test_api_versions_request_of_an_unknown_version(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
     """An unsupported version is answered in version 0: error 35 and the supported versions."""
     for version in (5, 99):

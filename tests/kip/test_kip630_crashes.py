@@ -233,6 +233,7 @@ def test_crash_while_the_log_is_reset() -> None:
     assert seen == {"whole", "anew"}
 
 
+@pytest.mark.long
 def test_crash_while_the_log_is_ended_before_a_hole() -> None:
     """G24: at any moment acknowledged records are in the log, or its end is recorded and its bytes are kept."""
     done: dict[str, Any] = {}

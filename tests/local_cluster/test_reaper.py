@@ -110,6 +110,7 @@ def test_a_node_ends_with_a_program_that_does_not_close_it(start: Callable[..., 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.long
 def test_a_node_ends_with_a_killed_test_run(
     start: Callable[..., Started], number: signal.Signals, tmp_path: Path
 ) -> None:

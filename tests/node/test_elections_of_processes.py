@@ -22,7 +22,7 @@ from tests.node.replicated_topics import evidence, replicas_are_equal
 from tests.support.leaders import UNCLEAN, elect
 from tests.support.raw import RawConnection
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 UNCLEAN_CONFIG = "unclean.leader.election.enable"
 

@@ -24,7 +24,7 @@ from tests.support.same_metadata import (
 )
 
 OURS, KAFKAS = "controller", "kafka:controller"
-pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(

@@ -17,7 +17,7 @@ from fenceline.errors import FencelineError, PeerError
 from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 ALTERED = ("topic", "altered")
 
 

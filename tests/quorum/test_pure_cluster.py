@@ -7,6 +7,8 @@ import pytest
 from tests.quorum.options import Options
 from tests.quorum.pure_cluster import run_seed
 
+pytestmark = pytest.mark.long
+
 _SEEDS = 240
 _BATCH = 40
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,6 +154,7 @@ def test_both_kernels_hash_equally(natives: ModuleType, key: bytes) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(codec=st.sampled_from(list(Codec)), rows=ROWS, mutations=MUTATIONS, cut=st.just(0) | st.integers(0, 300))
+@pytest.mark.long
 def test_mutated_batches_only_raise_records_errors(
     codec: Codec, rows: list[Any], mutations: list[tuple[int, int]], cut: int
 ) -> None:

@@ -22,7 +22,7 @@ from tests.support.committed_offsets import commit, coordinator_of, fetch, heart
 from tests.support.partition_files import log_bytes
 from tests.support.raw import RawConnection
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 SETTINGS: Final = {
     "offsets.topic.num.partitions": "1",

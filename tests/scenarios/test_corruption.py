@@ -24,6 +24,8 @@ from tests.scenarios.faults import (
     values,
 )
 
+pytestmark = pytest.mark.long
+
 RECORDS = 60
 METADATA_LOG = "__cluster_metadata-0/00000000000000000000.log"
 

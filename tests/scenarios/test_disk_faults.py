@@ -15,6 +15,8 @@ from fenceline.testing.waiting import eventually
 from tests.scenarios.faults import STORAGE_ERROR, connection_to, create, fetch, listed, produce, values
 from tests.support.faulty_node import FaultyNode
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[FaultyNode]:

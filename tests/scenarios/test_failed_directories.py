@@ -12,7 +12,7 @@ from fenceline.testing.mixed_cluster import COMBINED, MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
 from tests.node.replicated_topics import bootstrap, create, in_sync, leader, partition, write
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 TOPIC = "spread"
 PARTITIONS = 4

@@ -21,6 +21,8 @@ from fenceline.wire.produce import PartitionRecords, ProduceRequest
 from fenceline.wire.produce import encode_request as encode_produce
 from tests.scenarios.faults import connection_to, create, fetch_body, listed, produce, receive_frame
 
+pytestmark = pytest.mark.long
+
 MB = 1 << 20
 
 

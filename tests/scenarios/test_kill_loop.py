@@ -16,6 +16,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from fenceline.testing.node import EmbeddedNode
 
+pytestmark = pytest.mark.long
+
 PARTITIONS = 3
 TOPIC = "killed"
 

@@ -34,7 +34,7 @@ from tests.support.chaos_operations import Load, Operators, topics
 from tests.support.partition_files import values
 from tests.testing.echo_peer import need_cuts
 
-pytestmark = [pytest.mark.usefixtures("quiet_clients"), pytest.mark.together(CLUSTERS)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quiet_clients"), pytest.mark.together(CLUSTERS)]
 
 ALONE = (COMBINED,) * 3
 MIXED = (COMBINED, COMBINED, KAFKA)

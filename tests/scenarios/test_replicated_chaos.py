@@ -40,7 +40,7 @@ from tests.support.replicated_readers import KafkaPythonReader, LibrdkafkaReader
 from tests.support.replicated_senders import AiokafkaSender, KafkaPythonSender, LibrdkafkaSender, OwnSender
 from tests.testing.echo_peer import need_cuts
 
-pytestmark = pytest.mark.usefixtures("quiet_clients")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quiet_clients")]
 
 OVERRIDES = {
     **GROUPS,

@@ -26,7 +26,7 @@ from tests.support.replicated_readers import AiokafkaReader, KafkaPythonReader, 
 from tests.support.replicated_senders import AiokafkaSender, KafkaPythonSender, LibrdkafkaSender, OwnSender, Sender
 from tests.support.running_tool import RunningTool
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("quiet_clients")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.usefixtures("quiet_clients")]
 
 PARTITIONS: Final = 3
 KILLS: Final = 2

@@ -22,7 +22,7 @@ from tests.support.consumer_members import LONG_MS, BareMember, describe, settle
 from tests.support.raw import RawConnection
 from tests.support.replicated_chaos import all_in_sync, create
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("quiet_clients")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.usefixtures("quiet_clients")]
 
 MEMBERS: Final = 300
 PARTITIONS: Final = 400

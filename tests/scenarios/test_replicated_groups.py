@@ -35,7 +35,7 @@ from tests.support.raw import ConnectionClosed, RawConnection
 from tests.support.replicated_chaos import all_in_sync, create
 from tests.support.running_tool import RunningTool
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("quiet_clients")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.usefixtures("quiet_clients")]
 
 KEPT: Final = 100
 LOST: Final = 50

@@ -27,7 +27,7 @@ from tests.support.replicated_readers import KafkaPythonReader, OwnReader
 from tests.support.replicated_senders import KafkaPythonSender, LibrdkafkaSender, OwnSender
 from tests.support.unclean_rounds import PAIRS, TOPIC, Rounds, all_receipts, loss_of
 
-pytestmark = pytest.mark.usefixtures("quiet_clients")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quiet_clients")]
 
 
 @pytest.mark.timeout(300)

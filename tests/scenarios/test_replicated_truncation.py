@@ -29,7 +29,7 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition
 from tests.support.leaders import UNCLEAN, elect
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 KEPT: Final = 100
 LOST: Final = 50

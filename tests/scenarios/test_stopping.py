@@ -24,6 +24,8 @@ from tests.scenarios.test_kill_loop import PARTITIONS as LOAD_PARTITIONS
 from tests.scenarios.test_kill_loop import TOPIC as LOAD_TOPIC
 from tests.scenarios.test_kill_loop import Load, read_everything
 
+pytestmark = pytest.mark.long
+
 
 def test_sigterm_stops_cleanly_under_load_with_parked_fetches_and_groups(tmp_path: Path) -> None:
     node = EmbeddedNode(data_dir=tmp_path, overrides={"offsets.topic.num.partitions": "1"})

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
 from fenceline.testing.node import EmbeddedNode
@@ -16,6 +17,8 @@ from fenceline.wire.apis import ApiKey
 from fenceline.wire.frame import encode_request_frame
 from tests.scenarios.faults import connection_to, create, delete, fetch, fetch_body, produce, receive_exactly, values
 from tests.scenarios.test_hostile_clients import many_sockets
+
+pytestmark = pytest.mark.long
 
 EXPECTED = {0, 3, 6, 100}
 """Error codes for clients of a topic that is deleted and created: none, unknown, not leader, unknown id."""

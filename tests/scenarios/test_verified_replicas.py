@@ -56,6 +56,7 @@ def folders(cluster: MixedCluster) -> list[Path]:
     return [node.log_dir for node in cluster.nodes]
 
 
+@pytest.mark.long
 def test_divergence_is_reported_until_the_old_leader_truncates_its_log(story: UncleanStory) -> None:
     topic, where = story.tp.topic, [story.cluster.node(number).log_dir for number in (FIRST, SECOND)]
     story.part()

@@ -9,6 +9,8 @@ import pytest
 from tests.simulation.broken_holes_rules import NO_SEED, RULES
 from tests.simulation.rules_table import DOCUMENT, NO_VERDICT, SEEDS, first_that_detects, played, table
 
+pytestmark = pytest.mark.long
+
 NEARBY = 60
 """Where a change of the code has moved the breach to another seed."""
 

@@ -10,6 +10,8 @@ import pytest
 from fenceline.testing.simulation.stage import play
 from tests.simulation.broken_rules import RULES
 
+pytestmark = pytest.mark.long
+
 SEEDS = 300
 NEARBY = 60
 """Where a change of the code has moved the breach to another seed."""

@@ -22,6 +22,7 @@ NO_FAULTS = {
 }
 
 
+@pytest.mark.long
 def test_seeds() -> None:
     for seed in range(SEEDS):
         outcome = play(seed, "brokers")

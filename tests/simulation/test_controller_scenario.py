@@ -10,6 +10,7 @@ STORY = "controller"
 
 
 @pytest.mark.parametrize("first", range(0, 20, 10))
+@pytest.mark.long
 def test_seeds(first: int) -> None:
     struck: set[str] = set()
     for seed in range(first, first + 10):

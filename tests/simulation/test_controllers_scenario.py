@@ -10,6 +10,7 @@ STORY = "controllers"
 
 
 @pytest.mark.parametrize("first", range(0, 16, 8))
+@pytest.mark.long
 def test_seeds(first: int) -> None:
     """Found by seeds: a full disk under a vote, a tail that a killed process left, wrong bits in records."""
     struck: set[str] = set()

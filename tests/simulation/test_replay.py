@@ -69,6 +69,7 @@ def _lines_of_a_new_process(code: str, hash_seed: str) -> list[str]:
     ).stdout.splitlines()
 
 
+@pytest.mark.long
 def test_the_same_seed_in_two_processes() -> None:
     here = [play(SEED, scenario) for scenario in sorted(SCENARIOS)]
     for outcome in here:
@@ -81,6 +82,7 @@ def test_the_same_seed_in_two_processes() -> None:
     assert [play(SEED, scenario).digest for scenario in sorted(SCENARIOS)] == digests
 
 
+@pytest.mark.long
 def test_two_topics_in_two_processes() -> None:
     """Topics are looked up by hashes of their names, which differ between processes."""
     for seed, scenario in ((7, "brokers"), (6, "operations")):
@@ -98,6 +100,7 @@ def test_two_topics_in_two_processes() -> None:
 
 
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))
+@pytest.mark.long
 def test_a_seed_has_the_same_trace_again(scenario: str) -> None:
     digest = play(SEED, scenario).digest
     assert play(SEED, scenario).digest == digest
@@ -145,6 +148,7 @@ def test_a_failure_is_reported_with_its_seed(
     assert "python -m fenceline.testing.simulation controller --seed 5" in shown
 
 
+@pytest.mark.long
 def test_many_seeds_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     short = {"safety_s": "0.1", "clients": "1", "nodes": "1", "observers": "0"}
     arguments = ["--seeds", "10..14", "--workers", "2", "--option", "safety_s=1", "--option", "clients=1"]

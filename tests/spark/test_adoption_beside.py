@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.spark,
     pytest.mark.timeout(400),
     pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`"),

@@ -25,7 +25,7 @@ from tests.support.refused_attempts import RefusedAttempts
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(300)]
 QUICK = {
     "kafka.default.api.timeout.ms": 1000,
     "kafka.request.timeout.ms": 1000,

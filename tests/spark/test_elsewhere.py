@@ -23,7 +23,7 @@ from tests.spark.elsewhere_query import CUT, DONE, PLANNED
 from tests.spark.own_process import driver, started
 from tests.spark.sessions import CONNECT, QUICK_JVM
 
-pytestmark = [pytest.mark.spark, pytest.mark.together("spark elsewhere"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.together("spark elsewhere"), pytest.mark.timeout(600)]
 TOPIC = "t"
 
 

@@ -17,7 +17,7 @@ from tests.spark.killed_query import ROWS_A_BATCH
 from tests.spark.own_process import driver
 
 # A separate driver and JVM: it need not wait for the other tests of Spark.
-pytestmark = [pytest.mark.spark, pytest.mark.together("killed driver"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.together("killed driver"), pytest.mark.timeout(300)]
 ROWS = 3000
 
 

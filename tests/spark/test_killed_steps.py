@@ -25,7 +25,7 @@ from tests.spark.conftest import Broker
 from tests.spark.killed_steps import ROWS_A_BATCH, SLEEPER, STAND_STILL, plans
 from tests.spark.own_process import driver
 
-pytestmark = [pytest.mark.spark, pytest.mark.together("killed steps"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.together("killed steps"), pytest.mark.timeout(3600)]
 PARTITIONS = 2
 BATCHES = 8
 ROWS = ROWS_A_BATCH * BATCHES // PARTITIONS

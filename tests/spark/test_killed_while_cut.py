@@ -23,7 +23,7 @@ from tests.spark.killed_while_cut import ENOUGH, WIDER
 from tests.spark.own_process import OwnProcess, driver
 from tests.support.unclean_story import FIRST, KEPT, LOST, SECOND, UncleanStory, cluster_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.together(CLUSTERS), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.together(CLUSTERS), pytest.mark.timeout(3600)]
 MAKING = [f"driver {plan}" for plan in plans("driver") if plan.endswith(" table")]
 STEPS = [f"{side} {plan}" for side in ("executor", "driver") for plan in plans(side) if not plan.endswith(" table")]
 WHOLE = "driver before entry"

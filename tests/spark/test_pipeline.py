@@ -20,7 +20,7 @@ from tests.spark.cut_log import restart_cut
 from tests.spark.own_process import started
 from tests.spark.sessions import QUICK_JVM
 
-pytestmark = [pytest.mark.spark, pytest.mark.together("spark elsewhere"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.together("spark elsewhere"), pytest.mark.timeout(600)]
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "pipeline"
 PATIENCE_S = 280
 

@@ -19,7 +19,7 @@ from tests.spark.queries import keep_equal, stream, tracked
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def offsets(table: str) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from tests.spark.queries import keep_equal, tracked
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(600)]
 PAGE: Final = Path(__file__).parents[2] / "docs" / "spark.md"
 OLD: Final = range(150)
 FLIGHTS: Final = [*range(100), *range(120, 220)]

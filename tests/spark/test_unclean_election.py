@@ -26,7 +26,7 @@ from tests.support.unclean_story import FIRST, KEPT, LOST, SECOND, WAIT_S, Uncle
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
 END: Final = KEPT + LOST
 KINDS: Final = ["fenceline", pytest.param("kafka", marks=pytest.mark.kafka)]
 

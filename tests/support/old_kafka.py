@@ -72,6 +72,7 @@ class OldKafka(ChildProcesses):
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         self._start(0, main, {**properties, "clientPortAddress": "127.0.0.1"})
         self._await(0, self._zookeeper_port)
+        eventually(self._sessions, "ZooKeeper serves requests", wait_s=_START_WITHIN_S)
         for node in self.ports:
             self.spawn(node)
         for node in self.ports:
@@ -113,13 +114,18 @@ class OldKafka(ChildProcesses):
         return (self.root / f"output-{node}").read_text(errors="replace")
 
     def _is_registered(self, node: int) -> bool:
+        return f"/brokers/ids/{node}\n" in f"{self._sessions()}\n"
+
+    def _sessions(self) -> str:
+        """ZooKeeper's sessions and what each has registered. Raises OSError until ZooKeeper serves requests, which is
+        after it takes connections."""
         with socket.create_connection(("127.0.0.1", self._zookeeper_port), timeout=10) as zookeeper:
             zookeeper.sendall(b"dump")
             with zookeeper.makefile("r") as answer:
                 text = answer.read()
         if "ephemeral" not in text.lower():
-            raise RuntimeError(f"ZooKeeper does not list its sessions: {text!r}")
-        return f"/brokers/ids/{node}\n" in f"{text}\n"
+            raise OSError(f"ZooKeeper does not list its sessions: {text!r}")
+        return text
 
     def _start(self, node: int, main: str, properties: Mapping[str, str]) -> None:
         path = self.root / f"{node}.properties"

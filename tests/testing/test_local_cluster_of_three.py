@@ -15,6 +15,8 @@ from fenceline.wire.apis import ApiKey
 from tests.support.raw import ConnectionClosed, RawConnection
 from tests.testing.echo_peer import need_cuts
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:

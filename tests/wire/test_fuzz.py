@@ -62,6 +62,7 @@ def is_accepted(parse: Parser, version: int, raw: bytes) -> bool:
 @pytest.mark.parametrize("name", list(HAND_WRITTEN))
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
+@pytest.mark.long
 def test_hand_written_parsers(name: str, data: st.DataObject) -> None:
     versions, parse, messages, encode = HAND_WRITTEN[name]
     version = data.draw(st.sampled_from(versions))

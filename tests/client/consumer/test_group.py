@@ -136,6 +136,7 @@ def test_group_shared_with_librdkafka_members(bootstrap: str, make_topic: MakeTo
             other.close()
 
 
+@pytest.mark.long
 def test_classic_members_continue_during_group_migration(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
     """KIP-848: a consumer protocol member migrates the group; classic members keep fetching and committing."""
     topic, group = make_topic(4), unique("group")

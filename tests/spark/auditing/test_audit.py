@@ -224,6 +224,7 @@ def test_null_keys_and_null_values_are_records(broker: Broker, topic: str, tmp_p
 
 
 @pytest.mark.parametrize("partition_by", [None, ["topic", "partition"]])
+@pytest.mark.long
 def test_a_thousand_partitions(broker: Broker, topic: str, tmp_path: Path, partition_by: list[str] | None) -> None:
     broker.create(topic, 1000)
     with Producer(broker.bootstrap) as producer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def all_findings(expected: Expected, rows: list[tuple[int, int]], present: set[i
 
 @settings(max_examples=600, deadline=None)
 @given(st.data())
+@pytest.mark.long
 def test_range_verdicts_equal_single_row_verdicts(data: st.DataObject) -> None:
     epochs = data.draw(st.lists(st.integers(0, 3), max_size=30).map(sorted))
     leader = (epochs[-1] if epochs else 0) + data.draw(st.integers(0, 1))

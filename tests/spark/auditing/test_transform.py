@@ -20,7 +20,7 @@ from tests.spark.cut_log import restart_cut
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(300)]
 ABSENT = ("missing", "behind")
 
 

@@ -23,6 +23,8 @@ from tests.spark.conftest import Broker
 from tests.spark.delta.test_plan import SCHEMA, Row, arrow, commit, records, table_rows, task, write
 from tests.spark.fakes import FakeCluster, install_fake_cluster
 
+pytestmark = pytest.mark.long
+
 BY_PARTITION = ["topic", "partition"]
 
 

@@ -17,7 +17,7 @@ from tests.spark.queries import keep_equal, tracked
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def test_columns_added_later_are_merged_when_requested(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:

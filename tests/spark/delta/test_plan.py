@@ -337,6 +337,7 @@ def test_batches_from_brokers_without_epochs_are_written(
     assert caplog.text.count("truncation cannot be detected") == 1
 
 
+@pytest.mark.long
 def test_a_batch_of_a_thousand_partitions(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.create("many", 1000)
     for index in range(1000):

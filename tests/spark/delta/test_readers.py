@@ -230,6 +230,7 @@ def test_the_condition_removes_only_stale_rows(cluster: FakeCluster, fed: DeltaO
     check_readers(plain.path)
 
 
+@pytest.mark.long
 def test_a_thousand_truncated_partitions_in_a_table_with_a_change_feed(cluster: FakeCluster, fed: DeltaOptions) -> None:
     cluster.create("many", 1000)
     for index in range(1000):

@@ -15,7 +15,7 @@ from tests.support.refused_attempts import RefusedAttempts
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(300)]
 API_TIMEOUT_MS = 1000
 QUICK: dict[str, Any] = {
     "kafka.default.api.timeout.ms": API_TIMEOUT_MS,

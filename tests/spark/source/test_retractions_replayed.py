@@ -16,7 +16,7 @@ from tests.spark.conftest import Broker
 from tests.spark.cut_log import cut, node_to_cut
 from tests.spark.own_process import driver
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
