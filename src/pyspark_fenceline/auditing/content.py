@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.auditing.log import join_near, read_log
+from pyspark_fenceline.auditing.log import NEAR, read_log
+from pyspark_fenceline.auditing.ranges import merged
 from pyspark_fenceline.auditing.runs import NOT_IN_LOG, SAME_VALUES
 from pyspark_fenceline.common import connect
 from pyspark_fenceline.common.log_columns import LOG_COLUMNS, PARTITION, TOPIC, LogColumns, log_columns
@@ -134,7 +135,7 @@ def _ranges_of(
         firsts = offsets[np.concatenate(([0], breaks))].tolist()
         lasts = offsets[np.concatenate((breaks - 1, [len(offsets) - 1]))].tolist()
         runs = [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
-        found += [(tp, first, end) for first, end in join_near(runs)]
+        found += [(tp, first, end) for first, end in merged(runs, NEAR)]
     return found
 
 

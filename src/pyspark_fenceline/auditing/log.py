@@ -22,6 +22,7 @@ from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import BatchHeader, crc_is_valid, iter_headers
 from fenceline.records.decode import decode_batch
+from pyspark_fenceline.auditing.ranges import merged
 from pyspark_fenceline.common import connect
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def find_records(
     }
     loop = new_event_loop()
     try:
-        return loop.run_until_complete(_find(properties, tp, join_near(ranges)))
+        return loop.run_until_complete(_find(properties, tp, merged(ranges, NEAR)))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
@@ -148,13 +149,3 @@ def read_log(
             # Retention moved the log's start meanwhile.
             progress[moved] = error.log_start_offset
             waiting = [(tp, progress[tp], end) for tp, (_, end) in now.items() if progress[tp] < end] + waiting
-
-
-def join_near(ranges: Sequence[tuple[int, int]], near: int = NEAR) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for start, end in ranges:
-        if joined and start - joined[-1][1] <= near:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined

@@ -27,7 +27,7 @@ from pyspark_fenceline.common.log_matching import (
     judge_span,
 )
 from pyspark_fenceline.delta.beyond import refuse_rows_beyond
-from pyspark_fenceline.delta.change import Change, Removed, Repair
+from pyspark_fenceline.delta.change import Change, Removed, Repair, removed_rows
 from pyspark_fenceline.delta.checkpoint_positions import SourcePositions
 from pyspark_fenceline.delta.evidence import TruncationEvidence
 from pyspark_fenceline.delta.files import DataFile
@@ -255,15 +255,14 @@ class ChangePlanner:
                 return None
             may_go = file.offsets[0] >= rules[only].from_offset
             if verdict is SpanVerdict.ALL_STALE and may_go and not file.has_null_epochs:
-                self._note(
-                    only, file.epochs[0], file.offsets[0], file.offsets[1], file.record_count or 0, reason="stale"
-                )
+                removed = Removed(*only, file.epochs[0], *file.offsets, file.record_count or 0, "stale")
+                self._removed.append(removed)
                 return True
         columns = self._read(file)
         stale = stale_mask(columns, rules)
         if not stale.any():
             return None
-        self._note_rows(columns, stale, "stale")
+        self._removed += removed_rows(columns, stale, "stale")
         return True if stale.all() else stale
 
     def _present(
@@ -324,8 +323,8 @@ class ChangePlanner:
             stale = stale_mask(columns, {tp: StaleRule(log) for tp, log in logs.items()})
             known = _known_mask(columns, present) & ~stale
             keep = ~(stale | known)
-            self._note_rows(columns, stale, "lost")
-            self._note_rows(columns, known, "known")
+            self._removed += removed_rows(columns, stale, "lost")
+            self._removed += removed_rows(columns, known, "known")
             if keep.all():
                 add.append(file)
                 continue
@@ -361,24 +360,6 @@ class ChangePlanner:
                 under = compared[tp].leader_epoch
             partitions[tp] = PartitionProgress(under, end)
         return partitions
-
-    def _note(
-        self, tp: TopicPartition, epoch: int, first_offset: int, last_offset: int, row_count: int, *, reason: str
-    ) -> None:
-        self._removed.append(Removed(*tp, epoch, first_offset, last_offset, row_count, reason))
-
-    def _note_rows(self, columns: LogColumns, mask: Mask, reason: str) -> None:
-        import numpy as np
-
-        if not mask.any():
-            return
-        for code, tp in enumerate(columns.partitions):
-            of_partition = mask & (columns.codes == code)
-            if not of_partition.any():
-                continue
-            for epoch in np.unique(columns.epochs[of_partition]).tolist():
-                offsets = columns.offsets[of_partition & (columns.epochs == epoch)]
-                self._note(tp, epoch, int(offsets.min()), int(offsets.max()), len(offsets), reason=reason)
 
 
 def _known_mask(columns: LogColumns, present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]) -> Mask:
