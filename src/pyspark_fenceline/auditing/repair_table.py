@@ -34,8 +34,8 @@ from pyspark_fenceline.auditing.transform import RowMapping, Transform
 from pyspark_fenceline.common.execution import active_session
 from pyspark_fenceline.common.log_columns import bounds
 from pyspark_fenceline.delta.change import MAX_RANGES_SHOWN, Removed
-from pyspark_fenceline.delta.commit import refuse_append_only
 from pyspark_fenceline.delta.files import DataFile, delete_files
+from pyspark_fenceline.delta.properties import refuse_append_only
 from pyspark_fenceline.delta.replacement import TableChanged, replace_files
 from pyspark_fenceline.delta.table_files import TableFile, open_table
 

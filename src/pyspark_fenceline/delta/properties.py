@@ -92,6 +92,15 @@ def is_set(table: DeltaTable, name: str) -> bool:
     return bool(table.metadata().configuration.get(name, "false").lower() == "true")
 
 
+def refuse_append_only(table: DeltaTable, path: str) -> None:
+    if is_set(table, APPEND_ONLY):
+        raise OperatorError(
+            f"The Delta table at {path} has rows that were truncated from the log, which cannot be removed because "
+            "delta.appendOnly is set",
+            "Unset the table property delta.appendOnly, or set the option repair to false.",
+        )
+
+
 def check_properties(table: DeltaTable, wanted: Mapping[str, str], path: str) -> None:
     """Raises `OperatorError` if an existing table has other properties than the requested ones."""
     held = table.metadata().configuration

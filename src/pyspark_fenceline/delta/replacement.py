@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.delta.commit import commit_entry, pause_after_conflict
+from pyspark_fenceline.delta.entry import commit_entry, pause_after_conflict
 from pyspark_fenceline.delta.files import DataFile
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.state import PartitionProgress, TableState, read_state

@@ -18,7 +18,7 @@ from fenceline.testing.node import EmbeddedNode
 from pyspark_fenceline.auditing.repair_table import Repair, repair_here
 from pyspark_fenceline.auditing.table import Settings, audit_here, settings
 from pyspark_fenceline.delta import replacement
-from pyspark_fenceline.delta.commit import commit_entry
+from pyspark_fenceline.delta.entry import commit_entry
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
 from tests.spark.table_readers import (
