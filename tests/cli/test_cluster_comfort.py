@@ -21,9 +21,9 @@ from fenceline.cli.app import app
 from fenceline.cli.quorum import _static_voters_explained
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.local_cluster import cluster as local_cluster
-from fenceline.local_cluster import logs as local_cluster_logs
 from fenceline.local_cluster import reaper
 from fenceline.local_cluster.cluster import LocalCluster
+from fenceline.local_cluster.process import LOG_LIMIT_BYTES, older_log, trim_log
 from fenceline.testing.waiting import eventually
 from tests.testing.echo_peer import need_cuts
 
@@ -88,8 +88,8 @@ def test_a_large_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     log_file = tmp_path / "node-1" / "node.log"
     with LocalCluster(1, data_dir=tmp_path) as running:
         with log_file.open("ab") as log:
-            log.write(b"x" * (local_cluster_logs.LIMIT_BYTES + 1))
-        older = local_cluster_logs.older(log_file)
+            log.write(b"x" * (LOG_LIMIT_BYTES + 1))
+        older = older_log(log_file)
         eventually(lambda: older.exists() and log_file.stat().st_size == 0, "the log is moved aside")
         assert older.read_bytes().startswith(b"Fenceline is ready")
         running.restart(1)
@@ -98,10 +98,10 @@ def test_a_large_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_only_logs_above_the_limit_are_rotated(tmp_path: Path) -> None:
     log_file = tmp_path / "node.log"
-    assert not local_cluster_logs.trim(log_file)
+    assert not trim_log(log_file)
     log_file.write_bytes(b"12345")
-    assert not local_cluster_logs.trim(log_file, limit_bytes=5)
-    assert local_cluster_logs.trim(log_file, limit_bytes=4)
+    assert not trim_log(log_file, limit_bytes=5)
+    assert trim_log(log_file, limit_bytes=4)
     assert (log_file.read_bytes(), (tmp_path / "node.log.1").read_bytes()) == (b"", b"12345")
 
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from fenceline.client.admin.groups import Membership
-from fenceline.client.consumer import consumer_offsets as offsets_module
 from fenceline.client.consumer import group as group_module
 from fenceline.client.consumer.consumer import AsyncConsumer
 from fenceline.client.consumer.group import GroupMember
+from fenceline.client.core import group_requests
 from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import CommitFailedError, broker_error
+from fenceline.client.core.group_requests import Membership
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
@@ -36,7 +36,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, call: str, code: ErrorCode, meanwhi
         config = ClientConfig.parse("consumer", "127.0.0.1:1", SETTINGS)
         async with AsyncConsumer("127.0.0.1:1", **SETTINGS) as consumer:
             cluster: Cluster = consumer.cluster
-            subject = GroupMember(cluster, config, consumer)
+            subject = GroupMember(cluster, config, consumer, lambda: None)
             subject.generation_id, subject.member_id, subject._needs_join = 3, "m", False
             answered = asyncio.Event()
 
@@ -45,7 +45,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, call: str, code: ErrorCode, meanwhi
                 answered.set()
                 raise broker_error(code, "a test")
 
-            monkeypatch.setattr(group_module, "commit" if call == "commit" else "ask_coordinator", refuse)
+            monkeypatch.setattr(group_module, "commit_once" if call == "commit" else "ask_coordinator", refuse)
             if call == "commit":
                 with pytest.raises(CommitFailedError, match="rejected the commit of generation 3"):
                     await subject.commit({TP: CommittedOffset(1)}, Deadline(1000))
@@ -127,8 +127,8 @@ def committing(
                 consumer._subscribed = False
                 consumer.positions.assign([])
 
-    monkeypatch.setattr(group_module, "commit", coordinator.commit)
-    monkeypatch.setattr(offsets_module, "commit_without_membership", coordinator.commit)
+    monkeypatch.setattr(group_module, "commit_once", coordinator.commit)
+    monkeypatch.setattr(group_requests, "commit_once", coordinator.commit)
     asyncio.run(run())
 
 

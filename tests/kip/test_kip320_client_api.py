@@ -313,7 +313,7 @@ def test_e56_a_negative_epoch_reads_as_none(cluster: ScriptedCluster, monkeypatc
     async def commit(*given: Any, **_: Any) -> None:
         sent.extend(given[2].values())
 
-    monkeypatch.setattr("fenceline.client.consumer.consumer_offsets.commit_without_membership", commit)
+    monkeypatch.setattr("fenceline.client.consumer.consumer_offsets.commit", commit)
     with Consumer(cluster.bootstrap, **QUICK, **{"group.id": "g", "enable.auto.commit": False}) as consumer:
         consumer.assign([tp])
         consumer.seek(tp, CommittedOffset(2, -7))

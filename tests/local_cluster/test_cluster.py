@@ -17,7 +17,7 @@ import pytest
 
 from fenceline.client import Admin
 from fenceline.errors import OperatorError
-from fenceline.local_cluster.cluster import LocalCluster, NodeEnded
+from fenceline.local_cluster import LocalCluster, NodeEnded
 from fenceline.local_cluster.control import ask
 from fenceline.local_cluster.probe import known_brokers
 from fenceline.testing.waiting import eventually
@@ -196,7 +196,7 @@ def test_a_temporary_folder_is_removed() -> None:
 def test_nodes_end_when_their_parent_is_killed(tmp_path: Path, has_folder: bool) -> None:
     program = (
         "import sys, pathlib\n"
-        "from fenceline.local_cluster.cluster import LocalCluster\n"
+        "from fenceline.local_cluster import LocalCluster\n"
         "cluster = LocalCluster(1, data_dir=pathlib.Path(sys.argv[1]) if sys.argv[1:] else None); cluster.start()\n"
         "print(cluster.pid(1), cluster.root, flush=True); sys.stdin.read()\n"
     )

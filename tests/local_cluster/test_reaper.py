@@ -137,7 +137,7 @@ def test_forgotten_processes_and_folders_are_kept(tmp_path: Path, start: Callabl
     try:
         program = start(
             "-c",
-            "from fenceline.testing import reaper\n"
+            "from fenceline.local_cluster import reaper\n"
             f"reaper.watch_process({sleeper.pid}); reaper.forget_process({sleeper.pid})\n"
             f"reaper.watch_folder({str(kept)!r}); reaper.forget_folder({str(kept)!r})\n"
             f"reaper.watch_folder({str(gone)!r})\n"

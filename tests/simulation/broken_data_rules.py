@@ -164,7 +164,7 @@ def _g14b_a_high_watermark_decreases_only_with_the_log(patch: pytest.MonkeyPatch
 
     def as_told(self: Replica, high_watermark: int, log_start_offset: int) -> None:
         apply(self, high_watermark, log_start_offset)
-        self.log._high_watermark = max(self.log.log_start_offset, min(high_watermark, self.log.log_end_offset))
+        self.log.high_watermark = max(self.log.log_start_offset, min(high_watermark, self.log.log_end_offset))
 
     patch.setattr(Replica, "apply_leader_offsets", as_told)
 

@@ -13,7 +13,7 @@ import pytest
 from fenceline.controller import alter_partition, elections, partition_changes, registrations
 from fenceline.controller.partition_changes import PartitionChanges
 from fenceline.errors import ErrorCode
-from fenceline.log.partition.segmented_log import SegmentedLog
+from fenceline.log.partition.state import LogState
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.api.fetch.reads import FetchReads
 from fenceline.node.controller import broker_lifecycle
@@ -163,7 +163,7 @@ def _a_truncation_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
         return None
 
     patch.setattr(Replication, "checkpoint", later)
-    patch.setattr(SegmentedLog, "_check_recovery_point", lambda self, base: None)
+    patch.setattr(LogState, "_check_recovery_point", lambda self, base: None)
 
 
 @breaks(62, "a node ends", "2026-11-21")

@@ -36,7 +36,7 @@ def _kafka_9491_a_full_truncation_moves_the_high_watermark(patch: pytest.MonkeyP
     def keep(log: Any, offset: int, **more: Any) -> Any:
         before = log.high_watermark
         found = begin(log, offset, **more)
-        log._high_watermark = before
+        log.high_watermark = before
         return found
 
     patch.setattr(truncation, "truncate_fully_and_start_at", keep)

@@ -17,7 +17,7 @@ from fenceline.client.core.cluster import Purpose
 from fenceline.log.directories import log_dir_offsets
 from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.log_dir_offsets import LogDirOffsets
-from fenceline.log.partition.segmented_log import SegmentedLog
+from fenceline.log.partition.state import LogState
 from fenceline.node.replication import leader_link
 from fenceline.node.replication.leader_duties import Duties
 from fenceline.node.replication.replication import Replication
@@ -150,7 +150,7 @@ _ANEW: Final = {
 def _b2_nothing_is_appended_below_the_durable_recovery_point(patch: pytest.MonkeyPatch) -> None:
     """A follower that restarts its log within a batch appends below the recovery point of its checkpoint."""
     patch.setattr(log_dir_offsets, "recovery_point_to_write", lambda log: log.recovery_point)
-    patch.setattr(SegmentedLog, "_check_recovery_point", lambda self, base: None)
+    patch.setattr(LogState, "_check_recovery_point", lambda self, base: None)
 
 
 @breaks(18, "log start", "2026-11-23", scenario="operations", **_ANEW)
@@ -173,7 +173,7 @@ def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatc
             return
 
         async def attempt() -> None:
-            await group.commit(
+            await group.commit_once(
                 self.cluster, GROUP, made.offsets, deadline, membership=member.membership, purpose=Purpose.GROUP
             )
 

@@ -32,7 +32,7 @@ from fenceline.cli.output import (
 from fenceline.errors import FencelineError, OperatorError
 
 if TYPE_CHECKING:
-    from fenceline.local_cluster.cluster import LocalCluster, NodeEnded
+    from fenceline.local_cluster import LocalCluster, NodeEnded
 
 cluster = typer.Typer(
     no_args_is_help=True,
@@ -84,7 +84,7 @@ def up(
 
     If the directory holds a cluster, it is started again.
     """
-    from fenceline.local_cluster.cluster import LocalCluster
+    from fenceline.local_cluster import LocalCluster
 
     with readable_errors():
         if log_level not in ("debug", "info", "warning", "error"):
@@ -178,9 +178,7 @@ class _Foreground:
     def _print_ready(self) -> None:
         local = self._local
         if self._as_json:
-            from fenceline.local_cluster.control import run_command
-
-            line = json.dumps({"event": "ready", **run_command(local, {"command": "status"})})
+            line = json.dumps({"event": "ready", **local.run_command({"command": "status"})})
         else:
             count = len(local.layout.nodes)
             line = (

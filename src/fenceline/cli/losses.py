@@ -201,6 +201,7 @@ def _origin(receipt: Receipt, header: BatchHeader, record: Record) -> list[tuple
 def _ledger(bootstrap: str) -> list[Receipt]:
     """The newest version of every receipt, oldest loss first."""
     from fenceline.client.consumer.consumer import Consumer
+    from fenceline.client.core.loss_receipts import newest_versions
 
     with admin_of(bootstrap) as admin:
         known = admin.metadata([LOSSES_TOPIC]).topics[LOSSES_TOPIC]
@@ -210,18 +211,16 @@ def _ledger(bootstrap: str) -> list[Receipt]:
         starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
         left = {tp: ends[tp].offset for tp in partitions if starts[tp].offset < ends[tp].offset}
-        receipts: dict[str, Receipt] = {}
+        receipts: list[Receipt] = []
         with Consumer(bootstrap) as consumer:
             consumer.assign(list(left))
             for tp in left:
                 consumer.seek(tp, starts[tp].offset)
             while left:
-                for record in consumer.poll(timeout_ms=200):
-                    if record.value is not None:
-                        receipt = decode(record.value)
-                        receipts[receipt.id] = receipt
+                records = consumer.poll(timeout_ms=200)
+                receipts += [decode(record.value) for record in records if record.value is not None]
                 left = {tp: end for tp, end in left.items() if consumer.position(tp) < end}
-    return sorted(receipts.values(), key=lambda receipt: (receipt.time_ms, receipt.id))
+    return newest_versions(receipts)
 
 
 def _find_receipt(which: str, bootstrap: str) -> Receipt:

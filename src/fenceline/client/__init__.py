@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from fenceline.ids import TopicPartition
+
 if TYPE_CHECKING:
     from fenceline.client.admin.admin import Admin as Admin
     from fenceline.client.admin.async_admin import AsyncAdmin as AsyncAdmin
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from fenceline.client.reader.ranges import OffsetRange as OffsetRange
     from fenceline.client.reader.reader import AsyncRangeReader as AsyncRangeReader
     from fenceline.client.reader.reader import RangeReader as RangeReader
-    from fenceline.ids import TopicPartition as TopicPartition
 
 _MODULES: Final = {
     "Admin": "admin.admin",
@@ -55,12 +56,11 @@ _MODULES: Final = {
     "Producer": "producer.producer",
     "RangeReader": "reader.reader",
     "RetriableError": "core.errors",
-    "TopicPartition": "core.offsets",
     "TopicReplacedError": "core.errors",
     "UnknownEpochError": "core.errors",
     "UnknownLeaderEpochError": "core.errors",
 }
-__all__ = [*_MODULES]
+__all__ = ["TopicPartition", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

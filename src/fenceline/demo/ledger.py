@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fenceline.client import Admin, RangeReader
+from fenceline.client.core.loss_receipts import newest_versions
 from fenceline.errors import ErrorCode
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
 from fenceline.log.core.disk import OsDisk
@@ -26,14 +27,11 @@ def receipts(admin: Admin, bootstrap: str) -> list[Receipt]:
     ledger = [TopicPartition(LOSSES_TOPIC, partition) for partition in known.partitions]
     ends = admin.list_offsets(dict.fromkeys(ledger, "latest"))
     starts = admin.list_offsets(dict.fromkeys(ledger, "earliest"))
-    found: dict[str, Receipt] = {}
+    found: list[Receipt] = []
     with RangeReader(bootstrap) as reader:
         for batch in reader.read({tp: (starts[tp].offset, ends[tp].offset) for tp in ledger}):
-            for document in batch.column("value").to_pylist():
-                if document is not None:
-                    receipt = decode(document)
-                    found[receipt.id] = receipt
-    return sorted(found.values(), key=lambda receipt: (receipt.time_ms, receipt.id))
+            found += [decode(value) for value in batch.column("value").to_pylist() if value is not None]
+    return newest_versions(found)
 
 
 def lost_records(receipt: Receipt) -> pa.Table:

@@ -17,9 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.local_cluster import layout as layouts
@@ -27,9 +27,8 @@ from fenceline.local_cluster.child_processes import ChildProcesses
 from fenceline.local_cluster.control import ControlServer
 from fenceline.local_cluster.cuts import Cut, NetworkCuts
 from fenceline.local_cluster.layout import ClusterLayout, NodePlace
-from fenceline.local_cluster.logs import trim
 from fenceline.local_cluster.probe import QuorumStatus, known_brokers, quorum_status
-from fenceline.local_cluster.process import NodeProcess, wait_for_leftovers
+from fenceline.local_cluster.process import NodeProcess, trim_log, wait_for_leftovers
 
 READY_WAIT_S: Final = 60.0
 STOP_WAIT_S: Final = 10.0
@@ -146,7 +145,7 @@ class LocalCluster(ChildProcesses):
             self._spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
             for place in self._layout.nodes:
                 self._spawn(place)
-            self._control = ControlServer(self)
+            self._control = ControlServer(self.root, self.run_command)
             threading.Thread(target=self._keep_logs_small, name="cluster logs", daemon=True).start()
         self.wait_until_ready(wait_s=wait_s)
 
@@ -297,6 +296,38 @@ class LocalCluster(ChildProcesses):
         assert self._cuts is not None, "the cluster was not started"
         self._cuts.heal(node)
 
+    def run_command(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Execute a command of `fenceline cluster` and return its result.
+
+        Raises OperatorError, ValueError, KeyError, TypeError."""
+        command = request["command"]
+        if command == "status":
+            return {
+                "cluster_id": self.cluster_id,
+                "bootstrap": self.bootstrap,
+                "supervisor_pid": os.getpid(),
+                "quorum": asdict(quorum) if (quorum := self.quorum()) is not None else None,
+                "nodes": [asdict(each) for each in self.status()],
+            }
+        node = int(request["node"])
+        match command:
+            case "kill":
+                self.kill(node)
+            case "pause":
+                self.pause(node)
+            case "resume":
+                self.resume(node)
+            case "restart":
+                self.restart(node)
+            case "heal":
+                self.heal(node)
+            case "isolate":
+                peers = [int(peer) for peer in request["peers"]]
+                self.isolate(node, peers=peers, inbound=bool(request["inbound"]), outbound=bool(request["outbound"]))
+            case _:
+                raise ValueError(f"unknown command {command!r}")
+        return asdict(self.status_of(node))
+
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _place(self, node: int) -> NodePlace:
@@ -347,7 +378,7 @@ class LocalCluster(ChildProcesses):
                 if self._changed.wait_for(lambda: self._is_stopping, _TRIM_EVERY_S):
                     return
             for place in self.layout.nodes:
-                trim(place.log_file)
+                trim_log(place.log_file)
 
     def _wait_ready(self, node: int, deadline: float) -> None:
         process = self._processes[node]

@@ -1,8 +1,8 @@
 """How `fenceline cluster kill 2` in one terminal reaches the cluster that runs in another.
 
 Owns a unix socket in the folder of the cluster and its protocol: one JSON line is the request, one JSON line the
-response, then the connection is closed. Decides nothing: every command is a method of LocalCluster. Bounded: long lines
-and too many connections are rejected.
+response, then the connection is closed. Knows no command: the cluster runs them. Bounded: long lines and too many
+connections are rejected.
 """
 
 from __future__ import annotations
@@ -13,15 +13,11 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from fenceline.errors import OperatorError
-
-if TYPE_CHECKING:
-    from fenceline.local_cluster.cluster import LocalCluster
 
 SOCKET_FILE: Final = "control.sock"
 ANSWER_WAIT_S: Final = 120.0
@@ -32,14 +28,17 @@ _REQUEST_WAIT_S: Final = 10.0
 
 
 class ControlServer:
-    """Serves commands for one cluster until it is closed. Only this user can open its socket."""
+    """Serves commands for the cluster of a folder until it is closed. Only this user can open its socket.
 
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
+    `run` executes a command, in a thread of its own, and returns its result. Raises OperatorError, ValueError,
+    KeyError, TypeError."""
+
+    def __init__(self, root: Path, run: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._root, self._run = root, run
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._socket = socket.socket(socket.AF_UNIX)
-        (cluster.root / SOCKET_FILE).unlink(missing_ok=True)
-        with _short_path(cluster.root) as path:
+        (root / SOCKET_FILE).unlink(missing_ok=True)
+        with _short_path(root) as path:
             before = os.umask(0o177)
             try:
                 self._socket.bind(path)
@@ -54,7 +53,7 @@ class ControlServer:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        (self._cluster.root / SOCKET_FILE).unlink(missing_ok=True)
+        (self._root / SOCKET_FILE).unlink(missing_ok=True)
 
     def _accept(self) -> None:
         while True:
@@ -77,43 +76,11 @@ class ControlServer:
 
     def _answer(self, connection: socket.socket) -> dict[str, Any]:
         try:
-            request = json.loads(_read_line(connection))
-            return {"ok": True, "answer": run_command(self._cluster, request)}
+            return {"ok": True, "answer": self._run(json.loads(_read_line(connection)))}
         except OperatorError as error:
             return {"ok": False, "message": error.message, "advice": error.advice}
         except (ValueError, KeyError, TypeError) as error:
             return {"ok": False, "message": f"Invalid command: {error!r}", "advice": ""}
-
-
-def run_command(cluster: LocalCluster, request: dict[str, Any]) -> dict[str, Any]:
-    """Execute a command and return the result. Raises OperatorError, ValueError, KeyError, TypeError."""
-    command = request["command"]
-    if command == "status":
-        return {
-            "cluster_id": cluster.cluster_id,
-            "bootstrap": cluster.bootstrap,
-            "supervisor_pid": os.getpid(),
-            "quorum": asdict(quorum) if (quorum := cluster.quorum()) is not None else None,
-            "nodes": [asdict(each) for each in cluster.status()],
-        }
-    node = int(request["node"])
-    match command:
-        case "kill":
-            cluster.kill(node)
-        case "pause":
-            cluster.pause(node)
-        case "resume":
-            cluster.resume(node)
-        case "restart":
-            cluster.restart(node)
-        case "heal":
-            cluster.heal(node)
-        case "isolate":
-            peers = [int(peer) for peer in request["peers"]]
-            cluster.isolate(node, peers=peers, inbound=bool(request["inbound"]), outbound=bool(request["outbound"]))
-        case _:
-            raise ValueError(f"unknown command {command!r}")
-    return asdict(cluster.status_of(node))
 
 
 def ask(root: Path, command: str, **arguments: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One node of a local cluster as a child process.
 
-Owns the process: its spawn, its signals, its ready line, its end. Its output goes directly into its log file; only the
-ready line is read here.
+Owns the process: its spawn, its signals, its ready line, its end, and the size of its `node.log` and of the one older
+file beside it. Its output goes directly into its log file; only the ready line is read here.
 
 On Linux the system kills a node when the thread that spawned it ends, for whatever reason (PR_SET_PDEATHSIG): a
 NodeProcess must be created by a thread that lives as long as the cluster. On other systems `reaper.py` does this.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from typing import Final
 from fenceline.local_cluster import reaper
 from fenceline.local_cluster.layout import NodePlace
 
+LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 _TAIL_BYTES: Final = 16 * 1024
 _STOP_WAIT_S: Final = 1.0
@@ -175,3 +177,21 @@ def _is_leftover(pid_file: Path) -> bool:
     except (OSError, ValueError):
         return False
     return os.fsencode(pid_file.with_name("server.properties")) in command.split(b"\0")
+
+
+def trim_log(log_file: Path, *, limit_bytes: int = LOG_LIMIT_BYTES) -> bool:
+    """Move everything into the older file, replacing its content, once there is more than `limit_bytes`.
+
+    Returns whether it was moved. If the disk fails, the file is left unchanged. A node writes through its own
+    descriptor in append mode, so its file is copied and truncated, not renamed; a line written then may be lost."""
+    with contextlib.suppress(OSError):
+        if log_file.stat().st_size > limit_bytes:
+            shutil.copyfile(log_file, older_log(log_file))
+            os.truncate(log_file, 0)
+            return True
+    return False
+
+
+def older_log(log_file: Path) -> Path:
+    """The file with the lines before those of the log file."""
+    return log_file.with_name(log_file.name + ".1")

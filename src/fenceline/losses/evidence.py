@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fenceline.log.core.disk import Disk
-from fenceline.log.core.scan import BadBatch, next_complete_batch, scan
+from fenceline.log.core.scan import BadBatch, scan_past_damage
 from fenceline.losses.receipt import Receipt
 from fenceline.records.batch import BatchHeader, crc_is_valid, read_header
 
@@ -38,32 +38,22 @@ class EvidenceReader:
         receipt = self.receipt
         fd = self.disk.open_read(path)
         try:
-            position = 0
-            while position < size_bytes:
-                try:
-                    for found in scan(
-                        self.disk, fd, position, size_bytes, next_offset=0, crc_from_offset=None, full_content=True
-                    ):
-                        if found.header.next_offset <= receipt.start_offset:
-                            continue
-                        if found.header.base_offset >= receipt.end_offset_exclusive:
-                            continue
-                        header = read_header(found.content)
-                        if not crc_is_valid(found.content, header):
-                            self.damaged_batches += 1
-                            continue
-                        key = (header.base_offset, header.leader_epoch)
-                        if key not in self._seen:
-                            self._seen.add(key)
-                            yield header, found.content
-                    return
-                except BadBatch as bad:
+            for found in scan_past_damage(self.disk, fd, size_bytes, crc_from_offset=None, full_content=True):
+                if isinstance(found, BadBatch):
                     self.damaged_batches += 1
-                    position = bad.position
-                next_position = next_complete_batch(self.disk, fd, position, size_bytes)
-                if next_position is None:
-                    return
-                position = next_position
+                    continue
+                if found.header.next_offset <= receipt.start_offset:
+                    continue
+                if found.header.base_offset >= receipt.end_offset_exclusive:
+                    continue
+                header = read_header(found.content)
+                if not crc_is_valid(found.content, header):
+                    self.damaged_batches += 1
+                    continue
+                key = (header.base_offset, header.leader_epoch)
+                if key not in self._seen:
+                    self._seen.add(key)
+                    yield header, found.content
         finally:
             self.disk.close(fd)
 

@@ -171,8 +171,7 @@ class FollowerState:
             # The leader has records that were deleted here: they were committed, because this replica is in the ISR or
             # ELR, or the leader's record right below our start is the one that we deleted. If this replica restarted at
             # the leader's start, it would lack committed records until it has fetched them, and could be elected then.
-            self.phase = Phase.CUTTING
-            return CutTo(self, log_start, Cause.DIVERGENCE)
+            return self._cut_to(log_start, Cause.DIVERGENCE)
         return self._cut(end, Cause.DIVERGENCE)
 
     def on_follow(self, clean_since: int) -> RestartAt | None:
@@ -188,8 +187,7 @@ class FollowerState:
             return None
         if self.may_lead:
             return None
-        self.phase = Phase.CUTTING
-        return RestartAt(self, 0, Cause.DIVERGENCE, leader_has_all=True)
+        return self._restart_at(0, Cause.DIVERGENCE, leader_has_all=True)
 
     def first_question(self) -> AskEpochEnd | AskStart:
         """The question to ask the leader before the next fetch, if there is a `comparison`."""
@@ -204,15 +202,14 @@ class FollowerState:
         """The leader's log, from `leader_start` on, agrees with this one up to `end`. The remaining records are lost,
         with a receipt."""
         log = self.log
-        self.phase = Phase.CUTTING
         if end <= log.log_start_offset:
-            return RestartAt(self, leader_start, Cause.DIVERGENCE)
+            return self._restart_at(leader_start, Cause.DIVERGENCE)
         if end < log.log_end_offset:
             self.leader_start = leader_start
-            return CutTo(self, end, Cause.DIVERGENCE)
+            return self._cut_to(end, Cause.DIVERGENCE)
         if leader_start >= end:
-            return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
-        return RestartAt(self, leader_start, Cause.DIVERGENCE, leader_has_all=True)
+            return self._restart_at(leader_start, Cause.LEADER_STARTS_LATER)
+        return self._restart_at(leader_start, Cause.DIVERGENCE, leader_has_all=True)
 
     def on_cut(self, duty: CutTo | RestartAt) -> RestartAt | None:
         """After a truncation: if all remaining records are below the leader's log start (`on_agreement`), or lack
@@ -241,13 +238,11 @@ class FollowerState:
         log = self.log
         is_empty = log.log_end_offset == log.log_start_offset
         if is_empty and not had_records and log.log_start_offset > leader_start and not self.may_lead:
-            self.phase = Phase.CUTTING
-            return RestartAt(self, leader_start, Cause.DIVERGENCE)
+            return self._restart_at(leader_start, Cause.DIVERGENCE)
         if leader_start < log.log_end_offset or is_empty:
             self.is_compared = True
             return None
-        self.phase = Phase.CUTTING
-        return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
+        return self._restart_at(leader_start, Cause.LEADER_STARTS_LATER)
 
     def on_ineligible(self, leader_start: int) -> None:
         """The replica is no longer in the ISR or ELR. An empty log above the leader's start, which was kept while the
@@ -266,8 +261,18 @@ class FollowerState:
         if end < self.log.complete_from.offset:
             self.comparison = AgreementSearch(self.log)
             return self._compare(self.comparison)
+        return self._cut_to(end, cause)
+
+    def _cut_to(self, end: int, cause: Cause) -> CutTo:
+        """A log never ends below its start, and no truncation makes it longer."""
+        start, log_end = self.log.log_start_offset, self.log.log_end_offset
+        assert start <= end <= log_end, f"{self.topic}-{self.index}: {start}..{log_end} is to end at {end}"
         self.phase = Phase.CUTTING
         return CutTo(self, end, cause)
+
+    def _restart_at(self, offset: int, cause: Cause, *, leader_has_all: bool = False) -> RestartAt:
+        self.phase = Phase.CUTTING
+        return RestartAt(self, offset, cause, leader_has_all)
 
     @property
     def epoch_starts(self) -> tuple[tuple[int, int], ...]:
@@ -311,18 +316,15 @@ class FollowerState:
         if comparison is not None:
             return self._on_compared(comparison.end, leader_start)
         if restart_cause is not None:
-            self.phase = Phase.CUTTING
-            return RestartAt(self, leader_start, restart_cause)
+            return self._restart_at(leader_start, restart_cause)
         if leader_start > log.log_end_offset:
-            self.phase = Phase.CUTTING
-            return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
+            return self._restart_at(leader_start, Cause.LEADER_STARTS_LATER)
         if log.latest_epoch > NO_EPOCH and log.log_end_offset > log.log_start_offset:
             # In range but rejected: all epochs of the leader are below our last one (E8, E13 c).
             end = max(log.latest_epoch_start, log.log_start_offset)
             if log.log_start_offset < end < log.complete_from.offset:
                 return self._cut(end, Cause.UNKNOWN_EPOCH)
-            self.phase = Phase.CUTTING
-            return CutTo(self, end, Cause.UNKNOWN_EPOCH)
+            return self._cut_to(end, Cause.UNKNOWN_EPOCH)
         self.phase = Phase.FETCHING
         return None
 

@@ -120,6 +120,15 @@ class LeaderState:
     def __post_init__(self) -> None:
         self.log_end_offset = self.epoch_start_offset
         self._set_replicas()
+        self._check()
+
+    def _check(self) -> None:
+        """The invariants, at the start of the epoch and after each change by the controller."""
+        where = f"leader of epoch {self.leader_epoch}"
+        high_watermark, end = self.high_watermark, self.log_end_offset
+        assert 0 <= high_watermark <= end, f"{where}: high watermark {high_watermark}, log end {end}"
+        assert self.epoch_start_offset <= end, f"{where}: it starts at {self.epoch_start_offset}, log end {end}"
+        assert self.node_id not in self.followers, f"{where}: it follows itself"
 
     def _set_replicas(self) -> None:
         known = self.followers
@@ -333,7 +342,9 @@ class LeaderState:
         self.is_recovering = is_recovering
         self.replicas = replicas
         self._set_replicas()
-        return self.advance(min_insync_replicas, now_ms)
+        has_advanced = self.advance(min_insync_replicas, now_ms)
+        self._check()
+        return has_advanced
 
     def on_rejected(self, proposal: IsrProposal, code: ErrorCode) -> Rejection:
         """The controller rejected a proposal (E39). One that is not the current one is dropped."""

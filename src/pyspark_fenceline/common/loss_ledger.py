@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from fenceline.client.core.loss_receipts import LossReceipt, parse_receipt
+from fenceline.client.core.loss_receipts import LossReceipt, newest_versions, parse_receipt
 from fenceline.ids import LOSSES_TOPIC
 from pyspark_fenceline.common import connect
 from pyspark_fenceline.common.cluster import Cluster, partitions_of
@@ -57,7 +57,7 @@ def read_ledger(
 
 def sort_receipts(values: Iterable[bytes | None]) -> Ledger:
     """`values`: of the topic's records, oldest first."""
-    newest: dict[str, LossReceipt] = {}
+    known: list[LossReceipt] = []
     unknown: list[bytes] = []
     for value in values:
         if value is None:
@@ -66,5 +66,5 @@ def sort_receipts(values: Iterable[bytes | None]) -> Ledger:
         if receipt is None:
             unknown.append(value)
         else:
-            newest[receipt.id] = receipt
-    return Ledger(sorted(newest.values(), key=lambda receipt: (receipt.time_ms, receipt.id)), unknown)
+            known.append(receipt)
+    return Ledger(newest_versions(known), unknown)

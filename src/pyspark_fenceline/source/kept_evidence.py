@@ -19,7 +19,7 @@ from fenceline.log.core.checkpoints import BadCheckpoint, read_partition_metadat
 from fenceline.log.core.disk import OsDisk
 from fenceline.log.core.file_names import METADATA_FILE
 from fenceline.log.core.lost_and_found import EVIDENCE_DIR
-from fenceline.log.core.scan import BadBatch, next_complete_batch, scan
+from fenceline.log.core.scan import BadBatch, scan_past_damage
 from pyspark_fenceline.common.lost_ranges import EpochSpan, LostRange
 from pyspark_fenceline.source.kept_rows import KeptSpan, SegmentLocation
 
@@ -145,16 +145,10 @@ def _batches(path: str, from_offset: int) -> Iterator[tuple[int, int, int, int, 
         return
     fd = disk.open_read(path)
     try:
-        position: int | None = 0
-        while position is not None and position < found.size_bytes:
-            try:
-                for one in scan(disk, fd, position, found.size_bytes, next_offset=0, crc_from_offset=from_offset):
-                    header = one.header
-                    if header.next_offset > from_offset:
-                        is_undecided = header.is_transactional and not header.is_control
-                        yield one.position, header.base_offset, header.next_offset, header.leader_epoch, is_undecided
-                return
-            except BadBatch as bad:
-                position = next_complete_batch(disk, fd, bad.position, found.size_bytes)
+        for one in scan_past_damage(disk, fd, found.size_bytes, crc_from_offset=from_offset):
+            if not isinstance(one, BadBatch) and one.header.next_offset > from_offset:
+                header = one.header
+                is_undecided = header.is_transactional and not header.is_control
+                yield one.position, header.base_offset, header.next_offset, header.leader_epoch, is_undecided
     finally:
         disk.close(fd)

@@ -15,7 +15,7 @@ from fenceline.client.consumer.assignors import (
     roundrobin_assign,
     sticky_assign,
 )
-from fenceline.client.consumer.group_protocol import Subscription, encode_owned
+from fenceline.client.core.group_protocol import Subscription, encode_owned
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 

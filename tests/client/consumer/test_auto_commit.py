@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fenceline.client.admin.groups import Membership
 from fenceline.client.consumer import auto_commit
 from fenceline.client.consumer.auto_commit import AutoCommit
 from fenceline.client.consumer.consumer_offsets import PendingCommit
 from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.group_requests import Membership
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition

@@ -268,7 +268,7 @@ def test_commit_to_a_loading_coordinator_does_not_overwrite_the_new_owners(
     with Producer(bootstrap) as producer:
         for number in range(200):
             producer.send(topic, b"%d" % number, partition=number % 2)
-    real_commit, held, is_loading = group_module.commit, list[asyncio.Task[None] | None](), [False]
+    real_commit, held, is_loading = group_module.commit_once, list[asyncio.Task[None] | None](), [False]
 
     async def commit(*given: Any, **named: Any) -> None:
         if is_loading[0] and not held:
@@ -277,7 +277,7 @@ def test_commit_to_a_loading_coordinator_does_not_overwrite_the_new_owners(
             raise broker_error(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "a test")
         await real_commit(*given, **named)
 
-    monkeypatch.setattr(group_module, "commit", commit)
+    monkeypatch.setattr(group_module, "commit_once", commit)
 
     async def story() -> int:
         first = AsyncConsumer(bootstrap, **config, **{"auto.commit.interval.ms": 10})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
+from typing import Any
 
 import pytest
 
-from fenceline.client import Admin, Consumer, Producer, RangeReader
-from fenceline.client.core.client_base import AsyncClient, BlockingClient
+from fenceline.client import Admin, AsyncAdmin, AsyncConsumer, Consumer, Producer, RangeReader
+from fenceline.client.core.client_base import AsyncClient, BlockingClient, blocking
 from fenceline.errors import OperatorError
 
 
@@ -23,6 +25,19 @@ class Core(AsyncClient):
         self.closed += 1
         if self._fault is not None:
             raise self._fault
+
+    async def double(self, number: int, *, plus: int = 0) -> int:
+        """Twice the number."""
+        await asyncio.sleep(0)
+        return 2 * number + plus
+
+    def is_on_loop(self) -> bool:
+        return asyncio.get_running_loop() is self.loop
+
+
+class Face(BlockingClient[Core]):
+    double = blocking(Core.double)
+    is_on_loop = blocking(Core.is_on_loop)
 
 
 def threads(name: str) -> list[threading.Thread]:
@@ -60,6 +75,38 @@ def test_async_with_closes() -> None:
         return core
 
     assert asyncio.run(use()).closed == 1
+
+
+def test_derived_methods_run_on_the_loop_of_the_core() -> None:
+    with Face("face-derived", Core) as face:
+        assert (face.double(3, plus=1), face.is_on_loop()) == (7, True)
+        with pytest.raises(TypeError):
+            face.double()  # type: ignore[call-arg]
+    with pytest.raises(OperatorError, match="closed"):
+        face.double(3)
+
+
+def test_derived_methods_have_signature_and_description_of_the_core() -> None:
+    assert inspect.signature(Face.double) == inspect.signature(Core.double)
+    assert (Face.double.__doc__, Face.double.__qualname__) == ("Twice the number.", "Face.double")
+    assert not inspect.iscoroutinefunction(Face.double)
+
+
+_CORE_ONLY = {"poll_pieces", "put_back_pieces", "mark_pieces_returned", "decide_truncations", "committable"}
+_CORE_ONLY |= {"partitions_assigned", "partitions_revoked", "partitions_lost"}
+
+
+@pytest.mark.parametrize(("face", "core"), [(Admin, AsyncAdmin), (Consumer, AsyncConsumer)])
+def test_blocking_clients_have_every_call_of_their_core(face: type[Any], core: type[Any]) -> None:
+    def calls(owner: type[Any]) -> dict[str, Any]:
+        members = inspect.getmembers(owner, inspect.isfunction)
+        return {name: function for name, function in members if not name.startswith("_")}
+
+    missing = calls(core).keys() - calls(face).keys() - _CORE_ONLY
+    assert not missing, "add each as `name = blocking(...)`, or to the calls of the core only"
+    for name, function in calls(face).items():
+        if hasattr(function, "__wrapped__"):
+            assert function.__wrapped__ is getattr(core, name)
 
 
 @pytest.mark.parametrize("kind", [Admin, Consumer, Producer, RangeReader])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from uuid import uuid4
 
@@ -20,6 +21,8 @@ from fenceline.client.reader.ranges import OffsetRange
 from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import TopicPartition
+from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import SILENT, ScriptedCluster
 
 MakeTopic = Callable[..., str]
 
@@ -156,3 +159,27 @@ def test_no_ranges_return_no_rows(bootstrap: str) -> None:
 
 def test_epoch_mismatch_has_its_own_error() -> None:
     assert "planned when the log ended in epoch 4" in str(EpochMismatchError("t", 0, 10, 5, 4))
+
+
+def test_closing_the_reader_ends_a_read_that_waits(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    asked = threading.Event()
+
+    def rule(node: int, key: ApiKey) -> object:
+        if key is ApiKey.FETCH:
+            asked.set()
+            return SILENT
+        return None
+
+    cluster.node_rule = rule
+    reader = RangeReader(cluster.bootstrap)
+
+    def close_later() -> None:
+        asked.wait(60)
+        reader.close()
+
+    closing = threading.Thread(target=close_later)
+    closing.start()
+    with pytest.raises(OperatorError, match="The client is closed"):
+        list(reader.read({tp: (0, 5)}))
+    closing.join()

@@ -78,7 +78,7 @@ class Pair:
 
     @staticmethod
     def _state(log: PartitionLog) -> list[Any]:
-        disk = log._disk
+        disk = log.disk
         last = log.segments[-1] if log.segments else None
         state: list[Any] = [
             log.log_end_offset,
@@ -288,7 +288,7 @@ def test_full_disk_leaves_a_follower_unchanged(monkeypatch: pytest.MonkeyPatch) 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for log in pair.logs:
-        monkeypatch.setattr(log._disk, "write", full)
+        monkeypatch.setattr(log.disk, "write", full)
     kind, message = pair.fetch(of_leader(batch(2, timestamp=NOW), 2, 0), leader_epoch=0)
     assert kind is StorageError
     assert "appending to" in message

@@ -5,7 +5,7 @@ start finds one log.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Final
@@ -15,9 +15,7 @@ import pytest
 from immutables import Map
 
 from fenceline.ids import TopicPartition
-from fenceline.log.core.agreement import agreed_end
 from fenceline.log.core.config import LogConfig
-from fenceline.log.core.epoch_cache import EpochCache
 from fenceline.log.core.errors import StorageError
 from fenceline.log.directories.future_log import FutureLog
 from fenceline.log.directories.log_dir import LogDir
@@ -264,40 +262,3 @@ def test_copy_restarts_when_the_log_start_moved_back_below_it(end: int) -> None:
     log, _ = future.replace(current, CONFIG)
     assert (log.log_start_offset, log.log_end_offset) == (3, end)
     assert [header.base_offset for header in iter_headers(contents(log, disk))] == list(range(3, end))
-
-
-class _Epochs:
-    """The epochs of a log without a log: a record count for each epoch."""
-
-    def __init__(self, start: int, records: Iterable[int]) -> None:
-        self.log_start_offset = start
-        self._cache = EpochCache()
-        self.records = list(records)
-        for offset, epoch in enumerate(self.records, start):
-            self._cache.assign(epoch, offset)
-        self.log_end_offset = start + len(self.records)
-
-    @property
-    def latest_epoch(self) -> int:
-        return self._cache.latest_epoch
-
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        return self._cache.end_offset_for(epoch, self.log_end_offset)
-
-
-@pytest.mark.parametrize("seed", range(300))
-def test_logs_match_up_to_the_first_record_that_differs(seed: int) -> None:
-    """For histories with the log matching property: after two logs diverge, they have no epoch in common."""
-    rng = Random(seed)
-    common = sorted(rng.choices(range(4), k=rng.randint(0, 8)))
-    tails: list[list[int]] = [[], []]
-    for epoch in range(4, 10):
-        tails[rng.randint(0, 1)] += [epoch] * rng.randint(0, 3)
-    one = _Epochs(0, common + tails[0])
-    other = _Epochs(0, common + tails[1])
-    expected = len(common)
-    assert agreed_end(one, other) == expected
-    start = rng.randint(0, len(common))
-    later = _Epochs(start, (common + tails[1])[start:])
-    if common[start:]:
-        assert agreed_end(one, later) == expected

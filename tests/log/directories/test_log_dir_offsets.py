@@ -21,10 +21,14 @@ from fenceline.log.directories.future_log import FutureLog
 from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.log_dir_offsets import (
     CLEANED,
+    FIRST_SEGMENTS,
     HIGH_WATERMARKS,
     INCARNATIONS,
     LOG_STARTS,
     RECOVERY_POINTS,
+    SegmentsAtStop,
+    read_first_segments,
+    write_first_segments,
 )
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.testing.sim_disk import SimDisk
@@ -579,3 +583,23 @@ def _after_power(disk: SimDisk, model: _Incarnation) -> _Incarnation:
     model.start = min(model.start, end)
     log_dir.close(clean=False)
     return model
+
+
+def test_first_segments_are_read_only_with_the_broker_epoch_that_wrote_them() -> None:
+    disk = machine()
+    segments = {TP: SegmentsAtStop(7, 3), TopicPartition("wind", 3): SegmentsAtStop(0, None)}
+    write_first_segments(disk, HOME, 12, segments)
+    assert read_first_segments(disk, HOME, 12) == segments
+    assert read_first_segments(disk, HOME, 13) == {}
+    assert read_first_segments(disk, HOME, -1) == {}
+
+
+def test_first_segments_without_a_file_count_and_damaged_rows() -> None:
+    disk = machine()
+    for rows, expected in (
+        (b'[["rain",0,7]]', {TP: SegmentsAtStop(7, None)}),
+        (b'[["rain",0]]', {}),
+        (b'[["rain",0,7,"x"]]', {}),
+    ):
+        replace_file(disk, f"{HOME}/{FIRST_SEGMENTS}", b'{"version":0,"brokerEpoch":12,"firstSegments":' + rows + b"}")
+        assert read_first_segments(disk, HOME, 12) == expected

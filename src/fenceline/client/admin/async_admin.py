@@ -7,7 +7,7 @@ its resource. Groups are in `admin.groups`, the quorum and features in `admin.qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
@@ -16,20 +16,11 @@ from fenceline.client.admin.brokers import BrokersAdmin
 from fenceline.client.admin.groups import GroupsAdmin
 from fenceline.client.admin.quorum import QuorumAdmin
 from fenceline.client.admin.replicas import ReplicasAdmin
-from fenceline.client.core.client_base import AsyncClient
-from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
-from fenceline.client.core.deadline import Deadline
-from fenceline.client.core.errors import broker_error, error_code, raise_if
+from fenceline.client.core.errors import raise_if
 from fenceline.client.core.metadata import BrokerEndpoint, ClusterMetadata
-from fenceline.client.core.offsets import (
-    EpochEnd,
-    OffsetAndEpoch,
-    OffsetSpec,
-    list_offsets,
-    offsets_for_leader_epoch,
-)
-from fenceline.errors import ErrorCode
+from fenceline.client.core.offset_lookups import list_offsets, offsets_for_leader_epoch
+from fenceline.client.core.offsets import EpochEnd, OffsetAndEpoch, OffsetSpec
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.wire.apis import ApiKey
 
@@ -53,9 +44,6 @@ _CONFIG_SOURCES: Final[Mapping[int, str]] = {
     8: "GROUP_CONFIG",
 }
 _OPERATIONS: Final[Mapping[str, int]] = {"set": 0, "delete": 1, "append": 2, "subtract": 3}
-
-_NOT_THE_CONTROLLER: Final = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLOWER})
-"""The second is the error of the quorum's own requests."""
 
 ConfigResource = tuple[str, str]
 """("topic" | "broker" | "group" | ..., name)."""
@@ -104,15 +92,11 @@ class ProducerDescription(NamedTuple):
     last_timestamp_ms: int
 
 
-class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncClient):
+class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin):
     """Create it inside a running loop; close it with `await close()` or use it as an async context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
-        self.config = ClientConfig.parse("admin", bootstrap, config)
-        self.cluster = Cluster(self.config)
-
-    async def close(self) -> None:
-        await self.cluster.close()
+        super().__init__(ClientConfig.parse("admin", bootstrap, config))
 
     # -- cluster and topics
 
@@ -335,35 +319,6 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncCli
                 raise_if(result, f"configuring {_kind(result.resource_type)} {result.resource_name}")
 
     # -- inside
-
-    def _deadline(self, timeout_ms: float | None) -> Deadline:
-        return Deadline(self.config["default.api.timeout.ms"] if timeout_ms is None else timeout_ms)
-
-    def _broker_timeout_ms(self, deadline: Deadline) -> int:
-        return int(max(1.0, min(deadline.left_ms, self.config["request.timeout.ms"])))
-
-    async def _ask(self, node_id: int | None, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline) -> Any:
-        return await self.cluster.retrying(
-            deadline, lambda: self.cluster.call(node_id, api_key, fields, deadline=deadline)
-        )
-
-    async def _ask_controller(
-        self, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline, results: Callable[[Any], Iterable[Any]]
-    ) -> Any:
-        """Send a request to the controller in metadata (any KRaft broker forwards it); retried if it is none."""
-
-        async def attempt() -> Any:
-            cached = self.cluster.metadata
-            if cached.controller_id not in cached.brokers:
-                await self.cluster.fetch_metadata([], deadline)
-            node_id = cached.controller_id if cached.controller_id in cached.brokers else None
-            response = await self.cluster.call(node_id, api_key, fields, deadline=deadline)
-            if any(error_code(r.error_code) in _NOT_THE_CONTROLLER for r in results(response)):
-                cached.controller_id = -1
-                raise broker_error(ErrorCode.NOT_CONTROLLER, api_key.name)
-            return response
-
-        return await self.cluster.retrying(deadline, attempt)
 
     @staticmethod
     def _by_config_node(resources: Sequence[ConfigResource]) -> dict[int | None, list[ConfigResource]]:

@@ -5,13 +5,10 @@ Rules: controller.md C19; since_4_0.md K4 (KIP-1073: fenced brokers).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from fenceline.client.core.cluster import Cluster
-from fenceline.client.core.config import ClientConfig
-from fenceline.client.core.deadline import Deadline
+from fenceline.client.admin.admin_requests import AdminRequests
 from fenceline.client.core.errors import ConnectionLost, TimedOut, error_code, raise_if
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.ids import TopicPartition
@@ -47,25 +44,8 @@ class LogDirDescription(NamedTuple):
     replicas: Mapping[TopicPartition, ReplicaOnDisk]
 
 
-class BrokersAdmin(ABC):
-    """Mixin of `AsyncAdmin`."""
-
-    config: ClientConfig
-    cluster: Cluster
-
-    @abstractmethod
-    def _deadline(self, timeout_ms: float | None) -> Deadline:
-        """The deadline of a call with `timeout_ms`."""
-
-    @abstractmethod
-    async def _ask(self, node_id: int | None, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline) -> Any:
-        """One request to a node (None: any), with retries."""
-
-    @abstractmethod
-    async def _ask_controller(
-        self, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline, results: Callable[[Any], Iterable[Any]]
-    ) -> Any:
-        """One request to the active controller, with retries."""
+class BrokersAdmin(AdminRequests):
+    """Part of `AsyncAdmin`."""
 
     async def describe_brokers(self, *, timeout_ms: float | None = None) -> list[RegisteredBroker]:
         """All registered brokers by id, including fenced ones, with the endpoints of the listener that is used."""

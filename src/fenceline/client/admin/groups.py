@@ -1,22 +1,27 @@
 """Group calls of Admin: list, describe and delete groups and their committed offsets.
 
-Owns requests to group coordinators without membership, and the two offset requests that the consumer shares.
+Owns requests to group coordinators without membership.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fenceline.client.consumer.group_protocol import decode_assignment
-from fenceline.client.core.cluster import Cluster, Purpose
-from fenceline.client.core.config import ClientConfig
+from fenceline.client.admin.admin_requests import AdminRequests
 from fenceline.client.core.deadline import Deadline
-from fenceline.client.core.errors import COORDINATOR_MOVED, ConnectionLost, TimedOut, broker_error, error_code
+from fenceline.client.core.errors import broker_error, error_code
+from fenceline.client.core.group_protocol import decode_assignment
+from fenceline.client.core.group_requests import (
+    ask_coordinator,
+    commit,
+    fetch_committed,
+    indexes_by_topic,
+    raise_group_error,
+)
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.ids import NO_EPOCH, TopicPartition
+from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
 
 
@@ -47,128 +52,6 @@ class GroupDescription(NamedTuple):
     members: tuple[MemberDescription, ...]
 
 
-class Membership(NamedTuple):
-    """The member that commits: (-1, "", None) without membership."""
-
-    generation_id: int = -1
-    member_id: str = ""
-    group_instance_id: str | None = None
-
-
-async def ask_coordinator(
-    cluster: Cluster,
-    group_id: str,
-    api_key: ApiKey,
-    fields: dict[str, Any],
-    deadline: Deadline,
-    *,
-    purpose: Purpose = Purpose.CONTROL,
-    extra_ms: float = 0,
-) -> Any:
-    """One request to the group's coordinator. After a connection error the cached coordinator is dropped; the caller
-    retries."""
-    node_id = await cluster.coordinator(group_id, deadline)
-    try:
-        return await cluster.call(node_id, api_key, fields, deadline=deadline, purpose=purpose, extra_ms=extra_ms)
-    except (ConnectionLost, TimedOut):
-        cluster.forget_coordinator(group_id)
-        raise
-
-
-def raise_group_error(
-    cluster: Cluster, group_id: str, code: ErrorCode, subject: str, message: str | None = None
-) -> None:
-    """Raise for any code but NONE; drops the cached coordinator if it has moved."""
-    if code is ErrorCode.NONE:
-        return
-    if code in COORDINATOR_MOVED:
-        cluster.forget_coordinator(group_id)
-    raise broker_error(code, subject, message)
-
-
-async def fetch_committed(
-    cluster: Cluster,
-    group_id: str,
-    partitions: Collection[TopicPartition] | None,
-    deadline: Deadline,
-) -> dict[TopicPartition, CommittedOffset]:
-    """Committed offsets (None: of all partitions of the group); partitions without one are left out."""
-    topics = None if partitions is None else _by_topic(partitions)
-    # Only members of the consumer protocol (KIP-848) send member id and epoch. From a classic member, a group that has
-    # switched to that protocol would reject them.
-    group = {"group_id": group_id, "member_id": None, "member_epoch": -1, "topics": topics}
-    # Old versions have one group at the top level, new ones a list: the encoder drops fields that a version lacks.
-    fields = {"groups": [group], "group_id": group_id, "topics": topics, "require_stable": True}
-
-    async def attempt() -> dict[TopicPartition, CommittedOffset]:
-        response = await ask_coordinator(cluster, group_id, ApiKey.OFFSET_FETCH, fields, deadline)
-        answer = response.groups[0] if hasattr(response, "groups") else response
-        code = error_code(getattr(answer, "error_code", 0))
-        raise_group_error(cluster, group_id, code, f"committed offsets of group {group_id}")
-        found: dict[TopicPartition, CommittedOffset] = {}
-        for topic in answer.topics:
-            for partition in topic.partitions:
-                tp = TopicPartition(str(topic.name), int(partition.partition_index))
-                raise_group_error(
-                    cluster, group_id, error_code(partition.error_code), f"committed offset of {tp} in group {group_id}"
-                )
-                if int(partition.committed_offset) >= 0:
-                    epoch = int(getattr(partition, "committed_leader_epoch", NO_EPOCH))
-                    found[tp] = CommittedOffset(int(partition.committed_offset), epoch, partition.metadata or "")
-        return found
-
-    return await cluster.retrying(deadline, attempt)
-
-
-async def commit(
-    cluster: Cluster,
-    group_id: str,
-    offsets: Mapping[TopicPartition, CommittedOffset],
-    deadline: Deadline,
-    *,
-    membership: Membership | None = None,
-    purpose: Purpose = Purpose.CONTROL,
-) -> None:
-    """Commit once, without retries. Raises PeerError for the first error."""
-    member = membership or Membership()
-    by_topic: dict[str, list[dict[str, Any]]] = {}
-    for tp, offset in offsets.items():
-        by_topic.setdefault(tp.topic, []).append(
-            {
-                "partition_index": tp.partition,
-                "committed_offset": offset.offset,
-                "committed_leader_epoch": offset.leader_epoch,
-                "committed_metadata": offset.metadata,
-            }
-        )
-    fields = {
-        "group_id": group_id,
-        "generation_id_or_member_epoch": member.generation_id,
-        "generation_id": member.generation_id,
-        "member_id": member.member_id,
-        "group_instance_id": member.group_instance_id,
-        "retention_time_ms": -1,
-        "retention_time": -1,
-        "topics": [{"name": name, "partitions": listed} for name, listed in by_topic.items()],
-    }
-    response = await ask_coordinator(cluster, group_id, ApiKey.OFFSET_COMMIT, fields, deadline, purpose=purpose)
-    for topic in response.topics:
-        for partition in topic.partitions:
-            raise_group_error(
-                cluster,
-                group_id,
-                error_code(partition.error_code),
-                f"committing {topic.name}-{partition.partition_index} for group {group_id}",
-            )
-
-
-def _by_topic(partitions: Collection[TopicPartition]) -> list[dict[str, Any]]:
-    grouped: dict[str, list[int]] = {}
-    for topic, partition in partitions:
-        grouped.setdefault(topic, []).append(partition)
-    return [{"name": name, "partition_indexes": indexes} for name, indexes in grouped.items()]
-
-
 def _assigned(content: bytes) -> tuple[TopicPartition, ...]:
     """The group's leader encodes assignments and the coordinator does not validate them: () if undecodable."""
     try:
@@ -177,15 +60,8 @@ def _assigned(content: bytes) -> tuple[TopicPartition, ...]:
         return ()
 
 
-class GroupsAdmin(ABC):
-    """Mixin of `AsyncAdmin`."""
-
-    config: ClientConfig
-    cluster: Cluster
-
-    @abstractmethod
-    def _deadline(self, timeout_ms: float | None) -> Deadline:
-        """The deadline of a call with `timeout_ms`."""
+class GroupsAdmin(AdminRequests):
+    """Part of `AsyncAdmin`."""
 
     async def list_groups(self, *, states: Sequence[str] = (), timeout_ms: float | None = None) -> list[GroupListing]:
         """Groups of all brokers, ordered by id; `states` filters ("Stable", "Empty", ...)."""
@@ -315,12 +191,11 @@ class GroupsAdmin(ABC):
         timeout_ms: float | None = None,
     ) -> None:
         """Set offsets of a group without active members. Raises PeerError (UNKNOWN_MEMBER_ID if it has any)."""
-        deadline = self._deadline(timeout_ms)
         values = {
             TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else value
             for tp, value in offsets.items()
         }
-        await self.cluster.retrying(deadline, lambda: commit(self.cluster, group_id, values, deadline))
+        await commit(self.cluster, group_id, values, self._deadline(timeout_ms))
 
     async def delete_group_offsets(
         self, group_id: str, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
@@ -329,7 +204,7 @@ class GroupsAdmin(ABC):
         deadline = self._deadline(timeout_ms)
         topics = [
             {"name": t["name"], "partitions": [{"partition_index": i} for i in t["partition_indexes"]]}
-            for t in _by_topic(partitions)
+            for t in indexes_by_topic(partitions)
         ]
 
         async def attempt() -> None:

@@ -8,14 +8,11 @@ Rules: raft.md Q13, Q37; controller.md C38; since_4_0.md K1, K37.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
-from fenceline.client.core.cluster import Cluster
-from fenceline.client.core.config import ClientConfig
-from fenceline.client.core.deadline import Deadline
+from fenceline.client.admin.admin_requests import AdminRequests
 from fenceline.client.core.errors import ConnectionLost, TimedOut, broker_error, error_code, raise_if
 from fenceline.client.core.versions import client_software
 from fenceline.errors import ErrorCode, OperatorError
@@ -82,25 +79,8 @@ class NodeFeatures(NamedTuple):
     trouble: str = ""
 
 
-class QuorumAdmin(ABC):
-    """Mixin of `AsyncAdmin`."""
-
-    config: ClientConfig
-    cluster: Cluster
-
-    @abstractmethod
-    def _deadline(self, timeout_ms: float | None) -> Deadline:
-        """The deadline of a call with `timeout_ms`."""
-
-    @abstractmethod
-    def _broker_timeout_ms(self, deadline: Deadline) -> int:
-        """The timeout to send in a request."""
-
-    @abstractmethod
-    async def _ask_controller(
-        self, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline, results: Callable[[Any], Iterable[Any]]
-    ) -> Any:
-        """One request to the active controller, with retries."""
+class QuorumAdmin(AdminRequests):
+    """Part of `AsyncAdmin`."""
 
     async def describe_quorum(self, *, timeout_ms: float | None = None) -> QuorumDescription:
         """Leader, epoch, high watermark, and the progress of each voter and observer."""

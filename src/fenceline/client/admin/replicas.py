@@ -9,11 +9,10 @@ Rules: `epochs.md E2-E3`, `list_offsets.md L8-L11`; `recovery.md V37` (KIP-704).
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from fenceline.client.core.cluster import Cluster
+from fenceline.client.admin.admin_requests import AdminRequests
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import error_code
 from fenceline.client.core.metadata import PartitionMetadata
@@ -52,14 +51,8 @@ class ReplicaStates(NamedTuple):
         }
 
 
-class ReplicasAdmin(ABC):
-    """Mixin of `AsyncAdmin`."""
-
-    cluster: Cluster
-
-    @abstractmethod
-    def _deadline(self, timeout_ms: float | None) -> Deadline:
-        """The deadline of a call with `timeout_ms`."""
+class ReplicasAdmin(AdminRequests):
+    """Part of `AsyncAdmin`."""
 
     async def describe_replicas(
         self, topics: Collection[str], *, timeout_ms: float | None = None

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
-from fenceline.client.consumer.group_protocol import Subscription, decode_owned, encode_owned
 from fenceline.client.core.errors import ClientError
+from fenceline.client.core.group_protocol import Subscription, decode_owned, encode_owned
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 

@@ -56,8 +56,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
         self._fetcher = Fetcher(self.cluster, self.positions, self.config)
         self._group: GroupMember | None = None
         if self.config["group.id"]:
-            self._group = GroupMember(self.cluster, self.config, self)
-            self._group.on_change = self._fetcher.wake_poll
+            self._group = GroupMember(self.cluster, self.config, self, self._fetcher.wake_poll)
         self._subscribed = False
         self._pattern: re.Pattern[str] | None = None
         self._listeners: dict[str, Listener | None] = {}
@@ -74,10 +73,8 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
         """Read exactly these partitions, without membership in a group (commits still need group.id)."""
         if self._subscribed:
             raise OperatorError("The consumer is subscribed", "Call unsubscribe before assign.")
-        self.positions.assign(partitions)
         self._track({TopicPartition(*tp).topic for tp in partitions})
-        self._fetch_buffer.drop_unassigned()
-        self._fetcher.wake()
+        self._set_assignment(partitions)
 
     def subscribe(
         self,
@@ -122,8 +119,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
             member.assignment = ()
             member.topics = frozenset()
         self._subscribed, self._pattern = False, None
-        self.positions.assign(())
-        self._fetch_buffer.drop_unassigned()
+        self._set_assignment(())
 
     def assignment(self) -> list[TopicPartition]:
         return sorted(self.positions)
@@ -228,10 +224,8 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
         """Wait for records or an error; False at the deadline."""
         if deadline.is_over:
             return False
-        left_s = deadline.left_ms / 1000
-        if self._member is not None and self._member.needs_join:
-            left_s = min(left_s, 0.05)
-        await self._fetcher.wait_for_arrival(left_s)
+        if self._member is None or not self._member.needs_join:
+            await self._fetcher.wait_for_arrival(deadline.left_ms / 1000)
         return True
 
     # -- positions
@@ -242,7 +236,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
         """
         to = offset if isinstance(offset, CommittedOffset) else CommittedOffset(offset, leader_epoch)
         self.positions.seek(TopicPartition(*tp), to.offset, to.leader_epoch)
-        self._fetcher.wake()
+        self._repositioned()
 
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
         self._reset(partitions, EARLIEST)
@@ -253,7 +247,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
     def _reset(self, partitions: Collection[TopicPartition], to: int) -> None:
         for tp in partitions or self.assignment():
             self.positions.await_reset(TopicPartition(*tp), to)
-        self._fetcher.wake()
+        self._repositioned()
 
     async def position(self, tp: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """The offset of the next record that poll returns."""
@@ -275,9 +269,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
                 raise pending_error
             if deadline.is_over:
                 raise TimedOut(f"no position for {tp} within {deadline.timeout_ms:.0f} ms. Check its brokers.")
-            await self._fetcher.wait_for_arrival(min(0.02, deadline.left_ms / 1000))
-            # The wait returns immediately if data is buffered: let the lookup run.
-            await asyncio.sleep(0.001)
+            await self._fetcher.wait_for_change(deadline.left_ms / 1000)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Return no records of these until `resume`. They stay assigned."""
@@ -299,8 +291,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
         """Offsets between the position and the high watermark (read_committed: the last stable offset) of the last
         fetch; None before the first."""
         state = self.positions.of(TopicPartition(*tp))
-        committed = self.config["isolation.level"] == "read_committed"
-        end = state.last_stable_offset if committed else state.high_watermark
+        end = state.last_stable_offset if self.config.reads_committed else state.high_watermark
         return None if end < 0 or state.position is None else max(0, end - state.position.offset)
 
     # -- truncations
@@ -351,21 +342,16 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
     async def partitions_revoked(self, partitions: list[TopicPartition]) -> None:
         await self._auto_commit.before_revocation()
         await self._notify_listener("revoked", partitions)
-        kept = [tp for tp in self.positions if tp not in set(partitions)]
-        self.positions.assign(kept)
-        self._fetch_buffer.drop_unassigned()
+        self._set_assignment([tp for tp in self.positions if tp not in set(partitions)])
 
     async def partitions_lost(self, partitions: list[TopicPartition]) -> None:
         await self._notify_listener("lost" if self._listeners.get("lost") is not None else "revoked", partitions)
-        self.positions.assign([tp for tp in self.positions if tp not in set(partitions)])
-        self._fetch_buffer.drop_unassigned()
+        self._set_assignment([tp for tp in self.positions if tp not in set(partitions)])
 
     async def partitions_assigned(self, assignment: list[TopicPartition], added: list[TopicPartition]) -> None:
-        self.positions.assign(assignment)
-        self._fetch_buffer.drop_unassigned()
+        self._set_assignment(assignment)
         self._auto_commit.start_interval()
         await self._notify_listener("assigned", added)
-        self._fetcher.wake()
 
     async def _notify_listener(self, what: str, partitions: list[TopicPartition]) -> None:
         listener = self._listeners.get(what)
@@ -379,6 +365,16 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
     @property
     def _member(self) -> GroupMember | None:
         return self._group if self._subscribed else None
+
+    def _set_assignment(self, partitions: Collection[TopicPartition]) -> None:
+        self.positions.assign(partitions)
+        self._fetch_buffer.drop_unassigned()
+        self._repositioned()
+
+    def _repositioned(self) -> None:
+        """The caller has changed positions: go on fetching, and let a call that waits for a position look again."""
+        self._fetcher.wake()
+        self._fetcher.wake_poll()
 
     def _metadata_changed(self) -> None:
         if self._pattern is not None and self._group is not None:

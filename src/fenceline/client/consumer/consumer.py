@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fenceline.client.consumer.async_consumer import AsyncConsumer, Listener
 from fenceline.client.consumer.truncation import Choice, Decide
-from fenceline.client.core.client_base import BlockingClient, CallerThreadCalls
+from fenceline.client.core.client_base import BlockingClient, CallerThreadCalls, blocking
 from fenceline.client.core.errors import LogTruncationError
 from fenceline.client.core.fetched import ConsumerRecords, Fetched, to_arrow
-from fenceline.client.core.loss_receipts import LossReceipt
-from fenceline.client.core.offsets import CommittedOffset, LogOffset, OffsetAndEpoch
-from fenceline.ids import NO_EPOCH, TopicPartition
+from fenceline.ids import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,9 +37,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
     # -- assignment and subscription
 
-    def assign(self, partitions: Collection[TopicPartition]) -> None:
-        """See `AsyncConsumer.assign`."""
-        self._on_loop(lambda: self._async.assign(partitions))
+    assign = blocking(AsyncConsumer.assign)
 
     def subscribe(
         self,
@@ -67,11 +63,8 @@ class Consumer(BlockingClient[AsyncConsumer]):
         """See `AsyncConsumer.unsubscribe`."""
         self._run_with_listeners(self._async.unsubscribe)
 
-    def assignment(self) -> list[TopicPartition]:
-        return self._on_loop(self._async.assignment)
-
-    def subscription(self) -> frozenset[str]:
-        return self._on_loop(self._async.subscription)
+    assignment = blocking(AsyncConsumer.assignment)
+    subscription = blocking(AsyncConsumer.subscription)
 
     # -- poll
 
@@ -95,94 +88,36 @@ class Consumer(BlockingClient[AsyncConsumer]):
             if self._on_loop(self._async.mark_pieces_returned) and batch.num_rows:
                 return batch
 
-    def next_offsets(self) -> dict[TopicPartition, CommittedOffset]:
-        """See `AsyncConsumer.next_offsets`."""
-        return self._on_loop(self._async.next_offsets)
+    next_offsets = blocking(AsyncConsumer.next_offsets)
 
     def _poll_pieces(self, timeout_ms: float, max_bytes: int) -> list[Fetched]:
         return self._run_with_listeners(lambda: self._async.poll_pieces(timeout_ms, max_bytes=max_bytes))
 
     # -- positions
 
-    def seek(self, tp: TopicPartition, offset: int | CommittedOffset, leader_epoch: int = NO_EPOCH) -> None:
-        """See `AsyncConsumer.seek`."""
-        self._on_loop(lambda: self._async.seek(tp, offset, leader_epoch))
-
-    def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
-        self._on_loop(lambda: self._async.seek_to_beginning(partitions))
-
-    def seek_to_end(self, partitions: Collection[TopicPartition] = ()) -> None:
-        self._on_loop(lambda: self._async.seek_to_end(partitions))
-
-    def position(self, tp: TopicPartition, *, timeout_ms: float | None = None) -> int:
-        """See `AsyncConsumer.position`."""
-        return self._loop_thread.run(self._async.position(tp, timeout_ms=timeout_ms))
-
-    def position_and_epoch(self, tp: TopicPartition, *, timeout_ms: float | None = None) -> CommittedOffset:
-        """See `AsyncConsumer.position_and_epoch`."""
-        return self._loop_thread.run(self._async.position_and_epoch(tp, timeout_ms=timeout_ms))
-
-    def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """See `AsyncConsumer.pause`."""
-        self._on_loop(lambda: self._async.pause(partitions))
-
-    def resume(self, partitions: Collection[TopicPartition]) -> None:
-        self._on_loop(lambda: self._async.resume(partitions))
-
-    def paused(self) -> list[TopicPartition]:
-        return self._on_loop(self._async.paused)
-
-    def lag(self, tp: TopicPartition) -> int | None:
-        """See `AsyncConsumer.lag`."""
-        return self._on_loop(lambda: self._async.lag(tp))
+    seek = blocking(AsyncConsumer.seek)
+    seek_to_beginning = blocking(AsyncConsumer.seek_to_beginning)
+    seek_to_end = blocking(AsyncConsumer.seek_to_end)
+    position = blocking(AsyncConsumer.position)
+    position_and_epoch = blocking(AsyncConsumer.position_and_epoch)
+    pause = blocking(AsyncConsumer.pause)
+    resume = blocking(AsyncConsumer.resume)
+    paused = blocking(AsyncConsumer.paused)
+    lag = blocking(AsyncConsumer.lag)
 
     # -- offsets
 
-    def committed(
-        self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, CommittedOffset | None]:
-        """See `AsyncConsumer.committed`."""
-        return self._loop_thread.run(self._async.committed(partitions, timeout_ms=timeout_ms))
-
-    def commit(
-        self,
-        offsets: Mapping[TopicPartition, CommittedOffset | int] | None = None,
-        *,
-        timeout_ms: float | None = None,
-    ) -> None:
-        """See `AsyncConsumer.commit`."""
-        self._loop_thread.run(self._async.commit(offsets, timeout_ms=timeout_ms))
-
-    def beginning_offsets(
-        self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, LogOffset]:
-        """See `AsyncConsumer.beginning_offsets`."""
-        return self._loop_thread.run(self._async.beginning_offsets(partitions, timeout_ms=timeout_ms))
-
-    def end_offsets(
-        self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, LogOffset]:
-        """See `AsyncConsumer.end_offsets`."""
-        return self._loop_thread.run(self._async.end_offsets(partitions, timeout_ms=timeout_ms))
-
-    def offsets_for_times(
-        self, timestamps_ms: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, OffsetAndEpoch | None]:
-        """See `AsyncConsumer.offsets_for_times`."""
-        return self._loop_thread.run(self._async.offsets_for_times(timestamps_ms, timeout_ms=timeout_ms))
-
-    def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> list[int]:
-        return self._loop_thread.run(self._async.partitions_for(topic, timeout_ms=timeout_ms))
+    committed = blocking(AsyncConsumer.committed)
+    commit = blocking(AsyncConsumer.commit)
+    beginning_offsets = blocking(AsyncConsumer.beginning_offsets)
+    end_offsets = blocking(AsyncConsumer.end_offsets)
+    offsets_for_times = blocking(AsyncConsumer.offsets_for_times)
+    partitions_for = blocking(AsyncConsumer.partitions_for)
 
     # -- truncations
 
-    def truncations(self) -> list[LogTruncationError]:
-        """See `AsyncConsumer.truncations`."""
-        return self._on_loop(self._async.truncations)
-
-    def loss_receipts(self, error: LogTruncationError, *, timeout_ms: float | None = None) -> tuple[LossReceipt, ...]:
-        """See `AsyncConsumer.loss_receipts`."""
-        return self._loop_thread.run(self._async.loss_receipts(error, timeout_ms=timeout_ms))
+    truncations = blocking(AsyncConsumer.truncations)
+    loss_receipts = blocking(AsyncConsumer.loss_receipts)
 
     # -- closing
 
@@ -191,12 +126,6 @@ class Consumer(BlockingClient[AsyncConsumer]):
         self._close_with(lambda: self._run_with_listeners(lambda: self._async.close(timeout_s * 1000)))
 
     # -- calls into the event loop
-
-    def _on_loop(self, function: Callable[[], T]) -> T:
-        async def call() -> T:
-            return function()
-
-        return self._loop_thread.run(call())
 
     def _run_with_listeners(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         async def work(calls: CallerThreadCalls) -> T:
@@ -226,8 +155,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
         async def ask(error: LogTruncationError) -> Choice:
             assert self._caller_calls is not None, "truncations are reported inside poll"
-            choice: Choice = await self._caller_calls.call(lambda: decide(error))
-            return choice
+            return await self._caller_calls.call(lambda: decide(error))
 
         return ask
 

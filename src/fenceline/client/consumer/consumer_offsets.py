@@ -10,23 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from fenceline.client.admin.groups import Membership, fetch_committed
-from fenceline.client.admin.groups import commit as commit_without_membership
 from fenceline.client.consumer.group import GroupMember
 from fenceline.client.consumer.positions import Positions
 from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import CommitFailedError, TimedOut
-from fenceline.client.core.offsets import (
-    EARLIEST,
-    LATEST,
-    CommittedOffset,
-    LogOffset,
-    OffsetAndEpoch,
-    OffsetSpec,
-    list_offsets,
-)
+from fenceline.client.core.group_requests import Membership, commit, fetch_committed
+from fenceline.client.core.offset_lookups import list_offsets
+from fenceline.client.core.offsets import EARLIEST, LATEST, CommittedOffset, LogOffset, OffsetAndEpoch, OffsetSpec
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.ids import NO_EPOCH, TopicPartition
 
@@ -84,17 +76,17 @@ class ConsumerOffsets(ABC):
                 TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else _with_epoch(*value)
                 for tp, value in offsets.items()
             }
-        commit = self._capture_commit(values)
+        pending = self._capture_commit(values)
         # The task of an earlier automatic commit may not have started: let it run first.
         await asyncio.sleep(0)
-        await self._send_commit(commit, timeout_ms)
+        await self._send_commit(pending, timeout_ms)
 
     def _capture_commit(self, values: Mapping[TopicPartition, CommittedOffset]) -> PendingCommit:
         return PendingCommit(values, None if (member := self._member) is None else member.membership)
 
-    async def _send_commit(self, commit: PendingCommit, timeout_ms: float | None) -> None:
+    async def _send_commit(self, pending: PendingCommit, timeout_ms: float | None) -> None:
         """Raises CommitFailedError as `commit` does."""
-        if not commit.offsets:
+        if not pending.offsets:
             return
         group_id = self._require_group()
         deadline = self._deadline(timeout_ms)
@@ -106,10 +98,8 @@ class ConsumerOffsets(ABC):
                 f"group {group_id}: an earlier commit has had no response for {deadline.timeout_ms:.0f} ms"
             ) from None
         try:
-            if commit.membership is None:
-                await self.cluster.retrying(
-                    deadline, lambda: commit_without_membership(self.cluster, group_id, commit.offsets, deadline)
-                )
+            if pending.membership is None:
+                await commit(self.cluster, group_id, pending.offsets, deadline)
                 return
             if (member := self._member) is None:
                 raise CommitFailedError(
@@ -117,13 +107,13 @@ class ConsumerOffsets(ABC):
                     f"group {group_id}: the consumer left the group before its commit succeeded. Other members may "
                     "read records since the last commit again.",
                 )
-            if unassigned := sorted(tp for tp in commit.offsets if tp not in self.positions):
+            if unassigned := sorted(tp for tp in pending.offsets if tp not in self.positions):
                 raise CommitFailedError(
                     ErrorCode.ILLEGAL_GENERATION,
                     f"group {group_id}: {', '.join(map(str, unassigned))} is not assigned to this member, and another "
                     "member may have committed it. Commit before partitions are revoked (on_revoked).",
                 )
-            await member.commit(commit.offsets, deadline, membership=commit.membership)
+            await member.commit(pending.offsets, deadline, membership=pending.membership)
         finally:
             self._commit_lock.release()
 
@@ -169,9 +159,12 @@ class ConsumerOffsets(ABC):
     async def _list(
         self, wanted: Mapping[TopicPartition, OffsetSpec], timeout_ms: float | None
     ) -> dict[TopicPartition, OffsetAndEpoch]:
-        isolation = int(self.config["isolation.level"] == "read_committed")
-        deadline = self._deadline(timeout_ms)
-        return await list_offsets(self.cluster, wanted, deadline=deadline, isolation_level=isolation)
+        return await list_offsets(
+            self.cluster,
+            wanted,
+            deadline=self._deadline(timeout_ms),
+            isolation_level=int(self.config.reads_committed),
+        )
 
     def _require_group(self) -> str:
         group_id: str | None = self.config["group.id"]

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fenceline.client.consumer.fetch_memory import FetchMemory
 from fenceline.client.consumer.position_requests import PositionRequests
 from fenceline.client.consumer.positions import Phase, Position, Positions, PositionState
 from fenceline.client.core.cluster import Cluster, Purpose
@@ -37,13 +36,19 @@ from fenceline.client.core.errors import (
     broker_error,
     error_code,
 )
-from fenceline.client.core.fetch_wire import PartitionFetch, fetch_once
-from fenceline.client.core.fetched import Fetched, scan
+from fenceline.client.core.fetch_memory import FetchMemory
+from fenceline.client.core.fetch_wire import (
+    PartitionFetch,
+    diverging_end,
+    fetch_error,
+    fetch_once,
+    is_permanent,
+    scan_answer,
+)
+from fenceline.client.core.fetched import Fetched
 from fenceline.client.core.metadata import LeaderAndEpoch
-from fenceline.client.core.offsets import EpochEnd
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
-from fenceline.records.aborted import AbortedTransactions
 
 if TYPE_CHECKING:
     from fenceline.wire.fetch import FetchedPartition
@@ -79,7 +84,6 @@ class Fetcher:
         self._buffered_by_tp: dict[TopicPartition, int] = {}
         self._memory = FetchMemory(config["queued.max.bytes"])
         self._is_full = False
-        self._isolation = int(config["isolation.level"] == "read_committed")
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._requests = PositionRequests(
             cluster, positions, config, on_answers=self._requests_answered, delay=self._delay, report=self._report
@@ -167,8 +171,12 @@ class Fetcher:
 
     async def wait_for_arrival(self, timeout_s: float) -> None:
         """Wait until there is a piece or an error for poll, at most `timeout_s`."""
-        if self._errors or self._has_readable() or self._positions.lost():
-            return
+        if not (self._errors or self._has_readable() or self._positions.lost()):
+            await self.wait_for_change(timeout_s)
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until a piece or an error arrives, a request about positions is answered, or `wake_poll` is called, at
+        most `timeout_s`."""
         self._arrived.clear()
         try:
             async with asyncio.timeout(timeout_s):
@@ -399,28 +407,20 @@ class Fetcher:
         state.high_watermark = answer.high_watermark
         state.last_stable_offset = answer.last_stable_offset
         state.log_start_offset = answer.log_start_offset
-        if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
+        if (end := diverging_end(answer)) is not None:
             if node_id != position.leader.leader and self._positions.request_validation(tp):
                 # A follower may have lost records that the leader still has.
                 state.read_replica = _NO_NODE
                 self._delay([tp])
                 return
-            epoch, end_offset = answer.diverging_epoch
-            self._positions.diverged(tp, EpochEnd(epoch, end_offset))
+            self._positions.diverged(tp, end)
             if state.truncation is not None:
                 _log.warning("%s", state.truncation)
             self._arrived.set()
             return
         if not answer.records:
             return
-        fetched, _ = scan(
-            tp,
-            memoryview(answer.records),
-            position.offset,
-            position.record_epoch,
-            aborted=AbortedTransactions(answer.aborted_transactions or ()) if self._isolation else None,
-            check_crcs=self._config["check.crcs"],
-        )
+        fetched, _ = scan_answer(self._config, tp, answer, position.offset, position.record_epoch)
         if fetched.next_offset == position.offset:
             return
         if position.leader.epoch < 0 and not can_follow(fetched.epoch_starts, position.record_epoch):
@@ -470,9 +470,8 @@ class Fetcher:
                 return  # The response named the new leader (KIP-951).
             if known.epoch < 0 and code is ErrorCode.FENCED_LEADER_EPOCH:
                 return  # The next step learns the leader's epoch.
-        elif code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
-            # The damage is on the broker's disk: a retry alone does not help.
-            self._report(broker_error(code, f"reading {tp} at offset {position.offset}"), tp)
+        elif is_permanent(code):
+            self._report(fetch_error(code, tp, position.offset), tp)
         self._delay([tp])
 
     def _out_of_range(self, tp: TopicPartition, state: PositionState, position: Position) -> None:

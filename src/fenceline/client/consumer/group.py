@@ -12,15 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from fenceline.client.admin.groups import Membership, ask_coordinator, commit, raise_group_error
 from fenceline.client.consumer.assignors import Assignor, assignors_of
-from fenceline.client.consumer.group_protocol import (
-    Subscription,
-    decode_assignment,
-    decode_subscription,
-    encode_assignment,
-    encode_subscription,
-)
 from fenceline.client.core.cluster import Cluster, Purpose
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline, backoff_ms
@@ -33,6 +25,14 @@ from fenceline.client.core.errors import (
     broker_error,
     error_code,
 )
+from fenceline.client.core.group_protocol import (
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from fenceline.client.core.group_requests import Membership, ask_coordinator, commit_once, raise_group_error
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
@@ -58,13 +58,16 @@ class GroupCallbacks(Protocol):
     async def partitions_revoked(self, partitions: list[TopicPartition]) -> None: ...
     async def partitions_lost(self, partitions: list[TopicPartition]) -> None: ...
     async def partitions_assigned(self, assignment: list[TopicPartition], added: list[TopicPartition]) -> None: ...
-    def committable(self) -> dict[TopicPartition, CommittedOffset]: ...
 
 
 class GroupMember:
-    """One member. Runs on the consumer's loop; `poll_group` is only called inside the consumer's poll."""
+    """One member. Runs on the consumer's loop; `poll_group` is only called inside the consumer's poll.
 
-    def __init__(self, cluster: Cluster, config: ClientConfig, callbacks: GroupCallbacks) -> None:
+    `on_change()`: the next poll has something to do."""
+
+    def __init__(
+        self, cluster: Cluster, config: ClientConfig, callbacks: GroupCallbacks, on_change: Callable[[], None]
+    ) -> None:
         self.group_id: str = config["group.id"]
         self._cluster = cluster
         self._config = config
@@ -85,7 +88,7 @@ class GroupMember:
         self._last_poll_s = asyncio.get_running_loop().time()
         self._heartbeats: asyncio.Task[None] | None = None
         self._fatal: Exception | None = None
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
 
     @property
     def membership(self) -> Membership:
@@ -111,7 +114,7 @@ class GroupMember:
         ):
             _log.info("group %s: partition counts changed, the leader starts a rebalance", self.group_id)
             self._needs_join = True
-            self.on_change()
+            self._on_change()
 
     async def poll_group(self, deadline: Deadline) -> None:
         """Join the group if needed, until `deadline`. Raises errors that are not retriable."""
@@ -168,7 +171,9 @@ class GroupMember:
                 what = f"the commit belongs to generation {made.generation_id}, which has ended"
                 raise self._commit_failed(ErrorCode.ILLEGAL_GENERATION, what)
             try:
-                await commit(self._cluster, self.group_id, offsets, deadline, membership=made, purpose=Purpose.GROUP)
+                await commit_once(
+                    self._cluster, self.group_id, offsets, deadline, membership=made, purpose=Purpose.GROUP
+                )
             except PeerError as error:
                 if error.code in _LOST or error.code is ErrorCode.REBALANCE_IN_PROGRESS:
                     self._handle_commit_error(error, made)
@@ -230,7 +235,7 @@ class GroupMember:
         # A join that is requested from here on is another one.
         self._needs_join = False
         self._joining = asyncio.ensure_future(self._join_and_sync())
-        self._joining.add_done_callback(lambda _: self.on_change())
+        self._joining.add_done_callback(lambda _: self._on_change())
 
     async def _join_and_sync(self) -> tuple[TopicPartition, ...]:
         """JoinGroup and SyncGroup; returns the assignment, without calling the consumer."""
@@ -442,14 +447,14 @@ class GroupMember:
         match error.code:
             case ErrorCode.REBALANCE_IN_PROGRESS:
                 self._needs_join = True
-                self.on_change()
+                self._on_change()
             case ErrorCode.ILLEGAL_GENERATION | ErrorCode.UNKNOWN_MEMBER_ID:
                 self._lose_membership(error.code, asked_generation_id)
-                self.on_change()
+                self._on_change()
             case ErrorCode.FENCED_INSTANCE_ID | ErrorCode.GROUP_AUTHORIZATION_FAILED:
                 self._fatal = error
                 self._was_lost = True
-                self.on_change()
+                self._on_change()
             case _:
                 _log.info("group %s: %s", self.group_id, error)
 

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fenceline.client.admin.groups import fetch_committed
 from fenceline.client.consumer.positions import Phase, Positions, PositionState
 from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import NoOffsetError
+from fenceline.client.core.group_requests import fetch_committed
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.ids import TopicPartition
 

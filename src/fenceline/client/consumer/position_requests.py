@@ -22,7 +22,8 @@ from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.epoch_history import EpochQuery
 from fenceline.client.core.errors import RETRIABLE, STALE_METADATA, ConnectionLost, TimedOut, broker_error
 from fenceline.client.core.leader_epochs import LeaderEpochs
-from fenceline.client.core.offsets import FENCED_LIST_OFFSETS, LATEST, OffsetAndEpoch, ask_epoch_ends, ask_offsets
+from fenceline.client.core.offset_lookups import FENCED_LIST_OFFSETS, ask_epoch_ends, ask_offsets
+from fenceline.client.core.offsets import LATEST, OffsetAndEpoch
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
@@ -59,7 +60,6 @@ class PositionRequests:
         self._cluster = cluster
         self._positions = positions
         self._config = config
-        self._isolation = int(config["isolation.level"] == "read_committed")
         self._requests_answered, self._delay, self._report = on_answers, delay, report
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._warned_nodes: set[int] = set()
@@ -186,7 +186,7 @@ class PositionRequests:
         try:
             deadline = Deadline(self._config["request.timeout.ms"])
             found = await ask_offsets(
-                self._cluster, node_id, wanted, deadline=deadline, isolation_level=self._isolation
+                self._cluster, node_id, wanted, deadline=deadline, isolation_level=int(self._config.reads_committed)
             )
         except Exception as error:
             self._failed("looked up", wanted, error)

@@ -26,7 +26,8 @@ from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import LogTruncationError
-from fenceline.client.core.loss_receipts import LossReceipt, find_receipts
+from fenceline.client.core.loss_ledger import find_receipts
+from fenceline.client.core.loss_receipts import LossReceipt
 from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import TopicPartition
 

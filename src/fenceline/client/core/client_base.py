@@ -1,7 +1,8 @@
 """Base classes of the asynchronous and blocking clients: closing, and calls from threads into the asyncio core.
 
-Owns the thread and event loop of a blocking client. A client belongs to the process that created it: after a fork (a
-PySpark worker) the thread does not exist, so calls raise an error with advice instead of hanging.
+Owns the thread and event loop of a blocking client, and how its methods are derived from those of its core
+(`blocking`). A client belongs to the process that created it: after a fork (a PySpark worker) the thread does not
+exist, so calls raise an error with advice instead of hanging.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
+import inspect
 import os
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from types import FunctionType, TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from fenceline.errors import OperatorError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -57,9 +61,9 @@ class CallerThreadCalls:
         self.queue: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
         self._loop = loop
 
-    async def call(self, function: Callable[[], Any]) -> Any:
+    async def call(self, function: Callable[[], T]) -> T:
         """Run `function` in the waiting thread; returns its result or raises its exception."""
-        answer: asyncio.Future[Any] = self._loop.create_future()
+        answer: asyncio.Future[T] = self._loop.create_future()
         self.queue.put((function, answer))
         return await answer
 
@@ -99,16 +103,38 @@ class LoopThread:
         self._thread.start()
         started.wait()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to completion and return the result; an interrupt of the caller cancels the work."""
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start the work. Raises OperatorError if the client cannot be used here."""
         try:
             self.check_usable()
         except OperatorError:
             work.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to completion and return the result; an interrupt of the caller cancels the work."""
+        with self._running(work) as future:
             return future.result()
+
+    def run_with_calls(self, make: Callable[[CallerThreadCalls], Coroutine[Any, Any, T]]) -> T:
+        """`run` for work that calls functions in the caller's thread, where blocking calls are allowed.
+
+        `make` receives the `CallerThreadCalls` object through which the work makes these calls.
+        """
+        calls = CallerThreadCalls(self.loop)
+        with self._running(make(calls)) as future:
+            future.add_done_callback(lambda _: calls.queue.put(None))
+            while (call := calls.queue.get()) is not None:
+                calls.perform(*call)
+            return future.result()
+
+    @contextlib.contextmanager
+    def _running(self, work: Coroutine[Any, Any, T]) -> Iterator[concurrent.futures.Future[T]]:
+        """The work while the caller waits for it."""
+        future = self.submit(work)
+        try:
+            yield future
         except concurrent.futures.CancelledError:
             raise OperatorError("The client was closed during the call", "Create a new client.") from None
         except BaseException:
@@ -119,25 +145,6 @@ class LoopThread:
     def is_closed(self) -> bool:
         """Also True in a process that was forked from the owner: there is nothing to close."""
         return self._closed or os.getpid() != self._owner_pid
-
-    def run_with_calls(self, make: Callable[[CallerThreadCalls], Coroutine[Any, Any, T]]) -> T:
-        """`run` for work that calls functions in the caller's thread, where blocking calls are allowed.
-
-        `make` receives the `CallerThreadCalls` object through which the work makes these calls.
-        """
-        self.check_usable()
-        calls = CallerThreadCalls(self.loop)
-        future = asyncio.run_coroutine_threadsafe(make(calls), self.loop)
-        future.add_done_callback(lambda _: calls.queue.put(None))
-        try:
-            while (call := calls.queue.get()) is not None:
-                calls.perform(*call)
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise OperatorError("The client was closed during the call", "Create a new client.") from None
-        except BaseException:
-            future.cancel()
-            raise
 
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
         """Schedule a callback on the loop; ignored after `close`."""
@@ -171,20 +178,31 @@ class LoopThread:
         try:
             self.loop.run_forever()
         finally:
-            leftovers = asyncio.all_tasks(self.loop)
-            for task in leftovers:
-                task.cancel()
-            if leftovers:
-                self.loop.run_until_complete(asyncio.gather(*leftovers, return_exceptions=True))
+            self._cancel_tasks()
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            # Work that was submitted while the loop stopped: its caller must not wait for ever.
+            self._cancel_tasks()
             self.loop.close()
+
+    def _cancel_tasks(self) -> None:
+        leftovers = asyncio.all_tasks(self.loop)
+        for task in leftovers:
+            task.cancel()
+        if leftovers:
+            self.loop.run_until_complete(asyncio.gather(*leftovers, return_exceptions=True))
 
 
 class BlockingClient(Generic[Core]):
     """A blocking client: an asynchronous core on its own thread, which is closed with it.
 
-    `make` creates the core, on that thread.
+    `make` creates the core, on that thread. A method of the core is `name = blocking(Core.name)` in the class body.
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, value in vars(cls).items():
+            if isinstance(value, FunctionType) and hasattr(value, "__wrapped__"):
+                value.__module__, value.__qualname__ = cls.__module__, f"{cls.__qualname__}.{name}"
 
     def __init__(self, name: str, make: Callable[[], Core]) -> None:
         self._loop_thread = LoopThread(name)
@@ -198,9 +216,20 @@ class BlockingClient(Generic[Core]):
             self._loop_thread.close()
             raise
 
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop_thread.run(work)
+
+    def _on_loop(self, function: Callable[[], T]) -> T:
+        """Run a function that does not wait, on the loop."""
+
+        async def call() -> T:
+            return function()
+
+        return self._run(call())
+
     def close(self) -> None:
         """Close the core, then its thread. Idempotent."""
-        self._close_with(lambda: self._loop_thread.run(self._async.close()))
+        self._close_with(lambda: self._run(self._async.close()))
 
     def _close_with(self, close_core: Callable[[], None]) -> None:
         if not self._loop_thread.is_closed:
@@ -216,3 +245,27 @@ class BlockingClient(Generic[Core]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@overload
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[BlockingClient[Any], P], T]: ...
+@overload
+def blocking(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[BlockingClient[Any], P], T]: ...
+def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of the core as a blocking one, with its parameters, result and docstring; runs on the core's loop."""
+    name = method.__name__
+    if inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        def wait(self: BlockingClient[Any], *args: Any, **options: Any) -> Any:
+            return self._run(getattr(self._async, name)(*args, **options))
+
+        return wait
+
+    @functools.wraps(method)
+    def call(self: BlockingClient[Any], *args: Any, **options: Any) -> Any:
+        return self._on_loop(lambda: getattr(self._async, name)(*args, **options))
+
+    return call

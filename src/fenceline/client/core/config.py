@@ -241,6 +241,11 @@ class ClientConfig:
         """Whether `bootstrap` has listeners of controllers (KIP-919), not of brokers."""
         return bool(self.values.get("bootstrap.controllers"))
 
+    @property
+    def reads_committed(self) -> bool:
+        """isolation.level=read_committed."""
+        return bool(self.values["isolation.level"] == "read_committed")
+
     @classmethod
     def parse(
         cls, kind: str, bootstrap: str | Sequence[str] | Mapping[str, Any] | None, settings: Mapping[str, Any]

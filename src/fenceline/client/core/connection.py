@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.errors import ConnectionLost, TimedOut, broker_error, error_code
@@ -21,9 +22,6 @@ from fenceline.client.core.versions import SUPPORTED, client_software, negotiate
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.wire import entities, frame
 from fenceline.wire.apis import ApiKey
-
-if TYPE_CHECKING:
-    import ssl
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")

@@ -10,14 +10,12 @@ Rules: `epochs.md` E48-E52, `list_offsets.md` L29.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from fenceline.client.core.loss_receipts import LossReceipt
+from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
-
-if TYPE_CHECKING:
-    from fenceline.client.core.loss_receipts import LossReceipt
-    from fenceline.client.core.offsets import CommittedOffset
 
 STALE_METADATA: Final = frozenset(
     {
@@ -274,8 +272,6 @@ class LogTruncationError(OffsetOutOfRangeError):
         """The first offset at which each log differs from the records read, with the epoch of the record before it, as
         `seek` accepts them. Partitions for which it is unknown are left out.
         """
-        from fenceline.client.core.offsets import CommittedOffset
-
         return {
             TopicPartition(one.topic, one.partition): CommittedOffset(one.divergent_offset, one.divergent_epoch)
             for one in self.truncations

@@ -1,8 +1,8 @@
-"""One Fetch request and its response.
+"""One Fetch request and its response, for consumer, range reader and the lookup of loss receipts.
 
 Owns the translation between positions and Fetch versions 4-18: topic ids from version 13 on, epochs if the version has
 them. The leaders that responses of version 16 and later name go into the metadata cache (E59). Sends full requests
-without a session.
+without a session. Never decides what follows from an error or a divergence.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from uuid import UUID
 from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.connection import Connection
-from fenceline.client.core.errors import broker_error, error_code
+from fenceline.client.core.errors import RETRIABLE, ClientError, broker_error, error_code
+from fenceline.client.core.fetched import Fetched, scan
 from fenceline.client.core.metadata import BrokerEndpoint
+from fenceline.client.core.offsets import EpochEnd
 from fenceline.errors import ErrorCode
 from fenceline.ids import ZERO_UUID, TopicPartition
+from fenceline.records.aborted import AbortedTransactions
+from fenceline.records.batch import BatchHeader
 from fenceline.wire import fetch
 from fenceline.wire.apis import ApiKey
 
@@ -62,7 +66,7 @@ async def fetch_once(
         max_wait_ms=wait_ms,
         min_bytes=config["fetch.min.bytes"],
         max_bytes=config["fetch.max.bytes"] if max_bytes is None else max_bytes,
-        isolation_level=int(config["isolation.level"] == "read_committed"),
+        isolation_level=int(config.reads_committed),
         session_id=0,
         session_epoch=NO_SESSION_EPOCH,
         partitions=[
@@ -104,3 +108,43 @@ async def fetch_once(
         if partition.current_leader is not None and partition.current_leader[0] >= 0:
             cluster.metadata.accept_hint(tp, partition.current_leader[0], partition.current_leader[1], endpoints)
     return answers
+
+
+def scan_answer(
+    config: ClientConfig,
+    tp: TopicPartition,
+    answer: fetch.FetchedPartition,
+    from_offset: int,
+    epoch: int,
+    *,
+    end_offset_exclusive: int = 2**63 - 1,
+    max_leader_epoch: int = -1,
+) -> tuple[Fetched, BatchHeader | None]:
+    """`scan` of one partition's records, by the client's `isolation.level` and `check.crcs`."""
+    return scan(
+        tp,
+        memoryview(answer.records or b""),
+        from_offset,
+        epoch,
+        end_offset_exclusive=end_offset_exclusive,
+        aborted=AbortedTransactions(answer.aborted_transactions or ()) if config.reads_committed else None,
+        check_crcs=config["check.crcs"],
+        max_leader_epoch=max_leader_epoch,
+    )
+
+
+def fetch_error(code: ErrorCode, tp: TopicPartition, offset: int) -> ClientError:
+    """The exception for the error code of one partition."""
+    return broker_error(code, f"reading {tp} at offset {offset}")
+
+
+def is_permanent(code: ErrorCode) -> bool:
+    """Whether the caller must know: a retry does not help, also if the damage is on the broker's disk."""
+    return code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE
+
+
+def diverging_end(answer: fetch.FetchedPartition) -> EpochEnd | None:
+    """Where the epoch of the position ends in the leader's log, if the logs diverge before the position (E10)."""
+    if answer.diverging_epoch is None or answer.diverging_epoch[1] < 0:
+        return None
+    return EpochEnd(*answer.diverging_epoch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+import ssl
 
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.connection import Connection, open_connection
@@ -18,7 +18,7 @@ from fenceline.client.core.errors import ConnectionLost, TimedOut
 class Link:
     """At most one connection to one address, established on demand and again with backoff (`reconnect.backoff.*`)."""
 
-    def __init__(self, host: str, port: int, config: ClientConfig, tls: Any) -> None:
+    def __init__(self, host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None) -> None:
         self.host, self.port = host, port
         self._config, self._tls = config, tls
         self._connection: Connection | None = None

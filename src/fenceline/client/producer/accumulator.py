@@ -1,12 +1,14 @@
 """Records waiting to be sent: batches per partition, bounded memory, sequence numbers of an idempotent producer.
 
 Owns the buffer that callers fill from their threads and that the sender empties on its loop; one lock guards it.
+Callers wait for memory here: those in threads in `wait_for_room`, coroutines of the sender's loop in `freed`.
 Never does I/O. A batch keeps its bytes and sequence numbers from its first attempt on, so that the broker detects a
 retry as the same batch.
 """
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import threading
 import time
@@ -14,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import BufferFull
 from fenceline.client.producer.delivery import Outcome
 from fenceline.ids import TopicPartition
@@ -126,7 +129,9 @@ class Accumulator:
 
     def __init__(self, *, batch_size_bytes: int, buffer_bytes: int, codec: Codec, level: int | None) -> None:
         self.lock = threading.Lock()
-        self.room = threading.Condition(self.lock)
+        self._room = threading.Condition(self.lock)
+        self._freed = asyncio.Event()
+        """Set on the sender's loop, which frees all memory."""
         self.queues: dict[TopicPartition, PartitionQueue] = {}
         self.dirty: set[TopicPartition] = set()
         """Partitions with waiting batches."""
@@ -192,17 +197,32 @@ class Accumulator:
 
     def wait_for_room(self, timeout_s: float) -> None:
         """Block until memory was freed. Raises BufferFull after `timeout_s`."""
-        with self.room:
+        with self._room:
             self.waiting_for_memory += 1
             try:
-                if not self.room.wait(timeout_s):
-                    raise BufferFull(
-                        f"buffer.memory={self._buffer_bytes} was full for {timeout_s * 1000:.0f} ms: records are "
-                        "produced faster than brokers accept them. Raise buffer.memory or max.block.ms, or send more "
-                        "slowly."
-                    )
+                # Without a batch that is still to be released there is room by now.
+                if self.incomplete and not self._room.wait(timeout_s):
+                    raise self._full(timeout_s * 1000)
             finally:
                 self.waiting_for_memory -= 1
+
+    async def freed(self, deadline: Deadline) -> None:
+        """`wait_for_room` for coroutines of the sender's loop."""
+        self._freed.clear()
+        self.waiting_for_memory += 1
+        try:
+            async with asyncio.timeout(deadline.left_ms / 1000):
+                await self._freed.wait()
+        except TimeoutError:
+            raise self._full(deadline.timeout_ms) from None
+        finally:
+            self.waiting_for_memory -= 1
+
+    def _full(self, timeout_ms: float) -> BufferFull:
+        return BufferFull(
+            f"buffer.memory={self._buffer_bytes} was full for {timeout_ms:.0f} ms: records are produced faster "
+            "than brokers accept them. Raise buffer.memory or max.block.ms, or send more slowly."
+        )
 
     def seal(self, batch: Batch) -> bytearray:
         """Close the batch for further records and return its bytes. Under the lock."""
@@ -257,4 +277,6 @@ class Accumulator:
 
     def _release(self, size_bytes: int) -> None:
         self._free_bytes += size_bytes
-        self.room.notify_all()
+        if self.waiting_for_memory:
+            self._room.notify_all()
+            self._freed.set()

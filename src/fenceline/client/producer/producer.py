@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from fenceline.client.core.client_base import AsyncClient, BlockingClient
 from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
-from fenceline.client.core.errors import RETRIABLE, BufferFull, TimedOut, broker_error
+from fenceline.client.core.errors import RETRIABLE, TimedOut, broker_error
 from fenceline.client.producer.accumulator import Accumulator
 from fenceline.client.producer.delivery import BulkDelivery, Delivery, Outcome, RecordMetadata
 from fenceline.client.producer.partitioner import StickyPartitioner, partition_of_key
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Headers = Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 Callback = Callable[[RecordMetadata | None, Exception | None], None]
-_ROOM_POLL_S: Final = 0.005
 
 
 class _Core:
@@ -50,7 +49,6 @@ class _Core:
         self.topic_partitions: dict[str, tuple[TopicPartition, ...]] = {}
         """The partitions of each topic, so that they are not created for every record."""
         self._keys_choose = config["partitioner"] != "round_robin"
-        self.wake: Callable[[], None] = lambda: None
 
     def choose_partition(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
         count, available = self.partitions[topic]
@@ -70,8 +68,9 @@ class _Core:
         headers: Headers,
         partition: int | None,
         timestamp: int,
+        wake: Callable[[], None],
     ) -> Delivery | None:
-        """Append without waiting; None if the buffer is full."""
+        """Append without waiting; None if the buffer is full. Calls `wake` if a batch may be ready to be sent."""
         tp = self.choose_partition(topic, key, partition)
         pairs: Sequence[tuple[str, bytes | None]] = ()
         if headers:
@@ -87,8 +86,17 @@ class _Core:
             return None
         outcome, index, is_news = added
         if is_news:
-            self.wake()
+            wake()
         return Delivery(outcome, index, timestamp)
+
+    def encode(
+        self, table: pa.Table | pa.RecordBatch, topic: str, **columns: Any
+    ) -> Iterator[tuple[TopicPartition, bytearray, int]]:
+        """`encoded_pieces` of a table, for the topic's partitions."""
+        from fenceline.client.producer.arrow_send import encoded_pieces
+
+        count, available = self.partitions[topic]
+        return encoded_pieces(table, topic, count, available, self.config, sticky=self.sticky, **columns)
 
     def update_partitions(self, cluster: Cluster) -> None:
         """Copy partition counts from metadata. Runs on the loop."""
@@ -118,7 +126,6 @@ class AsyncProducer(AsyncClient):
         self.cluster = Cluster(self.config)
         self._core = _Core(self.config)
         self._sender = Sender(self.cluster, self._core.accumulator, self.config)
-        self._core.wake = self._sender.wake
         self.cluster.on_update.append(lambda: self._core.update_partitions(self.cluster))
         self.cluster.on_update.append(self._sender.wake)
 
@@ -145,7 +152,7 @@ class AsyncProducer(AsyncClient):
         while True:
             if self._sender.fatal is not None:
                 raise self._sender.fatal
-            delivery = self._core.try_append(topic, key, value, headers, partition, timestamp)
+            delivery = self._core.try_append(topic, key, value, headers, partition, timestamp, self._sender.wake)
             if delivery is not None:
                 break
             await self._wait_for_room(deadline)
@@ -157,14 +164,9 @@ class AsyncProducer(AsyncClient):
         self, table: pa.Table | pa.RecordBatch, topic: str, *, value: str = "value", **options: Any
     ) -> BulkDelivery:
         """Send every row of `table` as a record; see `Producer.send_arrow`."""
-        from fenceline.client.producer.arrow_send import encoded_pieces
-
         await self.prepare(topic)
-        count, available = self._core.partitions[topic]
         outcomes: list[tuple[Outcome, int]] = []
-        for tp, encoded, rows in encoded_pieces(
-            table, topic, count, available, self.config, value=value, sticky=self._core.sticky, **options
-        ):
+        for tp, encoded, rows in self._core.encode(table, topic, value=value, **options):
             deadline = Deadline(self.config["max.block.ms"])
             while True:
                 if self._sender.fatal is not None:
@@ -229,18 +231,8 @@ class AsyncProducer(AsyncClient):
             await self.cluster.close()
 
     async def _wait_for_room(self, deadline: Deadline) -> None:
-        accumulator = self._core.accumulator
-        accumulator.waiting_for_memory += 1
-        try:
-            self._sender.wake()
-            await asyncio.sleep(_ROOM_POLL_S)
-        finally:
-            accumulator.waiting_for_memory -= 1
-        if deadline.is_over:
-            raise BufferFull(
-                f"buffer.memory={self.config['buffer.memory']} was full for {deadline.timeout_ms:.0f} ms: records are "
-                "produced faster than brokers accept them. Raise buffer.memory or max.block.ms, or send more slowly."
-            )
+        self._sender.wake()
+        await self._core.accumulator.freed(deadline)
 
 
 class Producer(BlockingClient[AsyncProducer]):
@@ -252,7 +244,7 @@ class Producer(BlockingClient[AsyncProducer]):
         self._waking = False
         self._core = self._async._core
         self._sender = self._async._sender
-        self._core.wake = self._wake_from_outside
+        self._wake = self._wake_from_outside
 
     def send(
         self,
@@ -272,16 +264,16 @@ class Producer(BlockingClient[AsyncProducer]):
         """
         core = self._core
         if topic not in core.partitions:
-            self._loop_thread.run(self._async.prepare(topic))
+            self._run(self._async.prepare(topic))
         if (value is not None and len(value) > 65_536) or (key is not None and len(key) > 65_536):
             core.check_sizes(key, value)
         timestamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-        delivery = core.try_append(topic, key, value, headers, partition, timestamp)
+        delivery = core.try_append(topic, key, value, headers, partition, timestamp, self._wake)
         if delivery is None:
             end_s = time.monotonic() + self.config["max.block.ms"] / 1000
             while delivery is None:
                 self._wait_for_room(end_s)
-                delivery = core.try_append(topic, key, value, headers, partition, timestamp)
+                delivery = core.try_append(topic, key, value, headers, partition, timestamp, self._wake)
         if self._sender.fatal is not None:
             raise self._sender.fatal
         if on_delivery is not None:
@@ -306,26 +298,12 @@ class Producer(BlockingClient[AsyncProducer]):
         rows without a key column change partition with each batch. Rows of one partition keep their order. Blocks while
         the buffer is full.
         """
-        from fenceline.client.producer.arrow_send import encoded_pieces
-
         core = self._core
         if topic not in core.partitions:
-            self._loop_thread.run(self._async.prepare(topic))
-        count, available = core.partitions[topic]
+            self._run(self._async.prepare(topic))
+        columns = {"value": value, "key": key, "timestamp": timestamp, "headers": headers, "partition": partition}
         outcomes: list[tuple[Outcome, int]] = []
-        for tp, encoded, rows in encoded_pieces(
-            table,
-            topic,
-            count,
-            available,
-            self.config,
-            value=value,
-            key=key,
-            timestamp=timestamp,
-            headers=headers,
-            partition=partition,
-            sticky=core.sticky,
-        ):
+        for tp, encoded, rows in core.encode(table, topic, **columns):
             outcome = core.accumulator.append_encoded(tp, encoded, rows)
             end_s = time.monotonic() + self.config["max.block.ms"] / 1000
             while outcome is None:
@@ -337,18 +315,18 @@ class Producer(BlockingClient[AsyncProducer]):
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Send all buffered records and wait until they are acknowledged or failed. Raises TimedOut."""
-        self._loop_thread.run(self._async.flush(None if timeout_s is None else timeout_s * 1000))
+        self._run(self._async.flush(None if timeout_s is None else timeout_s * 1000))
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
         """The topic's partitions; the broker may create the topic (`allow.auto.create.topics`)."""
         if topic not in self._core.partitions:
-            self._loop_thread.run(self._async.prepare(topic))
+            self._run(self._async.prepare(topic))
         return tuple(range(self._core.partitions[topic][0]))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush and stop. Deliveries of records not sent within `timeout_s` fail."""
         timeout_ms = None if timeout_s is None else timeout_s * 1000
-        self._close_with(lambda: self._loop_thread.run(self._async.close(timeout_ms)))
+        self._close_with(lambda: self._run(self._async.close(timeout_ms)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -14,7 +14,7 @@ from typing import Final
 from fenceline.client.core.cluster import Cluster, Purpose
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import error_code
-from fenceline.client.core.fetch_wire import PartitionFetch, fetch_once
+from fenceline.client.core.fetch_wire import PartitionFetch, diverging_end, fetch_once
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 
@@ -93,4 +93,4 @@ class LongPoller:
         if any(error_code(answer.error_code) is not ErrorCode.NONE for answer in answers.values()):
             self._is_stale = True
             return True
-        return any(answer.records or answer.diverging_epoch is not None for answer in answers.values())
+        return any(answer.records or diverging_end(answer) is not None for answer in answers.values())

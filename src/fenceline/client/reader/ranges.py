@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from fenceline.client.consumer.fetch_memory import FetchMemory
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.epoch_history import EpochHistory, EpochStart
+from fenceline.client.core.fetch_memory import FetchMemory
 from fenceline.client.core.fetched import Fetched
 from fenceline.errors import PeerError
 from fenceline.ids import NO_EPOCH, TopicPartition

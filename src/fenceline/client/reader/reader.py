@@ -13,30 +13,35 @@ import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from fenceline.client.core.client_base import AsyncClient, BlockingClient, LoopThread
+from fenceline.client.core.client_base import AsyncClient, BlockingClient, LoopThread, blocking
 from fenceline.client.core.cluster import Cluster, Purpose
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.epoch_history import EpochQuery, EpochStart
 from fenceline.client.core.errors import (
-    RETRIABLE,
     ConnectionLost,
     EpochMismatchError,
     LogTruncationError,
     OffsetOutOfRangeError,
     TimedOut,
     TopicReplacedError,
-    broker_error,
     error_code,
 )
-from fenceline.client.core.fetch_wire import PartitionFetch, fetch_once
-from fenceline.client.core.fetched import ConsumerRecord, Fetched, scan, to_arrow, to_records
-from fenceline.client.core.offsets import EARLIEST, LATEST, EpochEnd, list_offsets, offsets_for_leader_epoch
+from fenceline.client.core.fetch_wire import (
+    PartitionFetch,
+    diverging_end,
+    fetch_error,
+    fetch_once,
+    is_permanent,
+    scan_answer,
+)
+from fenceline.client.core.fetched import ConsumerRecord, Fetched, to_arrow, to_records
+from fenceline.client.core.offset_lookups import list_offsets, offsets_for_leader_epoch
+from fenceline.client.core.offsets import EARLIEST, LATEST, EpochEnd
 from fenceline.client.reader.long_poll import LongPoller
 from fenceline.client.reader.ranges import Budget, Cursor, OffsetRange, RangeSpec, first_epoch_mismatch
-from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
+from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
-from fenceline.records.aborted import AbortedTransactions
 from fenceline.records.batch import BatchHeader
 from fenceline.wire.apis import ApiKey
 
@@ -47,6 +52,12 @@ if TYPE_CHECKING:
 
 _FIRST_VALIDATING_FETCH = 12
 """The first Fetch version with the last fetched epoch, which the broker validates."""
+
+
+_Item = Fetched | BaseException | None
+"""A piece; at the end None or the exception."""
+_Deliver = Callable[[_Item], None]
+_Arrived = queue.SimpleQueue[_Item]
 
 
 class AsyncRangeReader(AsyncClient):
@@ -75,7 +86,7 @@ class AsyncRangeReader(AsyncClient):
     async def fetch(self, ranges: Mapping[TopicPartition, RangeSpec]) -> AsyncIterator[Fetched]:
         """Pieces of the ranges as they arrive, those of a partition in order. A piece is held in memory until the next
         one is requested."""
-        pieces: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
+        pieces: asyncio.Queue[_Item] = asyncio.Queue()
         budget = Budget(self.config["queued.max.bytes"])
         truncation = _DetectedTruncation()
         task = asyncio.ensure_future(self.fetch_all(ranges, truncation.observe(pieces.put_nowait), budget))
@@ -94,7 +105,7 @@ class AsyncRangeReader(AsyncClient):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def fetch_all(self, ranges: Mapping[TopicPartition, RangeSpec], deliver: Any, budget: Budget) -> None:
+    async def fetch_all(self, ranges: Mapping[TopicPartition, RangeSpec], deliver: _Deliver, budget: Budget) -> None:
         """Fetch all ranges; call `deliver` with each piece, at the end with None or the exception."""
         try:
             cursors = self._cursors(ranges)
@@ -136,7 +147,7 @@ class AsyncRangeReader(AsyncClient):
     def _deadline(self) -> Deadline:
         return Deadline(self.config["default.api.timeout.ms"])
 
-    async def _read_all(self, waiting: list[Cursor], deliver: Any, budget: Budget) -> None:
+    async def _read_all(self, waiting: list[Cursor], deliver: _Deliver, budget: Budget) -> None:
         """One task per leader; cursors whose leader has changed are returned by it and passed to the next one."""
         tasks: set[asyncio.Task[list[Cursor]]] = set()
         try:
@@ -173,7 +184,7 @@ class AsyncRangeReader(AsyncClient):
         running = [cursor.leader_deadline for cursor in cursors if cursor.leader_deadline is not None]
         return min(running, key=lambda deadline: deadline.left_ms) if running else self._deadline()
 
-    async def _read_from(self, node_id: int, cursors: list[Cursor], deliver: Any, budget: Budget) -> list[Cursor]:
+    async def _read_from(self, node_id: int, cursors: list[Cursor], deliver: _Deliver, budget: Budget) -> list[Cursor]:
         """Read from one leader until its ranges are complete; returns the cursors that need another leader."""
         moved: list[Cursor] = []
         active = list(cursors)
@@ -222,21 +233,22 @@ class AsyncRangeReader(AsyncClient):
             self.config["max.partition.fetch.bytes"],
         )
 
-    async def _handle_response(self, cursor: Cursor, answer: FetchedPartition, deliver: Any, budget: Budget) -> bool:
+    async def _handle_response(
+        self, cursor: Cursor, answer: FetchedPartition, deliver: _Deliver, budget: Budget
+    ) -> bool:
         """Handle one partition's response; False if its leader must be looked up again."""
         code = error_code(answer.error_code)
         tp = cursor.tp
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             raise await self._explain_out_of_range(cursor)
         if code is not ErrorCode.NONE:
-            cursor.last_error = broker_error(code, f"reading {tp} at offset {cursor.offset}")
-            if code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
-                # The damage is on the broker's disk: a retry does not help.
+            cursor.last_error = fetch_error(code, tp, cursor.offset)
+            if is_permanent(code):
                 raise cursor.last_error
             return False
         cursor.leader_deadline = None
-        if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
-            raise await self._truncation(cursor, EpochEnd(*answer.diverging_epoch), self._deadline())
+        if (end := diverging_end(answer)) is not None:
+            raise await self._truncation(cursor, end, self._deadline())
         if answer.records:
             piece, newer = self._scan(cursor, answer, cursor.range.end_offset_exclusive)
             other = first_epoch_mismatch(cursor.range.epochs, cursor.epoch, piece)
@@ -263,15 +275,13 @@ class AsyncRangeReader(AsyncClient):
     def _scan(
         self, cursor: Cursor, answer: FetchedPartition, end_offset_exclusive: int
     ) -> tuple[Fetched, BatchHeader | None]:
-        committed = self.config["isolation.level"] == "read_committed"
-        return scan(
+        return scan_answer(
+            self.config,
             cursor.tp,
-            memoryview(answer.records or b""),
+            answer,
             cursor.offset,
             cursor.epoch,
             end_offset_exclusive=end_offset_exclusive,
-            aborted=AbortedTransactions(answer.aborted_transactions or ()) if committed else None,
-            check_crcs=self.config["check.crcs"],
             max_leader_epoch=cursor.range.max_leader_epoch,
         )
 
@@ -298,7 +308,7 @@ class AsyncRangeReader(AsyncClient):
         )
 
     def _check_stall(self, cursor: Cursor, answer: FetchedPartition, now_s: float) -> None:
-        end = answer.last_stable_offset if self.config["isolation.level"] == "read_committed" else answer.high_watermark
+        end = answer.last_stable_offset if self.config.reads_committed else answer.high_watermark
         if not 0 <= end <= cursor.offset:
             cursor.stalled_since_s = None
             return
@@ -356,8 +366,8 @@ class _DetectedTruncation:
     def __init__(self) -> None:
         self._error: LogTruncationError | None = None
 
-    def observe(self, deliver: Callable[[Any], None]) -> Callable[[Any], None]:
-        def note(item: Any) -> None:
+    def observe(self, deliver: _Deliver) -> _Deliver:
+        def note(item: _Item) -> None:
             if isinstance(item, LogTruncationError):
                 self._error = item
             deliver(item)
@@ -441,9 +451,7 @@ class RangeReader(BlockingClient[AsyncRangeReader]):
                 if len(rows):
                     yield rows
 
-    def wait_for_change(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
-        """See `LongPoller.wait_for_change`."""
-        return self._loop_thread.run(self._async.wait_for_change(positions, timeout_ms))
+    wait_for_change = blocking(AsyncRangeReader.wait_for_change)
 
     def _pieces(
         self, ranges: Mapping[TopicPartition, RangeSpec], truncation: _DetectedTruncation
@@ -451,23 +459,18 @@ class RangeReader(BlockingClient[AsyncRangeReader]):
         """The pieces that have arrived, a few megabytes at a time, so that many small partitions become few batches;
         with a function that clears the list and releases its memory.
         """
-        arrived: queue.SimpleQueue[Fetched | BaseException | None] = queue.SimpleQueue()
+        arrived: _Arrived = queue.SimpleQueue()
         limit_bytes = self.config["max.partition.fetch.bytes"]
-
-        async def construct() -> Budget:
-            return Budget(self.config["queued.max.bytes"])
-
-        budget = self._loop_thread.run(construct())
+        budget = self._on_loop(lambda: Budget(self.config["queued.max.bytes"]))
         pieces: list[Fetched] = []
 
         def release() -> None:
             self._loop_thread.call_soon(budget.release, pieces.copy())
             pieces.clear()
 
-        self._loop_thread.check_usable()
-        task = asyncio.run_coroutine_threadsafe(
-            self._async.fetch_all(ranges, truncation.observe(arrived.put), budget), self._loop_thread.loop
-        )
+        task = self._loop_thread.submit(self._async.fetch_all(ranges, truncation.observe(arrived.put), budget))
+        # If the client is closed meanwhile, the task ends without a last item.
+        task.add_done_callback(lambda done: arrived.put(None) if done.cancelled() else None)
         try:
             while True:
                 last = _next_pieces(arrived, self._loop_thread, pieces, limit_bytes)
@@ -476,17 +479,21 @@ class RangeReader(BlockingClient[AsyncRangeReader]):
                 if isinstance(last, BaseException):
                     raise last
                 if last is None:
+                    if task.cancelled():
+                        self._loop_thread.check_usable()
                     return
         finally:
             task.cancel()
 
 
 def _next_pieces(
-    arrived: queue.SimpleQueue[Any], face: LoopThread, pieces: list[Fetched], limit_bytes: int
+    arrived: _Arrived, loop_thread: LoopThread, pieces: list[Fetched], limit_bytes: int
 ) -> BaseException | Literal["more"] | None:
     """Move available pieces to `pieces`, at least one. Returns the item behind them, "more" if it is a piece."""
     size_bytes = 0
-    piece = _next_item(arrived, face)
+    if arrived.empty():
+        loop_thread.check_usable()
+    piece = arrived.get()
     while isinstance(piece, Fetched):
         pieces.append(piece)
         size_bytes += piece.size_bytes
@@ -494,16 +501,3 @@ def _next_pieces(
             return "more"
         piece = arrived.get()
     return piece
-
-
-def _next_item(arrived: queue.SimpleQueue[Any], face: LoopThread) -> Fetched | BaseException | None:
-    """The next piece; raises an error if the client is closed meanwhile."""
-    while True:
-        try:
-            piece: Fetched | BaseException | None = arrived.get(timeout=1.0)
-        except queue.Empty:
-            face.check_usable()
-            continue
-        if piece is not None and not isinstance(piece, Fetched | BaseException):
-            raise InternalError(f"unexpected item of type {type(piece)}")
-        return piece

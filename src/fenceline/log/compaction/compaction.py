@@ -17,29 +17,28 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fenceline.errors import FencelineError
 from fenceline.log.compaction import swap as compaction_swap
 from fenceline.log.compaction.filter import BatchFilter, Kept, KeyIndexer
 from fenceline.log.compaction.kernel import SLOT_BYTES, KeyOffsets, tell_batches
-from fenceline.log.compaction.plan import Due, Group, groups
+from fenceline.log.compaction.plan import Due, Group, SegmentFacts, groups
 from fenceline.log.compaction.swap import Replacement
 from fenceline.log.compaction.transactions import Transactions
 from fenceline.log.core.compaction_bound import raise_bound
+from fenceline.log.core.config import MAX_INT64, LogConfig
 from fenceline.log.core.disk import Disk, write_all
 from fenceline.log.core.file_names import CLEANED_SUFFIX, LOG_SUFFIX
 from fenceline.log.core.index import TIME_ENTRY_BYTES, AbortedTransaction, OffsetIndex
 from fenceline.log.core.scan import BadBatch
 from fenceline.log.core.segment import Segment
+from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.batch import BATCH_OVERHEAD, CRC_COVERS_FROM, BatchHeader, peek_header
 from fenceline.records.crc import crc32c
 from fenceline.records.errors import RecordsError
-
-if TYPE_CHECKING:
-    from fenceline.log.partition.partition_log import PartitionLog
 
 MAX_GROUP_SEGMENTS: Final = 64
 """Per group: the loop renames that many files at once."""
@@ -318,10 +317,10 @@ def _index_of(segment: Segment) -> OffsetIndex:
 def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compaction:
     """A compaction of a log in its current state. Call it on the loop."""
     config = log.config
-    is_saved = log.complete_from == log._saved_complete_from
+    is_saved = log.complete_from == log.saved_complete_from
     log.raise_complete_from(due.end, log.latest_epoch)
     if is_saved:
-        log._saved_complete_from = log.complete_from  # `raise_bound` saves it
+        log.saved_complete_from = log.complete_from  # `raise_bound` saves it
     segments = tuple(segment for segment in log.segments[:-1] if segment.base_offset < due.end)
     ends = {due.end - 1}
     marker_epochs: dict[int, int] = {}
@@ -331,7 +330,7 @@ def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compac
         else:
             marker_epochs[producer.producer_id] = producer.epoch
     return Compaction(
-        disk=log._disk,
+        disk=log.disk,
         directory=log.directory,
         segments=segments,
         later_segments=tuple(log.segments[len(segments) :]),
@@ -344,3 +343,16 @@ def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compac
         index_interval_bytes=config.index_interval_bytes,
         limits=limits,
     )
+
+
+def segment_facts(segments: Sequence[Segment], config: LogConfig) -> list[SegmentFacts]:
+    """What `compaction.plan` judges a log by; timestamps are read only if a setting needs them, and never the active
+    segment's. For a thread if a lag is set. Raises OSError, BadBatch."""
+    asks_first, asks_largest = config.max_compaction_lag_ms < MAX_INT64, config.min_compaction_lag_ms > 0
+    found = []
+    for position, segment in enumerate(segments):
+        is_sealed = position + 1 < len(segments)
+        first_ms = segment.first_batch_timestamp_ms() if asks_first and is_sealed else -1
+        largest_ms = segment.largest_timestamp_ms() if asks_largest and is_sealed else -1
+        found.append(SegmentFacts(segment.base_offset, segment.size_bytes, first_ms, largest_ms))
+    return found

@@ -1,4 +1,4 @@
-"""Compacted segments replace the ones they were made from, as in Apache Kafka; recovery after a crash in between.
+"""Compacted segments replace the ones they were made from, as in Apache Kafka.
 
 Owns the names and the order of the steps. After a crash between any two of them the directory holds either the old
 segments or the new one, never a mixture:
@@ -11,32 +11,22 @@ segments or the new one, never a mixture:
 | after `file.delete.delay.ms` | `0.log` | |
 
 Old segments get their second name before they lose the first, and their objects then use it: a reader that found one
-just before can read its bytes until they are deleted. Never reads a batch, except for the end of a `.swap`.
+just before can read its bytes until they are deleted. Never reads a batch. After a crash `recovery.files` completes
+the step.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from fenceline.log.core import producer_snapshots
 from fenceline.log.core.disk import Disk, write_all
-from fenceline.log.core.errors import CorruptLog, StorageError
-from fenceline.log.core.file_names import (
-    CLEANED_SUFFIX,
-    DELETED_SUFFIX,
-    INDEX_SUFFIXES,
-    LOG_SUFFIX,
-    SWAP_SUFFIX,
-    offset_in,
-)
+from fenceline.log.core.errors import StorageError
+from fenceline.log.core.file_names import CLEANED_SUFFIX, DELETED_SUFFIX, INDEX_SUFFIXES, LOG_SUFFIX, SWAP_SUFFIX
 from fenceline.log.core.index import OffsetIndex, encode_aborted
-from fenceline.log.core.scan import BadBatch, scan
 from fenceline.log.core.segment import Segment
-
-if TYPE_CHECKING:
-    from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.log.partition.state import LogState
 
 _SUFFIXES: Final = (LOG_SUFFIX, *INDEX_SUFFIXES)
 
@@ -90,13 +80,13 @@ def prepare(disk: Disk, directory: str, replacement: Replacement) -> None:
             disk.link(segment.path, segment.path + DELETED_SUFFIX)
 
 
-def commit(log: PartitionLog, replacement: Replacement) -> bool:
+def commit(log: LogState, replacement: Replacement) -> bool:
     """Replace the segments, on the loop. False if nothing was changed because the log was replaced or truncated, or
     because indexes of the old segments are not saved yet.
 
     Raises StorageError: the files are in the state that a crash would leave, and the log is offline.
     """
-    old, new, disk = replacement.old, replacement.new, log._disk
+    old, new, disk = replacement.old, replacement.new, log.disk
     start = next((at for at, segment in enumerate(log.segments) if segment is old[0]), -1)
     end = start + len(old)
     if (
@@ -126,12 +116,11 @@ def commit(log: PartitionLog, replacement: Replacement) -> bool:
         log.offline = StorageError(f"{what} failed: {error.strerror}; restart the node", error.errno or 0)
         raise log.offline from error
     new.path = new.stem + LOG_SUFFIX
-    for segment in old:
-        log._files.close(segment)
+    log.release(old)
     log.segments[start:end] = [new]
-    log._bases[start:end] = [new.base_offset]
+    log.bases[start:end] = [new.base_offset]
     log.size_bytes += new.size_bytes - sum(replacement.sizes)
-    log._hints.clear()
+    log.check()
     return True
 
 
@@ -167,78 +156,3 @@ def undo(disk: Disk, directory: str, replacement: Replacement) -> None:
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(segment.path + DELETED_SUFFIX)
     disk.fsync_dir(directory)
-
-
-# --- after a crash ----------------------------------------------------------------------------------------------------
-
-
-class UnfinishedSwaps(NamedTuple):
-    """Segment replacements that a crash interrupted. Names of files of one directory."""
-
-    dropped: list[str]
-    """Files of an unfinished step: the old segments stay."""
-    covered: list[str]
-    """Files of segments that are replaced by another."""
-    swaps: list[str]
-    """Files to be renamed to their final names, in this order."""
-
-
-def unfinished_swaps(disk: Disk, directory: str, names: Iterable[str]) -> UnfinishedSwaps | None:
-    """Replacements that a crash of Fenceline or Apache Kafka interrupted; None if there are none. Changes nothing.
-
-    A `.swap` at or after the first `.cleaned` belongs to an unfinished step. Every other one is the newest version of
-    the range it covers. Raises CorruptLog, OSError.
-    """
-    swaps = {name: base for name in names if (base := offset_in(name, SWAP_SUFFIX)) is not None}
-    if not swaps:
-        return None
-    cleaned = [base for name in names if (base := offset_in(name, CLEANED_SUFFIX)) is not None]
-    unfinished = min(cleaned, default=None)
-    valid = {name: base for name, base in swaps.items() if unfinished is None or base < unfinished}
-    covered = []
-    for name, base in sorted(valid.items()):
-        if name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
-            after = max(base + 1, _end_of(disk, f"{directory}/{name}", base))
-            for other in sorted(names):
-                offset = next((at for suffix in _SUFFIXES if (at := offset_in(other, suffix)) is not None), None)
-                if offset is not None and base <= offset < after:
-                    covered.append(other)
-    return UnfinishedSwaps(_log_last(set(swaps) - set(valid)), covered, _log_last(valid)[::-1])
-
-
-def finish_swaps(disk: Disk, directory: str, names: Sequence[str]) -> Sequence[str]:
-    """Complete interrupted replacements. Returns the directory's names afterwards. Raises CorruptLog, OSError."""
-    found = unfinished_swaps(disk, directory, names)
-    if found is None:
-        return names
-    for name in (*found.dropped, *found.covered):
-        disk.unlink(f"{directory}/{name}")
-    for name in found.swaps:
-        disk.rename(f"{directory}/{name}", f"{directory}/{name.removesuffix(SWAP_SUFFIX)}")
-    disk.fsync_dir(directory)
-    return disk.listdir(directory)
-
-
-def _log_last(names: set[str] | dict[str, int]) -> list[str]:
-    return sorted(names, key=lambda name: (name.endswith(LOG_SUFFIX + SWAP_SUFFIX), name))
-
-
-def _end_of(disk: Disk, path: str, base: int) -> int:
-    found = disk.stat(path)
-    end = base
-    fd = disk.open_read(path)
-    try:
-        size_bytes = found.size_bytes if found is not None else 0
-        for batch in scan(disk, fd, 0, size_bytes, next_offset=base, crc_from_offset=None):
-            end = batch.header.next_offset
-    except BadBatch as bad:
-        raise CorruptLog(
-            path,
-            bad.position,
-            f"a compaction was interrupted, and its output is damaged: {bad.reason}",
-            "Move this .swap file and the other .swap files with the same number out of the directory; the original "
-            "segments are used then, if they still exist. Otherwise restore the partition from another replica.",
-        ) from None
-    finally:
-        disk.close(fd)
-    return end

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fenceline.log.core.index import AbortedTransaction
-from fenceline.log.core.replay import read_end_marker
 from fenceline.records.batch import BatchHeader
+from fenceline.records.markers import read_end_marker
 
 
 class Transactions:

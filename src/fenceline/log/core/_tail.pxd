@@ -57,7 +57,7 @@ cdef class LogTail:
     cdef public object epochs
     cdef public object producers
     cdef public list segments
-    cdef public object _disk
+    cdef public object disk
     cdef object _config
     cdef AppendLimits limits
     cdef bint create_time

@@ -25,7 +25,7 @@ from fenceline.log.core.index import TIME_ENTRY_BYTES as _TIME_ENTRY_BYTES
 from fenceline.records.batch import TimestampType
 from fenceline.records.crc import crc32c
 
-ABI = 6
+ABI = 7
 
 cdef int KEPT = 5
 cdef int64_t NEWEST_BYTES = _NEWEST_BYTES
@@ -147,7 +147,7 @@ cdef inline int32_t _epoch_of_producer(const uint8_t* batch) noexcept nogil:
 
 cdef class LogTail:
     def __init__(self, disk, config, epochs, producers, int64_t log_start_offset):
-        self._disk = disk
+        self.disk = disk
         self.config = config
         self.epochs = epochs
         self.producers = producers
@@ -242,7 +242,7 @@ cdef class LogTail:
         cdef Py_ssize_t written
         segment.recently_used = True
         try:
-            write = self._disk.write
+            write = self.disk.write
             if size <= WRITE_BYTES:
                 written = write(segment.fd, records)
             else:
@@ -349,7 +349,7 @@ cdef class LogTail:
         if segment.fd < 0 or size <= 0 or size > max_bytes or size >= NEWEST_BYTES:
             return None
         segment.recently_used = True
-        return self._disk.pread_resident(segment.fd, size, position)
+        return self.disk.pread_resident(segment.fd, size, position)
 
     cdef bint _roll_due(self, SegmentTail segment, int64_t last, int64_t newest_ms, int64_t now_ms) except -1:
         cdef int64_t waited_ms, index_entries, time_entries

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from fenceline.log.core.epoch_cache import EpochCache
     from fenceline.log.core.errors import StorageError
     from fenceline.log.core.index import OffsetIndex, TimeIndex
-    from fenceline.log.core.producer_state import ProducerStates
 
-ABI: Final = 6
+ABI: Final = 7
 """Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
 
 BATCHES_KEPT: Final = 5
@@ -164,8 +163,8 @@ class LogTail:
     """The state of a log that an append changes. See `partition_log.PartitionLog`."""
 
     __slots__ = (
-        "_disk",
         "config",
+        "disk",
         "durable_recovery_point",
         "epochs",
         "log_end_offset",
@@ -177,12 +176,13 @@ class LogTail:
     )
 
     def __init__(
-        self, disk: Disk, config: LogConfig, epochs: EpochCache, producers: ProducerStates, log_start_offset: int
+        self, disk: Disk, config: LogConfig, epochs: EpochCache, producers: object, log_start_offset: int
     ) -> None:
-        self._disk = disk
+        self.disk = disk
         self.config = config
         self.epochs = epochs
         self.producers = producers
+        """`ProducerStates`, which is above this module."""
         self.log_start_offset = log_start_offset
         self.log_end_offset = log_start_offset
         self.size_bytes = 0
@@ -198,7 +198,7 @@ class LogTail:
 
         Such a batch is the next one of a known producer, or has no producer id. It needs no change except its offset
         and epoch, and fits into an open segment. The durable recovery point is not beyond the log end
-        (`SegmentedLog._check_recovery_point`). `PartitionLog.append_as_leader` handles every other batch, and every
+        (`LogState._check_recovery_point`). `PartitionLog.append_as_leader` handles every other batch, and every
         error except StorageError. This twin always returns NOT_PLAIN.
         """
         return NOT_PLAIN
@@ -231,4 +231,4 @@ class LogTail:
         if segment.fd < 0 or not 0 < size <= max_bytes or size >= NEWEST_BYTES:
             return None
         segment.recently_used = True
-        return self._disk.pread_resident(segment.fd, size, position)
+        return self.disk.pread_resident(segment.fd, size, position)

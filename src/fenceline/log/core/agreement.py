@@ -1,7 +1,7 @@
 """The offset up to which two logs of a partition agree, by their leader epochs (log matching, `epochs.md E13`, `E25`).
 
-Owns the search for two logs on this machine, and for a log whose leader answers one request at a time. Changes neither
-log, and sends nothing.
+Owns the search: `AgreementSearch` for a log whose leader answers one request at a time, `agreed_end` for two logs on
+this machine. Changes neither log, and sends nothing.
 """
 
 from __future__ import annotations
@@ -23,43 +23,22 @@ class EpochsOfLog(Protocol):
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]: ...
 
 
-def agreed_end(one: EpochsOfLog, other: EpochsOfLog) -> int:
-    """The end of the range that both logs share; at or below the start of one of them if they share nothing.
-
-    Compares epochs only, so records that compaction removed from one of them do not count as a difference.
-    """
-    end, epoch = one.log_end_offset, one.latest_epoch
-    while epoch >= 0:
-        found, other_end = other.end_offset_for_epoch(epoch)
-        if other_end == UNDEFINED:
-            # It has no epoch at all, or none as high: continue with its own latest epoch.
-            found, other_end = other.latest_epoch, other.log_end_offset
-            if found < 0:
-                return min(end, other.log_start_offset)
-        if found == epoch:
-            return min(end, other_end)
-        epoch, own_end = one.end_offset_for_epoch(found)
-        end = min(end, own_end)
-        if epoch == found:
-            return min(end, other_end)
-    return min(end, other.log_end_offset)
-
-
 class AgreementSearch:
-    """Finds the end of the range that a log shares with its leader's log, as `agreed_end`. Each request is for an older
-    epoch than the one before. Send it with the current leader epoch: answers of two leaders must not be mixed."""
+    """Finds the end of the range that a log shares with another, which answers one request at a time. Each request is
+    for an older epoch than the one before. Send it with the current leader epoch: answers of two leaders must not be
+    mixed."""
 
     def __init__(self, log: EpochsOfLog) -> None:
         self._log = log
         self.end = log.log_end_offset
         """Valid once the search has finished. The log's start means: the epochs show no shared range."""
         self.asks = log.latest_epoch
-        """The epoch whose end offset to request from the leader (OffsetForLeaderEpoch)."""
+        """The epoch whose end offset to request from the other log (OffsetForLeaderEpoch of the leader)."""
         self.is_done = False
         self._ask(self.asks)
 
     def on_answer(self, epoch: int, end_offset: int) -> None:
-        """The leader's newest epoch at or below the requested one, and its end offset; (-1, -1) if it has none."""
+        """The other log's newest epoch at or below the requested one, and its end offset; (-1, -1) if it has none."""
         log = self._log
         if end_offset == UNDEFINED or epoch < 0:
             older, own_end = log.end_offset_for_epoch(self.asks - 1)
@@ -79,9 +58,24 @@ class AgreementSearch:
         self.is_done = True
 
     def _ask(self, epoch: int, end: int | None = None) -> None:
-        """The log differs from the leader's from `end` on. With no epoch left, all of it differs."""
+        """The log differs from the other from `end` on. With no epoch left, all of it differs."""
         if epoch < 0:
             self._found(self._log.log_start_offset)
             return
         self.asks = epoch
         self.end = self.end if end is None else min(self.end, end)
+
+
+def agreed_end(one: EpochsOfLog, other: EpochsOfLog) -> int:
+    """The end of the range that both logs share; at or below the start of one of them if they share nothing.
+
+    Compares epochs only, so records that compaction removed from one of them do not count as a difference.
+    """
+    if one.latest_epoch < 0:
+        return min(one.log_end_offset, other.log_end_offset)  # no record of it shows a difference
+    if other.latest_epoch < 0:
+        return min(one.log_end_offset, other.log_start_offset)
+    search = AgreementSearch(one)
+    while not search.is_done:
+        search.on_answer(*other.end_offset_for_epoch(search.asks))
+    return search.end

@@ -7,13 +7,14 @@ with the next flush and not at each assignment.
 If compaction removed the first batches of an epoch, no remaining batch shows its start. The entry then came from the
 log that this one was copied from, and the checkpoint must hold it (`has_unrecoverable_entries`).
 
-Invariant: epochs and start offsets both rise strictly from entry to entry.
+Invariant (`check`): epochs and start offsets both rise strictly from entry to entry.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final
 
 UNDEFINED: Final = -1
@@ -130,6 +131,12 @@ class EpochCache:
         if self._deleted_epoch != UNDEFINED:
             return self._deleted_epoch == epoch
         return bool(self._epochs) and self._epochs[0] == epoch
+
+    def check(self, where: object, log_end_offset: int) -> None:
+        """The invariant, and that no entry starts past the log end. `where` names the log in messages."""
+        rising = all(one < other for rows in (self._epochs, self._starts) for one, other in pairwise(rows))
+        assert rising, f"{where}: leader epochs do not rise: {self.entries}"
+        assert self.latest_start <= log_end_offset, f"{where}: {self.entries} goes past the log end {log_end_offset}"
 
     def clear(self) -> None:
         self._deleted_epoch = UNDEFINED

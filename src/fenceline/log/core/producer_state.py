@@ -9,7 +9,7 @@ Checks of a batch with a producer id, in this order (origin CLIENT):
 - an epoch below the last one seen: 47
 - a new epoch that does not start at sequence 0: 45
 - a sequence that does not follow the last one (2^31-1 is followed by 0): 45, where the log does not have that batch
-  either (`earlier_batches`)
+  either (`out_of_sequence`)
 - no transaction flag while its transaction is open: 48
 An unknown producer may start with any sequence: its history was deleted or has expired (Kafka 4.3.1 no longer answers
 59 here). Coordinator appends have no sequence, replicated ones were checked by the leader.
@@ -28,6 +28,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.tail import BatchSeen, Producer
 from fenceline.records.batch import BatchHeader
 from fenceline.records.crc import crc32c
+from fenceline.records.markers import EndMarker
 from fenceline.records.sequences import MAX_SEQUENCE
 
 SNAPSHOT_VERSION: Final = 1
@@ -41,14 +42,6 @@ class Origin(Enum):
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
-
-
-class EndMarker(NamedTuple):
-    """A control record that ends a transaction."""
-
-    commit: bool
-    coordinator_epoch: int
-    timestamp_ms: int
 
 
 class CompletedTransaction(NamedTuple):
@@ -77,7 +70,7 @@ class ProducerStates:
         self.snapshot_offset = -1
         """End offset of the newest snapshot on disk; -1 if there is none."""
         self.without_earlier: set[int] = set()
-        """Producers whose earlier batches were not found in the log (`earlier_batches`)."""
+        """Producers whose earlier batches were not found in the log (`out_of_sequence`)."""
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -280,13 +273,3 @@ class ProducerStates:
             if first >= 0:
                 self._ongoing[first] = producer_id
         self._ongoing = dict(sorted(self._ongoing.items()))
-
-
-def decode_end_marker(key: bytes | None, value: bytes | None, timestamp_ms: int) -> EndMarker | None:
-    """The end marker in a control record; None for control records of another kind (leader changes, ...)."""
-    if key is None or len(key) < 4 or value is None or len(value) < 6:
-        return None
-    kind = int.from_bytes(key[2:4], "big", signed=True)
-    if kind not in (0, 1):
-        return None
-    return EndMarker(kind == 1, int.from_bytes(value[2:6], "big", signed=True), timestamp_ms)

@@ -6,19 +6,10 @@ Owns nothing: the same code for a batch that was just written and for one that i
 from __future__ import annotations
 
 from fenceline.log.core.index import AbortedTransaction
-from fenceline.log.core.producer_state import EndMarker, ProducerStates, decode_end_marker
+from fenceline.log.core.producer_state import ProducerStates
 from fenceline.log.core.scan import Found
 from fenceline.log.core.segment import Segment
-from fenceline.records.batch import BatchHeader
-from fenceline.records.decode import decode_batch
-
-
-def read_end_marker(header: BatchHeader, content: memoryview) -> EndMarker | None:
-    """The end marker of a control batch; None if it has another kind of control record, or none."""
-    records = decode_batch(content, header._replace(position=0))
-    if not records:
-        return None
-    return decode_end_marker(records[0].key, records[0].value, records[0].timestamp)
+from fenceline.records.markers import read_end_marker
 
 
 def apply_to_producers(producers: ProducerStates, segment: Segment, found: Found) -> None:

@@ -89,6 +89,23 @@ def scan(
         position += size
 
 
+def scan_past_damage(
+    disk: Disk, fd: int, end: int, *, crc_from_offset: int | None, full_content: bool = False
+) -> Iterator[Found | BadBatch]:
+    """As `scan`, of the first `end` bytes of a file that may be damaged: yields each bad place, and continues at the
+    next batch with a valid checksum if one is near. Raises OSError."""
+    position: int | None = 0
+    while position is not None and position < end:
+        try:
+            yield from scan(
+                disk, fd, position, end, next_offset=0, crc_from_offset=crc_from_offset, full_content=full_content
+            )
+            return
+        except BadBatch as bad:
+            yield bad
+            position = next_complete_batch(disk, fd, bad.position, end)
+
+
 class UnstableRead(Exception):
     """The disk returned other bytes on a second read."""
 

@@ -155,7 +155,7 @@ class FutureLog:
         offset, segments = self.log.log_end_offset, current.segments
         if offset >= current.log_end_offset or not segments:
             return None
-        number = current._segment_number(offset)
+        number = current.segment_number(offset)
         if number + 1 < len(segments) and offset >= segments[number].next_offset:
             number += 1
         segment = segments[number]
@@ -226,7 +226,7 @@ class FutureLog:
         self.log.truncate_fully_and_start_at(offset, keep_evidence=False)
         if not self.log.segments:
             try:
-                self.log._start_segment(offset, now_ms)
+                self.log.start_segment(offset, now_ms)
             except OSError as error:
                 raise StorageError.of(f"starting a copy of {self.topic_partition}", error) from error
 
@@ -284,10 +284,9 @@ class FutureLog:
                 with contextlib.suppress(OSError):
                     self.source.disk.rename(removed.path, current.directory)
             raise StorageError.of(f"renaming {log.directory}", error) from error
-        for segment in log.segments:
-            log._files.close(segment)
+        log.release(log.segments)
         _rename_paths(log, self.target.partition_path(where))
-        log._files, log.config = self.target.files, config
+        log.files, log.config = self.target.files, config
         has_unrecoverable_entries = log.epochs.has_unrecoverable_entries
         log.epochs = EpochCache(current.epochs.entries)
         log.epochs.changed, log.epochs.has_unrecoverable_entries = is_written, has_unrecoverable_entries

@@ -28,8 +28,13 @@ from fenceline.log.core.file_names import LOG_SUFFIX, METADATA_FILE, stem
 from fenceline.log.core.meta_properties import directory_id_of, read_meta
 from fenceline.log.core.open_files import OpenFiles
 from fenceline.log.directories.duplicate_logs import LogInspection, inspect_log
-from fenceline.log.directories.first_segments import SegmentsAtStop, read_first_segments, write_first_segments
-from fenceline.log.directories.log_dir_offsets import RECOVERY_POINTS, LogDirOffsets
+from fenceline.log.directories.log_dir_offsets import (
+    RECOVERY_POINTS,
+    LogDirOffsets,
+    SegmentsAtStop,
+    read_first_segments,
+    write_first_segments,
+)
 from fenceline.log.directories.partition_dir import (
     DELETE_SUFFIX,
     STRAY_SUFFIX,

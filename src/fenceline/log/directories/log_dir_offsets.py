@@ -1,7 +1,8 @@
 """The checkpointed offsets of a log directory: recovery points, log starts, high watermarks and compaction checkpoints
 (`formats.md F2`), and which partition directories they describe.
 
-Owns the four checkpoints and the one of incarnations, both as they are on the disk and as they will be written next.
+Owns the four checkpoints and the one of incarnations, both as they are on the disk and as they will be written next,
+and the record of segment files.
 Decides nothing else, and reads nothing of a log except these offsets.
 
 Kafka keys the four files by the partition's name. A name can return: a topic is deleted and created again, a replica
@@ -16,14 +17,21 @@ two of them:
 
 Kafka ignores the file and the line. After its clean shutdown its entries are valid: it has written all of them from
 open logs. After any other stop they are valid only for directories that `fenceline-incarnations` names.
+
+`fenceline-first-segments` has the first segment and the number of segments of each log at the last clean shutdown: this
+node did not delete files that have been missing since. Kafka's log-start checkpoint omits a start that equals the first
+segment's base offset. The file is valid for one clean shutdown, identified by its broker epoch: after Apache Kafka has
+used the directory, or after a crash, retention may have moved the starts.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from fenceline.ids import TopicPartition
 from fenceline.log.core.checkpoints import (
     BadCheckpoint,
     DirectoryIdentity,
@@ -32,18 +40,16 @@ from fenceline.log.core.checkpoints import (
     write_incarnations,
     write_offsets,
 )
-from fenceline.log.core.disk import Disk
+from fenceline.log.core.disk import Disk, read_file, replace_file
 from fenceline.log.core.errors import StorageError
-
-if TYPE_CHECKING:
-    from fenceline.ids import TopicPartition
-    from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.log.partition.partition_log import PartitionLog
 
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 CLEANED: Final = "cleaner-offset-checkpoint"
 INCARNATIONS: Final = "fenceline-incarnations"
+FIRST_SEGMENTS: Final = "fenceline-first-segments"
 
 
 class KnownOffsets(NamedTuple):
@@ -225,3 +231,42 @@ def recovery_point_to_write(log: PartitionLog) -> int:
     """The recovery point that may count as durable. A log without records has none: its first batch may begin below its
     end offset, as the leader's log may start inside a batch (`follower_batches.validate_fetched`)."""
     return log.recovery_point if log.size_bytes else 0
+
+
+# -- segment files at a clean shutdown ---------------------------------------------------------------------------------
+
+
+class SegmentsAtStop(NamedTuple):
+    """The segment files of one log: the first base offset and their number (None: not recorded)."""
+
+    first_base: int
+    files: int | None
+
+
+def read_first_segments(disk: Disk, path: str, broker_epoch: int) -> dict[TopicPartition, SegmentsAtStop]:
+    """Of the shutdown with this broker epoch in its clean mark; empty if that is unknown. Raises OSError."""
+    content = read_file(disk, f"{path}/{FIRST_SEGMENTS}")
+    if content is None or broker_epoch < 0:
+        return {}
+    try:
+        fields = json.loads(content)
+        if int(fields["brokerEpoch"]) != broker_epoch:
+            return {}
+        return {
+            TopicPartition(str(topic), int(index)): SegmentsAtStop(int(base), int(files[0]) if files else None)
+            for topic, index, base, *files in fields["firstSegments"]
+        }
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def write_first_segments(
+    disk: Disk, path: str, broker_epoch: int, segments: Mapping[TopicPartition, SegmentsAtStop]
+) -> None:
+    """Durable on return; call it before the clean mark is written. Raises OSError."""
+    rows = [
+        [topic, index, base] if files is None else [topic, index, base, files]
+        for (topic, index), (base, files) in sorted(segments.items())
+    ]
+    fields = {"version": 0, "brokerEpoch": broker_epoch, "firstSegments": rows}
+    replace_file(disk, f"{path}/{FIRST_SEGMENTS}", json.dumps(fields, separators=(",", ":")).encode())

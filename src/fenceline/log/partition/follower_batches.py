@@ -9,22 +9,19 @@ Rules: `epochs.md E26`, `gaps.md G11`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fenceline.errors import InternalError
 from fenceline.log.core.config import MAX_INT64
 from fenceline.log.core.errors import EpochStartUnknown
-from fenceline.log.core.replay import read_end_marker
 from fenceline.log.core.scan import Found
 from fenceline.log.core.segment import MAX_RELATIVE_OFFSET
+from fenceline.log.partition.state import LogState
 from fenceline.records.batch import check_crc, iter_headers
-
-if TYPE_CHECKING:
-    from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.records.markers import read_end_marker
 
 
 def validate_fetched(
-    log: PartitionLog, records: memoryview, leader_epoch: int, epoch_starts: Sequence[tuple[int, int]]
+    log: LogState, records: memoryview, leader_epoch: int, epoch_starts: Sequence[tuple[int, int]]
 ) -> list[Found]:
     """The batches to append, from the first of `records` on: without an incomplete one at the end, at most one
     segment's worth, and none after a gap in which its epoch begins unless that offset is known (`epoch_starts`). The

@@ -13,8 +13,8 @@ An append: check the batch, check its producer, assign offsets in place, write, 
 memory until the segment is sealed; the epoch checkpoint is written with the next flush. After a crash both are read
 back from the batches; epochs that cannot be read back are flushed at once.
 
-Invariants: log start <= high watermark <= log end; when an append begins, the recovery point on the disk is at or below
-the log end (`_check_recovery_point`).
+Invariants: those of the state (`state.py`); when an append begins, the recovery point on the disk is at or below the
+log end (`_check_recovery_point`).
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ from fenceline.log.core.flush import FlushWork
 from fenceline.log.core.lost_batches import Piece
 from fenceline.log.core.open_files import OpenFiles
 from fenceline.log.core.producer_state import Origin
-from fenceline.log.core.replay import apply_to_producers, read_end_marker
+from fenceline.log.core.replay import apply_to_producers
 from fenceline.log.core.scan import Found
 from fenceline.log.core.tail import NOT_PLAIN, BatchSeen
 from fenceline.log.partition import retention, saving, truncation
-from fenceline.log.partition.earlier_batches import find_earlier
-from fenceline.log.partition.failed_batches import FailedBatches
 from fenceline.log.partition.follower_batches import validate_fetched
+from fenceline.log.partition.out_of_sequence import FailedBatches, find_earlier
 from fenceline.log.partition.readable_log import ReadableLog
 from fenceline.log.partition.retention import RemovedSegment
-from fenceline.log.partition.truncation import Truncated, UnfinishedTruncation
-from fenceline.log.recovery.cut import RecoveryReport
+from fenceline.log.partition.truncation import Truncated
 from fenceline.log.recovery.recovery import load
 from fenceline.records.batch import BatchHeader, assign_in_place, iter_headers, read_header
+from fenceline.records.markers import read_end_marker
 from fenceline.records.validate import ZSTD_SINCE_VERSION, validate_produced
 
 NEWEST_PRODUCE_VERSION: Final = 13
@@ -67,15 +66,7 @@ class AppendInfo(NamedTuple):
 class PartitionLog(ReadableLog):
     """One thread of control. Methods that may wait for the disk say "for a thread"; only one of them at a time."""
 
-    __slots__ = (
-        "__weakref__",
-        "_high_watermark",
-        "failed_batches",
-        "last_flush_ms",
-        "recovery",
-        "recovery_point",
-        "unfinished",
-    )
+    __slots__ = ("__weakref__", "failed_batches")
 
     def __init__(
         self,
@@ -100,16 +91,8 @@ class PartitionLog(ReadableLog):
             log_start_offset=log_start_offset,
             incarnation=incarnation,
         )
-        self._high_watermark = log_start_offset
-        self.recovery_point = log_start_offset
-        self.recovery: RecoveryReport | None = None
-        """The result of opening; None for a log that was never written."""
-        self.last_flush_ms = 0
         self.failed_batches = FailedBatches()
         """Kept by the code that appends as a leader."""
-        self.unfinished: UnfinishedTruncation | None = None
-        """A truncation that the disk interrupted, for a reason that may pass: the log is unusable until `resume` and a
-        new truncation to that offset."""
 
     @classmethod
     def open(
@@ -165,17 +148,19 @@ class PartitionLog(ReadableLog):
             only_torn=only_torn,
             before_cut=before_cut,
         )
-        log._adopt(loaded)
+        log.adopt(loaded)
         log.recovery_point = loaded.log_end_offset if clean else min(recovery_point, loaded.log_end_offset)
         log.recovery_point = max(log.recovery_point, log.first_stored_offset)
         log.recovery = loaded.report
         if clean:
-            log._saved_complete_from = log.complete_from
-        log._high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
-        log.producers.high_watermark_moved(log._high_watermark)
+            log.saved_complete_from = log.complete_from
+        log.advance_high_watermark(high_watermark)
         # Data of the previous session that was not flushed, including file names.
-        log._new_files = log.recovery_point < log.log_end_offset
-        log._new_id = not clean and recovery_point == 0 and topic_id is not None and log._new_files
+        log.unsaved.has_new_files = log.recovery_point < log.log_end_offset
+        log.unsaved.has_new_id = (
+            not clean and recovery_point == 0 and topic_id is not None and log.unsaved.has_new_files
+        )
+        log.check()
         return log
 
     def __repr__(self) -> str:
@@ -184,22 +169,12 @@ class PartitionLog(ReadableLog):
     # -- offsets ------------------------------------------------------------------------------------------------
 
     @property
-    def high_watermark(self) -> int:
-        return self._high_watermark
-
-    def advance_high_watermark(self, offset: int) -> int:
-        """Set the high watermark, bounded by log start and log end (E29: it may decrease). Returns the new value."""
-        self._high_watermark = bounded = min(max(offset, self.log_start_offset), self.log_end_offset)
-        self.producers.high_watermark_moved(bounded)
-        return bounded
-
-    @property
     def last_stable_offset(self) -> int:
         """The read_committed limit: below the high watermark and every undecided transaction."""
         unstable = self.producers.first_unstable_offset
-        if 0 <= unstable < self._high_watermark:
+        if 0 <= unstable < self.high_watermark:
             return max(unstable, self.log_start_offset)
-        return self._high_watermark
+        return self.high_watermark
 
     @property
     def latest_epoch(self) -> int:
@@ -212,12 +187,7 @@ class PartitionLog(ReadableLog):
     @property
     def is_flushing(self) -> bool:
         """Whether a flush is in progress, or was created and has not begun."""
-        return self._flushing is not None
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the log has a directory."""
-        return bool(self.segments) or self.recovery is not None
+        return self.flushing is not None
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(epoch, end offset) by `epochs.md E13`."""
@@ -396,14 +366,9 @@ class PartitionLog(ReadableLog):
             apply_to_producers(self.producers, segment, batch)
         self.log_end_offset = last.next_offset
         self.size_bytes += size
+        assert segment.next_offset == last.next_offset, f"{segment.path} ends at {segment.next_offset}"
 
     # -- upkeep: saving.py, retention.py, truncation.py ---------------------------------------------------------
-
-    @property
-    def first_stored_offset(self) -> int:
-        """Where the files begin. The log start may be higher (DeleteRecords, a leader's log start), and data below it
-        in the same segment may not be on the disk yet: the recovery point must start from here."""
-        return self.segments[0].base_offset if self.segments else self.log_start_offset
 
     @property
     def unflushed_messages(self) -> int:
@@ -417,14 +382,15 @@ class PartitionLog(ReadableLog):
     def flush_due(self, now_ms: int) -> bool:
         """Whether `flush.messages`, `flush.ms`, sealed segments, a new directory or epochs that cannot be read back
         require a flush now."""
+        unsaved = self.unsaved
         if (
             self.segments
-            and (self._unsaved or self._new_id or self._has_unrecoverable_epochs)
-            and self._flushing is None
+            and (unsaved.sealed or unsaved.has_new_id or self._has_unrecoverable_epochs)
+            and self.flushing is None
         ):
             return True
         waiting = self.log_end_offset - self.recovery_point
-        if not waiting or self._flushing is not None:
+        if not waiting or self.flushing is not None:
             return False
         return waiting >= self.config.flush_messages or now_ms - self.last_flush_ms >= self.config.flush_ms
 

@@ -14,13 +14,13 @@ from fenceline.log.core.index import AbortedTransaction
 from fenceline.log.core.segment import Segment
 from fenceline.log.partition import reading, time_lookup
 from fenceline.log.partition.reading import LogRead, NotResident, Request
-from fenceline.log.partition.segmented_log import SegmentedLog
+from fenceline.log.partition.state import LogState
 from fenceline.log.partition.time_lookup import FoundOffset
 
 HINTS_KEPT: Final = 8
 
 
-class ReadableLog(SegmentedLog):
+class ReadableLog(LogState):
     """See `partition_log.PartitionLog`, the only subclass that is instantiated."""
 
     __slots__ = ()
@@ -47,19 +47,19 @@ class ReadableLog(SegmentedLog):
                 position = segment.size_bytes - len(newest)
                 return LogRead(offset, memoryview(newest), position=position, segment_base_offset=segment.base_offset)
         segments = self.segments
-        number = self._segment_number(offset)
+        number = self.segment_number(offset)
         while True:
             segment = segments[number]
             if number + 1 == len(segments) or (segment.size_bytes and offset < segment.next_offset):
-                hint = self._hints.get(offset)
+                hint = self.hints.get(offset)
                 position = hint[1] if hint is not None and hint[0] is segment else -1
                 request = Request(offset, end, max_bytes, at_least_one, position)
                 try:
                     try:
-                        records, stored, position, reaches_end = reading.read_now(self._files, segment, request)
+                        records, stored, position, reaches_end = reading.read_now(self.files, segment, request)
                     except NotResident:
                         base_offset, later_segments = segment.base_offset, segments[number + 1 :]
-                        pending = reading.loader(self._files, segment, request, later_segments)
+                        pending = reading.loader(self.files, segment, request, later_segments)
                         return LogRead(offset, position=position, segment_base_offset=base_offset, loader=pending)
                 except OSError as error:
                     raise StorageError.of(f"reading {segment.path}", error) from error
@@ -77,7 +77,7 @@ class ReadableLog(SegmentedLog):
     def read_newest(self, offset: int, max_bytes: int) -> bytes | bytearray | None:
         """As `newest`, at the position where a read ended or the last batch begins; the next read continues there.
         Raises StorageError."""
-        hint = self._hints.get(offset)
+        hint = self.hints.get(offset)
         position = hint[1] if hint is not None and hint[0] is self.segments[-1] else -1
         try:
             found = self.newest(offset, max_bytes, position)
@@ -89,7 +89,7 @@ class ReadableLog(SegmentedLog):
         return found
 
     def _hint(self, offset: int, segment: Segment, position: int) -> None:
-        hints = self._hints
+        hints = self.hints
         if len(hints) >= HINTS_KEPT and offset not in hints:
             del hints[next(iter(hints))]
         hints[offset] = (segment, position)
@@ -99,7 +99,7 @@ class ReadableLog(SegmentedLog):
         end = min(end_offset_exclusive, self.log_end_offset)
         if offset < self.log_start_offset or offset >= end:
             return 0
-        low, high = self._segment_number(offset), self._segment_number(end)
+        low, high = self.segment_number(offset), self.segment_number(end)
         total = self._estimate(self.segments[high], end) - self._estimate(self.segments[low], offset)
         total += sum(segment.size_bytes for segment in self.segments[low:high])
         return max(1, total)
@@ -109,7 +109,7 @@ class ReadableLog(SegmentedLog):
             return segment.size_bytes
         if offset == segment.last_batch_offset:
             return segment.last_batch_position
-        hint = self._hints.get(offset)
+        hint = self.hints.get(offset)
         if hint is not None and hint[0] is segment:
             return hint[1]
         return segment.index.floor(offset - segment.base_offset) if segment.index is not None else 0
@@ -117,18 +117,18 @@ class ReadableLog(SegmentedLog):
     def offset_for_timestamp(self, timestamp_ms: int, *, end_offset_exclusive: int | None = None) -> FoundOffset | None:
         """First record at or after a timestamp, below the given end (L22, L23). For a thread. Raises StorageError."""
         end = self.log_end_offset if end_offset_exclusive is None else min(end_offset_exclusive, self.log_end_offset)
-        return time_lookup.find_by_timestamp(self._disk, tuple(self.segments), timestamp_ms, self.log_start_offset, end)
+        return time_lookup.find_by_timestamp(self.disk, tuple(self.segments), timestamp_ms, self.log_start_offset, end)
 
     def offset_of_max_timestamp(self, *, end_offset_exclusive: int | None = None) -> FoundOffset | None:
         """The record with the largest timestamp; None if there is none below the end (L20). For a thread."""
         end = self.log_end_offset if end_offset_exclusive is None else min(end_offset_exclusive, self.log_end_offset)
-        found = time_lookup.find_max_timestamp(self._disk, tuple(self.segments), self.log_start_offset)
+        found = time_lookup.find_max_timestamp(self.disk, tuple(self.segments), self.log_start_offset)
         return found if found is not None and found.offset < end else None
 
     def aborted_to_load(self, offset: int, end_offset_exclusive: int) -> list[Segment]:
         """Segments whose aborted transactions must be read from disk before `aborted_transactions` of these offsets."""
         found: list[Segment] = []
-        for segment in self.segments[self._segment_number(offset) :] if self.segments else ():
+        for segment in self.segments[self.segment_number(offset) :] if self.segments else ():
             if segment.aborted is None:
                 found.append(segment)
             elif any(entry.last_stable_offset >= end_offset_exclusive for entry in segment.aborted):
@@ -141,7 +141,7 @@ class ReadableLog(SegmentedLog):
         if not self.segments:
             return found
         try:
-            for segment in self.segments[self._segment_number(offset) :]:
+            for segment in self.segments[self.segment_number(offset) :]:
                 for entry in segment.aborted_transactions():
                     if entry.last_offset >= offset and entry.first_offset < end_offset_exclusive:
                         found.append(entry)

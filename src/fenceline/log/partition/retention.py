@@ -1,7 +1,7 @@
 """The start of a log: DeleteRecords moves it, retention removes the segments below it.
 
 Owns which segments are due and the order in which their files are removed. The deletion was requested, so the files are
-unlinked and not kept as evidence. Works on the private parts of a `PartitionLog` and on nothing else.
+unlinked and not kept as evidence.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.file_names import DELETED_SUFFIX, INDEX_SUFFIXES, LOG_SUFFIX, SNAPSHOT_SUFFIX
 from fenceline.log.core.segment import Segment
-
-if TYPE_CHECKING:
-    from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.log.partition.state import LogState
 
 _Due = Callable[[Segment, int], bool]
 
@@ -42,7 +39,7 @@ class RemovedSegment:
                 self.disk.unlink(path)
 
 
-def advance_log_start(log: PartitionLog, offset: int) -> bool:
+def advance_log_start(log: LogState, offset: int) -> bool:
     if offset > log.high_watermark:
         raise PeerError(
             ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -54,10 +51,11 @@ def advance_log_start(log: PartitionLog, offset: int) -> bool:
     log.log_start_offset = offset
     log.recovery_point = max(log.recovery_point, offset) if not log.segments else log.recovery_point
     log.epochs.truncate_from_start(offset)
+    log.check_offsets()
     return True
 
 
-def enforce_retention(log: PartitionLog, now_ms: int, *, may_empty: bool) -> list[RemovedSegment]:
+def enforce_retention(log: LogState, now_ms: int, *, may_empty: bool) -> list[RemovedSegment]:
     """Kafka's order: segments below the log start, then by time, then by size. Stops at the high watermark, and before
     the last records unless it `may_empty` the log."""
     log.producers.expire(now_ms, log.config.producer_id_expiration_ms)
@@ -91,7 +89,7 @@ def enforce_retention(log: PartitionLog, now_ms: int, *, may_empty: bool) -> lis
     return removed
 
 
-def _remove_while(log: PartitionLog, now_ms: int, reason: str, due: _Due) -> list[RemovedSegment]:
+def _remove_while(log: LogState, now_ms: int, reason: str, due: _Due) -> list[RemovedSegment]:
     count = 0
     segments = log.segments
     while count < len(segments):
@@ -107,28 +105,30 @@ def _remove_while(log: PartitionLog, now_ms: int, reason: str, due: _Due) -> lis
     if count == len(segments):
         # All segments are due: the log needs an empty one to continue, or its end offset would be lost.
         try:
-            log._start_segment(log.log_end_offset, now_ms)
+            log.start_segment(log.log_end_offset, now_ms)
         except OSError:
             # A full disk has no room for the empty segment: removing the ones before it makes room.
             count -= 1
             if count == 0:
                 raise
+    log.check()
     removed = segments[:count]
-    del segments[:count], log._bases[:count]
+    del segments[:count], log.bases[:count]
     start = segments[0].base_offset
     if start > log.log_start_offset:
         log.log_start_offset = start
         log.epochs.truncate_from_start(start)
-    return [_retire(log, segment, reason) for segment in removed]
+    retired = [_retire(log, segment, reason) for segment in removed]
+    log.check()
+    return retired
 
 
-def _retire(log: PartitionLog, segment: Segment, reason: str) -> RemovedSegment:
-    disk = log._disk
+def _retire(log: LogState, segment: Segment, reason: str) -> RemovedSegment:
+    disk = log.disk
     segment.is_retired = True
-    log._files.close(segment)
+    log.release((segment,))
     log.size_bytes -= segment.size_bytes
-    log._unsaved = [kept for kept in log._unsaved if kept is not segment]
-    log._hints.clear()
+    log.unsaved.sealed = [kept for kept in log.unsaved.sealed if kept is not segment]
     paths: list[str] = []
     for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES, SNAPSHOT_SUFFIX):
         path = segment.stem + suffix

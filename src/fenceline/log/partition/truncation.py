@@ -4,8 +4,7 @@ Owns the order in which files change, so that after a crash between any two step
 Never decides that a log must be truncated, and never judges the loss: it returns offsets, bytes and where they are.
 Steps that need disk space come first: a full disk rejects a truncation before anything has changed. Evidence is left
 out only at the caller's explicit request. If the disk fails in the middle, the log is offline; if the error may pass,
-only until `resume`, which reads the files as a restart would. Works on the private parts of a `PartitionLog` and on
-nothing else.
+only until `resume`, which reads the files as a restart would.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import contextlib
 import errno
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
 from fenceline.errors import PeerError
 from fenceline.log.core import producer_snapshots
@@ -28,10 +27,8 @@ from fenceline.log.core.lost_batches import Piece
 from fenceline.log.core.positions import extent_of, find, headers_from
 from fenceline.log.core.segment import Segment
 from fenceline.log.partition import saving
+from fenceline.log.partition.state import LogState, UnfinishedTruncation, Unsaved
 from fenceline.log.recovery.recovery import load
-
-if TYPE_CHECKING:
-    from fenceline.log.partition.partition_log import PartitionLog
 
 _KEPT_SUFFIX: Final = ".kept.tmp"
 _COPIES: Final = 3
@@ -48,14 +45,7 @@ class Truncated:
     evidence: tuple[str, ...]
 
 
-class UnfinishedTruncation(NamedTuple):
-    """The target of a truncation that has begun."""
-
-    offset: int
-    keeps_evidence: bool
-
-
-def truncate_to(log: PartitionLog, offset: int, *, keep_evidence: bool = True) -> Truncated:
+def truncate_to(log: LogState, offset: int, *, keep_evidence: bool = True) -> Truncated:
     if offset >= log.log_end_offset:
         end = log.log_end_offset
         log.epochs.truncate_from_end(end)  # E18: an epoch that started here but wrote nothing
@@ -63,17 +53,26 @@ def truncate_to(log: PartitionLog, offset: int, *, keep_evidence: bool = True) -
     if not log.segments or offset <= max(log.segments[0].base_offset, log.log_start_offset):
         # Records below the log start are deleted: no readable record stays.
         return truncate_fully_and_start_at(log, offset, keep_evidence=keep_evidence)
+    _check_before(log)
     try:
-        return _truncate(log, offset, keep_evidence)
+        truncated = _truncate(log, offset, keep_evidence)
     except OSError as error:
         raise _stopped(
             log, UnfinishedTruncation(offset, keep_evidence), f"truncating {log.topic_partition} to {offset}", error
         ) from error
     except CorruptLog as error:
         raise _not_opened(log, UnfinishedTruncation(offset, keep_evidence), error) from error
+    assert log.log_end_offset <= offset, f"{log.topic_partition}: truncated to {offset}, ends at {log.log_end_offset}"
+    log.check()
+    return truncated
 
 
-def _stopped(log: PartitionLog, truncation: UnfinishedTruncation, what: str, error: OSError) -> StorageError:
+def _check_before(log: LogState) -> None:
+    if log.offline is None and log.unfinished is None:
+        log.check()
+
+
+def _stopped(log: LogState, truncation: UnfinishedTruncation, what: str, error: OSError) -> StorageError:
     """The disk failed in the middle. The files are as a crash would leave them, and memory does not match them."""
     if is_transient(error.errno):
         log.unfinished = truncation
@@ -83,7 +82,7 @@ def _stopped(log: PartitionLog, truncation: UnfinishedTruncation, what: str, err
     return log.offline
 
 
-def _not_opened(log: PartitionLog, truncation: UnfinishedTruncation, error: CorruptLog) -> StorageError:
+def _not_opened(log: LogState, truncation: UnfinishedTruncation, error: CorruptLog) -> StorageError:
     what = f"{log.topic_partition} cannot be opened after truncation"
     if isinstance(error.__cause__, OSError) and is_transient(error.__cause__.errno):
         return _stopped(log, truncation, what, error.__cause__)
@@ -92,7 +91,7 @@ def _not_opened(log: PartitionLog, truncation: UnfinishedTruncation, error: Corr
     return log.offline
 
 
-def resume(log: PartitionLog) -> None:
+def resume(log: LogState) -> None:
     unfinished = log.unfinished
     assert unfinished is not None, "nothing was stopped"
     log.log_start_offset = min(log.log_start_offset, unfinished.offset)
@@ -102,9 +101,10 @@ def resume(log: PartitionLog) -> None:
     except CorruptLog as error:
         raise _not_opened(log, unfinished, error) from error
     log.offline = None
+    log.check()
 
 
-def pieces_from(log: PartitionLog, offset: int) -> list[Piece]:
+def pieces_from(log: LogState, offset: int) -> list[Piece]:
     """The byte ranges that a truncation to `offset` cuts, oldest first. For a thread. Raises OSError."""
     if not log.segments or offset >= log.log_end_offset:
         return []
@@ -117,7 +117,7 @@ def pieces_from(log: PartitionLog, offset: int) -> list[Piece]:
     return [piece for piece in pieces if piece.end > piece.start]
 
 
-def pieces_from_start(log: PartitionLog) -> list[Piece]:
+def pieces_from_start(log: LogState) -> list[Piece]:
     """All segments that may have records at or above the log start, oldest first: those below were deleted before,
     damaged or not."""
     if not log.segments:
@@ -130,7 +130,7 @@ def pieces_from_start(log: PartitionLog) -> list[Piece]:
     ]
 
 
-def end_after(log: PartitionLog, offset: int) -> int:
+def end_after(log: LogState, offset: int) -> int:
     """The log end after a truncation to `offset`: lower if compaction removed the offsets before it. 0 if nothing
     stays, or if it cannot be read. For a thread. Raises OSError."""
     if offset >= log.log_end_offset:
@@ -143,29 +143,29 @@ def end_after(log: PartitionLog, offset: int) -> int:
         return segment.next_offset
     end = segment.base_offset
     index, _ = segment.indexes()
-    fd = log._disk.open_read(segment.path)
+    fd = log.disk.open_read(segment.path)
     try:
         start = index.boundary_at_or_before(max(0, position - 1))
-        for _, header in headers_from(lambda at, size: log._disk.pread(fd, size, at), start, position):
+        for _, header in headers_from(lambda at, size: log.disk.pread(fd, size, at), start, position):
             end = header.next_offset
     except PeerError:
         return 0
     finally:
-        log._disk.close(fd)
+        log.disk.close(fd)
     return end
 
 
-def _place_of(log: PartitionLog, offset: int) -> tuple[int, int]:
+def _place_of(log: LogState, offset: int) -> tuple[int, int]:
     """The last segment that stays, and how many of its bytes."""
-    number = bisect_left(log._bases, offset + 1) - 1
-    if log._bases[number] == offset and number > 0:
+    number = bisect_left(log.bases, offset + 1) - 1
+    if log.bases[number] == offset and number > 0:
         number -= 1  # the cut falls between two segments: the one before stays complete
         return number, log.segments[number].size_bytes
     return number, _position_of(log, log.segments[number], offset)
 
 
-def _truncate(log: PartitionLog, offset: int, keep_evidence: bool) -> Truncated:
-    disk, directory, end = log._disk, log.directory, log.log_end_offset
+def _truncate(log: LogState, offset: int, keep_evidence: bool) -> Truncated:
+    disk, directory, end = log.disk, log.directory, log.log_end_offset
     number, position = _place_of(log, offset)
     kept = log.segments[number]
     following = log.segments[number + 1 :]
@@ -195,7 +195,7 @@ def _truncate(log: PartitionLog, offset: int, keep_evidence: bool) -> Truncated:
             evidence[:0] = keep_link(disk, directory, kept.path)
         kept.delete_index_files()
         disk.rename(copy, kept.path)
-    elif log._bases[number] != log.active_segment_base:
+    elif log.bases[number] != log.active_segment_base:
         kept.delete_index_files()
     producer_snapshots.drop(disk, directory, disk.listdir(directory), lambda at: at > offset)
     log.epochs.truncate_from_end(offset)
@@ -222,16 +222,17 @@ def _copy_start(disk: Disk, path: str, copy: str, size_bytes: int) -> None:
     raise OSError(errno.EIO, "two reads return different bytes", path)
 
 
-def _position_of(log: PartitionLog, segment: Segment, offset: int) -> int:
+def _position_of(log: LogState, segment: Segment, offset: int) -> int:
     index, _ = segment.indexes()
-    fd = log._disk.open_read(segment.path)
+    fd = log.disk.open_read(segment.path)
     try:
-        return find(lambda position, size: log._disk.pread(fd, size, position), index, extent_of(segment), offset)
+        return find(lambda position, size: log.disk.pread(fd, size, position), index, extent_of(segment), offset)
     finally:
-        log._disk.close(fd)
+        log.disk.close(fd)
 
 
-def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence: bool = True) -> Truncated:
+def truncate_fully_and_start_at(log: LogState, offset: int, *, keep_evidence: bool = True) -> Truncated:
+    _check_before(log)
     start, end = log.log_start_offset, log.log_end_offset
     evidence: list[str] = []
     cut_bytes = log.size_bytes
@@ -240,20 +241,20 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence
         _forget_files(log)
         for segment in reversed(log.segments):
             if keep_evidence:
-                evidence[:0] = keep_file(log._disk, log.directory, segment.path)
+                evidence[:0] = keep_file(log.disk, log.directory, segment.path)
             else:
-                log._disk.unlink(segment.path)
+                log.disk.unlink(segment.path)
             segment.delete_index_files()
         if written:
-            producer_snapshots.drop(log._disk, log.directory, log._disk.listdir(log.directory), lambda _: True)
-            replace_file(log._disk, f"{log.directory}/{EPOCH_FILE}", encode_epochs(()))
-            forget_bounds(log._disk, log.directory)
+            producer_snapshots.drop(log.disk, log.directory, log.disk.listdir(log.directory), lambda _: True)
+            replace_file(log.disk, f"{log.directory}/{EPOCH_FILE}", encode_epochs(()))
+            forget_bounds(log.disk, log.directory)
     except OSError as error:
         raise _stopped(
             log, UnfinishedTruncation(offset, keep_evidence), f"emptying {log.topic_partition}", error
         ) from error
-    log.segments, log._bases = [], []
-    log.complete_from = log._saved_complete_from = CompleteFrom()
+    log.segments, log.bases = [], []
+    log.complete_from = log.saved_complete_from = CompleteFrom()
     log.times_emptied += 1
     log.epochs.clear()
     log.epochs.changed = False
@@ -264,30 +265,29 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence
     if written or offset:
         # An empty segment: its name holds the offset where the log continues, also for a log without a directory.
         try:
-            log._start_segment(offset, log.last_flush_ms)
-            log._disk.fsync_dir(log.directory)
+            log.start_segment(offset, log.last_flush_ms)
+            log.disk.fsync_dir(log.directory)
         except OSError as error:
             raise _stopped(
                 log, UnfinishedTruncation(offset, keep_evidence), f"emptying {log.topic_partition}", error
             ) from error
+    log.check()
     return Truncated(start, end, cut_bytes, tuple(evidence))
 
 
-def _forget_files(log: PartitionLog) -> None:
+def _forget_files(log: LogState) -> None:
     """Drop all descriptors, windows and hints of the old files; a flush in progress does not count."""
     saving.stop_flush(log)
-    log._hints.clear()
-    log._unsaved, log._unsaved_snapshots = [], []
-    for segment in log.segments:
-        log._files.close(segment)
+    log.unsaved = Unsaved(has_new_files=log.unsaved.has_new_files, has_new_id=log.unsaved.has_new_id)
+    log.release(log.segments)
 
 
-def _reload(log: PartitionLog, offset: int) -> None:
+def _reload(log: LogState, offset: int) -> None:
     """Rebuild memory from the remaining files; everything in them is complete."""
     high_watermark, complete_from = log.high_watermark, log.complete_from
     recovery_point = min(log.recovery_point, offset)
     loaded = load(
-        log._disk,
+        log.disk,
         log.directory,
         config=log.config,
         recovery_point=recovery_point,
@@ -295,9 +295,9 @@ def _reload(log: PartitionLog, offset: int) -> None:
         log_start_offset=log.log_start_offset,
         now_ms=log.last_flush_ms,
     )
-    log._adopt(loaded)
+    log.adopt(loaded)
     log.complete_from = complete_from
     log.recovery = log.recovery or loaded.report
-    log._new_files = True
+    log.unsaved.has_new_files = True
     log.recovery_point = max(min(recovery_point, loaded.log_end_offset), log.first_stored_offset)
     log.advance_high_watermark(high_watermark)

@@ -13,13 +13,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fenceline.log.core.disk import Disk
-
-if TYPE_CHECKING:
-    from fenceline.log.core.segment import Segment
-    from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.log.core.segment import Segment
+from fenceline.log.partition.state import LogState
 
 PIECE_BYTES: Final = 4 << 20
 """Minimum size of one write-back."""
@@ -34,7 +32,7 @@ class WriteBehind:
 
     __slots__ = ("_begun", "_first", "_log", "_segment")
 
-    def __init__(self, partition_log: PartitionLog) -> None:
+    def __init__(self, partition_log: LogState) -> None:
         self._log = partition_log
         self._segment: Segment | None = None
         self._first = 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from fenceline.errors import OperatorError
 from fenceline.log.core.compaction_bound import forget_bounds, lower_bound
+from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.errors import CorruptLog
 from fenceline.log.core.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX, evidence_in, keep_file, keep_tail
@@ -37,32 +38,32 @@ class RecoveryReport:
     evidence: list[str] = field(default_factory=list)
 
 
-class Cutting:
-    """Truncation of one log while it is opened; `report` holds the result. For the other arguments see `recovery.load`.
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a directory is opened: see `recovery.load`."""
 
-    `read_only`: the log ends in memory where it would be cut, and the disk stays unchanged.
+    disk: Disk
+    directory: str
+    config: LogConfig
+    recovery_point: int
+    clean: bool
+    now_ms: int
+    knows_gaps: bool
+    only_torn: bool
+    before_cut: Callable[[CorruptLog], None] | None
+    read_only: bool
+
+
+class Cutting:
+    """Truncation of one log while it is opened; `report` holds the result.
+
+    If it is opened read-only, the log ends in memory where it would be cut, and the disk stays unchanged.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        recovery_point: int,
-        clean: bool,
-        now_ms: int,
-        only_torn: bool,
-        before_cut: Callable[[CorruptLog], None] | None,
-        report: RecoveryReport,
-        read_only: bool = False,
-    ) -> None:
-        self._read_only = read_only
-        self._disk = disk
-        self._directory = directory
-        self._recovery_point = recovery_point
-        self._clean = clean
-        self._now_ms = now_ms
-        self._only_torn = only_torn
-        self._before_cut = before_cut
+    def __init__(self, opening: Opening, report: RecoveryReport) -> None:
+        self._given = opening
+        self._disk = opening.disk
+        self._directory = opening.directory
         self._report = report
 
     def cut(self, segments: list[Segment], number: int, end: int, bad: BadBatch) -> None:
@@ -71,8 +72,9 @@ class Cutting:
         Raises CorruptLog, OperatorError, OSError, whatever `before_cut` raises.
         """
         segment = segments[number]
-        if self._clean or end < self._recovery_point:
-            known = "after a clean shutdown" if self._clean else f"below the recovery point {self._recovery_point}"
+        if self._given.clean or end < self._given.recovery_point:
+            below = f"below the recovery point {self._given.recovery_point}"
+            known = "after a clean shutdown" if self._given.clean else below
             raise CorruptLog(
                 segment.path,
                 bad.position,
@@ -81,17 +83,17 @@ class Cutting:
             )
         following = segments[number + 1 :]
         batch_follows = any(later.size_bytes for later in following) or _complete_batch_follows(segment, bad.position)
-        if self._only_torn and batch_follows:
+        if self._given.only_torn and batch_follows:
             damage = CorruptLog(
                 segment.path,
                 bad.position,
                 f"{bad.reason}, and complete batches follow (offset {end})",
                 restore_advice("partition"),
             )
-            if self._before_cut is None:
+            if self._given.before_cut is None:
                 raise damage
-            self._before_cut(damage)
-        if self._read_only:
+            self._given.before_cut(damage)
+        if self._given.read_only:
             del segments[number + 1 :]
             segment.size_bytes, segment.sealed = bad.position, False
             return
@@ -99,19 +101,19 @@ class Cutting:
         report.reason = f"{segment.path}: at byte {bad.position}: {bad.reason}"
         found = self._disk.stat(segment.path)
         tail_bytes = (found.size_bytes if found is not None else bad.position) - bad.position
-        if not self._only_torn:
+        if not self._given.only_torn:
             pieces = [Piece(segment.path, bad.position, bad.position + tail_bytes)]
             pieces += [Piece(later.path, 0, later.size_bytes) for later in following]
             lost = count_lost(self._disk, pieces, start_offset=end)
             torn = bad.torn and not batch_follows
             others = tuple(evidence_in(self._disk, self._directory))
-            write_note(self._disk, self._directory, RecoveryNote(lost, report.reason, torn, self._now_ms, others))
+            write_note(self._disk, self._directory, RecoveryNote(lost, report.reason, torn, self._given.now_ms, others))
         if bad.torn and not batch_follows:
             report.torn_bytes += tail_bytes
         elif tail_bytes:
             report.cut_bytes += tail_bytes
             kept = keep_tail(self._disk, self._directory, segment.path, bad.position)
-            if self._only_torn and batch_follows and not kept:
+            if self._given.only_torn and batch_follows and not kept:
                 raise OperatorError(
                     f"{segment.path}: the bytes from position {bad.position} on cannot be moved to {EVIDENCE_DIR}, "
                     "so the log was not truncated.",
@@ -141,17 +143,17 @@ class Cutting:
     def empty(self, segments: list[Segment], end: int, log_start_offset: int) -> None:
         """The log ends below its log start: records were deleted further than what survived a crash. The surviving
         records were deleted as well, so they must not be served again; the note records this. Raises OSError."""
-        if self._read_only:
+        if self._given.read_only:
             segments.clear()
             return
         report, first = self._report, segments[0]
         report.reason = f"{first.path}: the log ends at offset {end}, below its log start {log_start_offset}"
-        if not self._only_torn:
+        if not self._given.only_torn:
             pieces = [Piece(segment.path, 0, segment.size_bytes) for segment in segments if segment.size_bytes]
             if pieces:
                 lost = count_lost(self._disk, pieces, start_offset=first.base_offset)
                 others = tuple(evidence_in(self._disk, self._directory))
-                note = RecoveryNote(lost, report.reason, False, self._now_ms, others, log_start_offset)
+                note = RecoveryNote(lost, report.reason, False, self._given.now_ms, others, log_start_offset)
                 write_note(self._disk, self._directory, note)
         # Last to first: what a crash leaves is still a log.
         for segment in reversed(segments):
@@ -165,16 +167,16 @@ class Cutting:
         """The files end at offset `end`, but complete records up to `known_end` were safe and committed: a file or its
         end is lost without a trace. Raises CorruptLog after a clean shutdown, OSError."""
         reason = f"the log ends at offset {end}, but the records up to {known_end} had been safe on the disk"
-        if self._clean:
+        if self._given.clean:
             raise CorruptLog(self._directory, 0, f"{reason}, after a clean shutdown", restore_advice("partition"))
-        if self._read_only:
+        if self._given.read_only:
             return
         names = tuple(evidence_in(self._disk, self._directory))
         if any(name.endswith(INTENDED_SUFFIX) for name in names):
             return  # a truncation was in progress; it is examined and reported
         lost = LostBatches(end, known_end, known_end - end, 0, ())
         self._report.reason = self._report.reason or f"{self._directory}: {reason}"
-        note = RecoveryNote(lost, f"{self._directory}: {reason}", False, self._now_ms, names, is_missing=True)
+        note = RecoveryNote(lost, f"{self._directory}: {reason}", False, self._given.now_ms, names, is_missing=True)
         write_note(self._disk, self._directory, note)
 
     def note_missing_start(self, start: int, end: int) -> None:
@@ -185,11 +187,11 @@ class Cutting:
     def note_missing_range(self, start: int, end: int) -> None:
         """Offsets between two segments are missing, past the recovery point: the log is cut there, and nothing is left
         of these. Raises OSError."""
-        if not (self._clean or start < self._recovery_point):
+        if not (self._given.clean or start < self._given.recovery_point):
             self._note_missing_files(start, end, "the range between two segment files is missing")
 
     def _note_missing_files(self, start: int, end: int, what: str) -> None:
-        if self._read_only:
+        if self._given.read_only:
             return
         names = tuple(evidence_in(self._disk, self._directory))
         if any(name.endswith(INTENDED_SUFFIX) for name in names):
@@ -197,7 +199,7 @@ class Cutting:
         reason = f"{self._directory}: {what}, with offsets {start} to {end - 1}"
         self._report.reason = self._report.reason or reason
         lost = LostBatches(start, end, end - start, 0, ())
-        note = RecoveryNote(lost, reason, False, self._now_ms, names, is_missing=True, is_untold=True)
+        note = RecoveryNote(lost, reason, False, self._given.now_ms, names, is_missing=True, is_untold=True)
         write_note(self._disk, self._directory, note)
 
 

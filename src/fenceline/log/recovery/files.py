@@ -1,18 +1,19 @@
 """The files of a partition's directory at recovery: operations that a crash left unfinished, and the segments.
 
-Owns which files stay, and where a segment's own index lets its scan begin. Never reads a record, and truncates nothing.
+Owns which files stay, and where a segment's own index lets its scan begin. Compaction's files (`compaction.swap`) end
+as either the old segments or the new one. Never reads a record, and truncates nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from fenceline.errors import PeerError
-from fenceline.log.compaction.swap import finish_swaps, unfinished_swaps
 from fenceline.log.core.disk import Disk, read_file
+from fenceline.log.core.errors import CorruptLog
 from fenceline.log.core.file_names import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -20,11 +21,15 @@ from fenceline.log.core.file_names import (
     LOG_SUFFIX,
     OFFSET_DIGITS,
     SWAP_SUFFIX,
+    offset_in,
     segment_bases,
 )
 from fenceline.log.core.index import OFFSET_ENTRY_BYTES, OffsetIndex, TimeIndex
+from fenceline.log.core.scan import BadBatch, scan
 from fenceline.log.core.segment import MAX_RELATIVE_OFFSET, Segment
 from fenceline.records.batch import BATCH_OVERHEAD, peek_header
+
+_SUFFIXES: Final = (LOG_SUFFIX, *INDEX_SUFFIXES)
 
 
 class Files(NamedTuple):
@@ -87,6 +92,84 @@ def drop(disk: Disk, directory: str, names: set[str], dropped: Iterable[str]) ->
         names.discard(name)
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(f"{directory}/{name}")
+
+
+# -- replacements by compaction --------------------------------------------------------------------------------------
+
+
+class UnfinishedSwaps(NamedTuple):
+    """Segment replacements that a crash interrupted. Names of files of one directory."""
+
+    dropped: list[str]
+    """Files of an unfinished step: the old segments stay."""
+    covered: list[str]
+    """Files of segments that are replaced by another."""
+    swaps: list[str]
+    """Files to be renamed to their final names, in this order."""
+
+
+def unfinished_swaps(disk: Disk, directory: str, names: Iterable[str]) -> UnfinishedSwaps | None:
+    """Replacements that a crash of Fenceline or Apache Kafka interrupted; None if there are none. Changes nothing.
+
+    A `.swap` at or after the first `.cleaned` belongs to an unfinished step. Every other one is the newest version of
+    the range it covers. Raises CorruptLog, OSError.
+    """
+    swaps = {name: base for name in names if (base := offset_in(name, SWAP_SUFFIX)) is not None}
+    if not swaps:
+        return None
+    cleaned = [base for name in names if (base := offset_in(name, CLEANED_SUFFIX)) is not None]
+    unfinished = min(cleaned, default=None)
+    valid = {name: base for name, base in swaps.items() if unfinished is None or base < unfinished}
+    covered = []
+    for name, base in sorted(valid.items()):
+        if name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
+            after = max(base + 1, _end_of(disk, f"{directory}/{name}", base))
+            for other in sorted(names):
+                offset = next((at for suffix in _SUFFIXES if (at := offset_in(other, suffix)) is not None), None)
+                if offset is not None and base <= offset < after:
+                    covered.append(other)
+    return UnfinishedSwaps(_log_last(set(swaps) - set(valid)), covered, _log_last(valid)[::-1])
+
+
+def finish_swaps(disk: Disk, directory: str, names: Sequence[str]) -> Sequence[str]:
+    """Complete interrupted replacements. Returns the directory's names afterwards. Raises CorruptLog, OSError."""
+    found = unfinished_swaps(disk, directory, names)
+    if found is None:
+        return names
+    for name in (*found.dropped, *found.covered):
+        disk.unlink(f"{directory}/{name}")
+    for name in found.swaps:
+        disk.rename(f"{directory}/{name}", f"{directory}/{name.removesuffix(SWAP_SUFFIX)}")
+    disk.fsync_dir(directory)
+    return disk.listdir(directory)
+
+
+def _log_last(names: set[str] | dict[str, int]) -> list[str]:
+    return sorted(names, key=lambda name: (name.endswith(LOG_SUFFIX + SWAP_SUFFIX), name))
+
+
+def _end_of(disk: Disk, path: str, base: int) -> int:
+    found = disk.stat(path)
+    end = base
+    fd = disk.open_read(path)
+    try:
+        size_bytes = found.size_bytes if found is not None else 0
+        for batch in scan(disk, fd, 0, size_bytes, next_offset=base, crc_from_offset=None):
+            end = batch.header.next_offset
+    except BadBatch as bad:
+        raise CorruptLog(
+            path,
+            bad.position,
+            f"a compaction was interrupted, and its output is damaged: {bad.reason}",
+            "Move this .swap file and the other .swap files with the same number out of the directory; the original "
+            "segments are used then, if they still exist. Otherwise restore the partition from another replica.",
+        ) from None
+    finally:
+        disk.close(fd)
+    return end
+
+
+# -- segments ----------------------------------------------------------------------------------------------------------
 
 
 def segments_of(disk: Disk, directory: str, files: Files, now_ms: int) -> list[Segment]:

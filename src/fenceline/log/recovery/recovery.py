@@ -43,7 +43,7 @@ from fenceline.log.core.producer_state import BadSnapshot, ProducerStates
 from fenceline.log.core.replay import apply_to_producers
 from fenceline.log.core.scan import BadBatch, Found, ReadTwice, UnstableRead, scan
 from fenceline.log.core.segment import MAX_RELATIVE_OFFSET, Segment
-from fenceline.log.recovery.cut import Cutting, RecoveryReport, restore_advice
+from fenceline.log.recovery.cut import Cutting, Opening, RecoveryReport, restore_advice
 from fenceline.log.recovery.files import clean_up, drop, inspect, near_end, resume, segments_of
 from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
 
@@ -99,10 +99,10 @@ def load(
     other OSError becomes a CorruptLog.
     """
     try:
-        loader = _Loader(
-            disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut, read_only, knows_gaps
+        opening = Opening(
+            disk, directory, config, recovery_point, clean, now_ms, knows_gaps, only_torn, before_cut, read_only
         )
-        return loader.load(log_start_offset, known_end, first_segment, segment_count)
+        return _Loader(opening).load(log_start_offset, known_end, first_segment, segment_count)
     except OSError as error:
         what, advice = ("opened", _WAIT_ADVICE) if is_transient(error.errno) else ("read", _DISK_ADVICE)
         reason = f"cannot be {what}: {error.strerror or error}"
@@ -110,32 +110,12 @@ def load(
 
 
 class _Loader:
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        config: LogConfig,
-        recovery_point: int,
-        clean: bool,
-        now_ms: int,
-        only_torn: bool,
-        before_cut: Callable[[CorruptLog], None] | None,
-        read_only: bool,
-        knows_gaps: bool,
-    ) -> None:
-        self._read_only = read_only
-        self._knows_gaps = knows_gaps
-        self._disk = disk
-        self._directory = directory
-        self._config = config
-        self._recovery_point = recovery_point
-        self._clean = clean
-        self._now_ms = now_ms
-        self._only_torn = only_torn
-        self._report = RecoveryReport(clean)
-        self._cutting = Cutting(
-            disk, directory, recovery_point, clean, now_ms, only_torn, before_cut, self._report, read_only
-        )
+    def __init__(self, opening: Opening) -> None:
+        self._given = opening
+        self._disk = opening.disk
+        self._directory = opening.directory
+        self._report = RecoveryReport(opening.clean)
+        self._cutting = Cutting(opening, self._report)
         self._producers = ProducerStates()
         self._epochs = EpochCache()
         self._checkpoint: list[tuple[int, int]] = []
@@ -143,22 +123,23 @@ class _Loader:
         self._end = 0  # end of the valid batches
         self._gap_from = 0  # as `_end`, also where the next segment begins later
         self._lacks_records = False  # compaction left some out, in the part that may not be flushed
-        self._flushed_to = recovery_point  # at least the end of the compacted part: compaction reads only what is safe
+        # At least the end of the compacted part: compaction reads only what is safe.
+        self._flushed_to = opening.recovery_point
 
     def load(
         self, log_start_offset: int, known_end: int, first_segment: int | None, segment_count: int | None
     ) -> Loaded:
-        files = (inspect if self._read_only else clean_up)(self._disk, self._directory)
+        files = (inspect if self._given.read_only else clean_up)(self._disk, self._directory)
         names, orphan_indexes = files.names, files.orphan_indexes
-        segments = segments_of(self._disk, self._directory, files, self._now_ms)
+        segments = segments_of(self._disk, self._directory, files, self._given.now_ms)
         complete_from = self._complete_from(names, segments)
         if segments:
-            if not self._only_torn:
+            if not self._given.only_torn:
                 self._check_missing_segments(segments, orphan_indexes, log_start_offset, first_segment)
-                if not (self._clean and segment_count in (None, len(segments))):
+                if not (self._given.clean and segment_count in (None, len(segments))):
                     self._check_holes(segments, log_start_offset)
             log_start_offset = max(log_start_offset, segments[0].base_offset)
-        if orphan_indexes and not self._read_only:
+        if orphan_indexes and not self._given.read_only:
             drop(self._disk, self._directory, names, orphan_indexes)
             self._disk.fsync_dir(self._directory)  # a file that reappears would be reported as lost again
         epochs_known = self._load_epochs(log_start_offset)
@@ -174,11 +155,11 @@ class _Loader:
             self._cutting.note_missing_end(end, known_end)
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(log_start_offset)
-        if not self._read_only:
+        if not self._given.read_only:
             producer_snapshots.drop(self._disk, self._directory, names, lambda at: at > end)
-        if not self._clean:
+        if not self._given.clean:
             self._epochs.changed = True
-        if self._lacks_records and self._config.compacted:
+        if self._lacks_records and self._given.config.compacted:
             # The bound that shows where the newer ones lie was in memory only.
             complete_from = complete_from.raised(end + 1, self._epochs.latest_epoch)
         return Loaded(segments, log_start_offset, end, self._epochs, self._producers, self._report, complete_from)
@@ -191,7 +172,7 @@ class _Loader:
             bound = read_bound(self._disk, self._directory)
             known = known.raised(bound, -1)
             self._flushed_to = max(self._flushed_to, bound)
-        if not self._knows_gaps and self._config.compacted and segments:
+        if not self._given.knows_gaps and self._given.config.compacted and segments:
             # Apache Kafka compacts all but the active segment.
             known = known.raised(segments[-1].base_offset, -1)
         return known
@@ -211,10 +192,10 @@ class _Loader:
             self._cutting.note_missing_start(max(began, log_start_offset), start)
         bases = [segment.base_offset for segment in segments]
         for base in vanished:
-            if start < base < bases[-1] and (self._clean or base < self._recovery_point):
+            if start < base < bases[-1] and (self._given.clean or base < self._given.recovery_point):
                 number = bisect_right(bases, base)
                 end, _ = self._end_of(segments[number - 1])
-                if end <= base and not self._read_only:
+                if end <= base and not self._given.read_only:
                     path = stem(self._directory, base) + LOG_SUFFIX
                     raise _hole(path, "the segment file is missing but its index exists", end, bases[number])
 
@@ -222,10 +203,10 @@ class _Loader:
         """Find a segment between others that vanished with its indexes, below the recovery point or after a clean
         shutdown, in a log that is not compacted; past the recovery point the scan finds it. Reads the end of each
         segment: after a crash, or if the clean shutdown recorded more files. Raises CorruptLog."""
-        if self._config.compacted or not self._knows_gaps:
+        if self._given.config.compacted or not self._given.knows_gaps:
             return
         for segment, following in pairwise(segments):
-            if not self._clean and segment.base_offset >= self._recovery_point:
+            if not self._given.clean and segment.base_offset >= self._given.recovery_point:
                 break
             if following.base_offset <= log_start_offset:
                 continue
@@ -237,7 +218,7 @@ class _Loader:
     def _hole_before(self, following: Segment, segment: Segment) -> int | None:
         """Where `segment` ends, if offsets that had been safe are missing after it. Damage is found when it is read."""
         end, is_whole = self._end_of(segment)
-        was_safe = self._clean or end < self._recovery_point
+        was_safe = self._given.clean or end < self._given.recovery_point
         is_hole = is_whole and was_safe and end < following.base_offset
         return end if is_hole and following.base_offset > read_bound(self._disk, self._directory) else None
 
@@ -267,25 +248,26 @@ class _Loader:
             self._checkpoint = entries
         except (BadCheckpoint, ValueError):
             return False
-        if self._clean:
+        if self._given.clean:
             return bool(entries)
         if entries and entries[0][1] > log_start_offset:
             # A crash came between this file and the checkpoint of a log start that had advanced: all are read again.
             self._epochs = EpochCache()
             return False
-        self._epochs.truncate_from_end(self._recovery_point)
+        self._epochs.truncate_from_end(self._given.recovery_point)
         return bool(entries)
 
     def _load_snapshot(self, names: set[str], log_start_offset: int) -> int:
         """Producer state from the newest valid snapshot; returns the offset from which batches must be replayed."""
         for offset in producer_snapshots.offsets_in(names):
-            if not self._clean and offset > self._recovery_point:
+            if not self._given.clean and offset > self._given.recovery_point:
                 continue
             content = read_file(self._disk, producer_snapshots.path_of(self._directory, offset))
             if content is None:
                 continue
             try:
-                self._producers.load(content, now_ms=self._now_ms, expiration_ms=self._config.producer_id_expiration_ms)
+                expiration_ms = self._given.config.producer_id_expiration_ms
+                self._producers.load(content, now_ms=self._given.now_ms, expiration_ms=expiration_ms)
             except BadSnapshot:
                 continue
             self._producers.snapshot_offset = offset
@@ -296,7 +278,7 @@ class _Loader:
 
     def _scan(self, segments: list[Segment], replay_from: int, log_start_offset: int, epochs_known: bool) -> int:
         """Scan what cannot be trusted; returns the log end offset. Truncates `segments` if the log ends early."""
-        start_offset = replay_from if self._clean else min(replay_from, self._recovery_point)
+        start_offset = replay_from if self._given.clean else min(replay_from, self._given.recovery_point)
         if not epochs_known:
             start_offset = log_start_offset
         first = max(0, bisect_right([segment.base_offset for segment in segments], start_offset) - 1)
@@ -313,7 +295,7 @@ class _Loader:
             if number > first and self._gap(segment):
                 # Lost between two fsyncs: the end of one file but not the start of the next.
                 reason = f"offsets {self._end} to {segment.base_offset - 1} are missing"
-                if not self._only_torn:
+                if not self._given.only_torn:
                     self._cutting.note_missing_range(self._end, segment.base_offset)
                 self._cutting.cut(
                     segments, number - 1, self._end, BadBatch(segments[number - 1].size_bytes, reason, torn=False)
@@ -338,9 +320,9 @@ class _Loader:
             start,
             end,
             next_offset=next_offset,
-            crc_from_offset=None if self._clean else self._recovery_point,
+            crc_from_offset=None if self._given.clean else self._given.recovery_point,
             highest_offset=segment.base_offset + MAX_RELATIVE_OFFSET,
-            has_gaps=not self._only_torn,
+            has_gaps=not self._given.only_torn,
         )
 
     def _confirm(self, segment: Segment, fd: int, found: Found) -> None:
@@ -377,23 +359,23 @@ class _Loader:
 
     def _gap(self, segment: Segment) -> bool:
         """Whether offsets past the recovery point are missing before a segment. Compaction leaves gaps, crashes too."""
-        if self._clean or not segment.base_offset > self._end >= self._recovery_point:
+        if self._given.clean or not segment.base_offset > self._end >= self._given.recovery_point:
             return False
-        if self._knows_gaps:
+        if self._given.knows_gaps:
             return segment.base_offset > read_bound(self._disk, self._directory)
-        return not self._config.compacted
+        return not self._given.config.compacted
 
     def _scan_segment(self, segment: Segment, start_offset: int, replay_from: int, *, last: bool) -> None:
         """Scan one segment. On BadBatch the segment's `size_bytes` and `next_offset` are those of its valid part."""
         file_bytes = segment.size_bytes
-        trusted = self._clean or (segment.sealed and segment.next_offset <= self._recovery_point)
+        trusted = self._given.clean or (segment.sealed and segment.next_offset <= self._given.recovery_point)
         keep_indexes = trusted and not last
         start, next_offset = 0, segment.base_offset
         if not keep_indexes:
             start, next_offset = resume(segment, start_offset)
             if not trusted:
                 segment.aborted = [] if start == 0 and replay_from <= segment.base_offset else segment.aborted
-        interval = self._config.index_interval_bytes
+        interval = self._given.config.index_interval_bytes
         fd = self._disk.open_read(segment.path)
         try:
             if not keep_indexes:
@@ -407,7 +389,7 @@ class _Loader:
                 has_gap = header.base_offset != self._end
                 if begins_epoch or has_gap:
                     self._confirm(segment, fd, found)
-                if not self._clean and header.base_offset >= self._flushed_to:
+                if not self._given.clean and header.base_offset >= self._flushed_to:
                     self._lacks_records |= has_gap or header.record_count <= header.last_offset_delta
                 if begins_epoch:
                     self._epochs.begin(header.leader_epoch, header.base_offset, self._starts_in_gap(header))
@@ -424,7 +406,7 @@ class _Loader:
         if not keep_indexes:
             if segment.sealed:
                 segment.seal()
-            segment.indexes_saved = self._clean
+            segment.indexes_saved = self._given.clean
 
     def _starts_in_gap(self, header: BatchHeader) -> list[tuple[int, int]]:
         """Where its epoch, and earlier epochs without a batch, begin in the gap before a batch."""

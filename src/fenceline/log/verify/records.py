@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Final
 
 from fenceline.errors import PeerError
-from fenceline.log.core.producer_state import decode_end_marker
 from fenceline.log.verify.findings import Findings, Kind, Severity
 from fenceline.log.verify.segment import Rows
 from fenceline.records import kernel
 from fenceline.records.batch import peek_header
 from fenceline.records.build import Record
 from fenceline.records.decode import decode_batch, records_of
+from fenceline.records.markers import decode_end_marker
 from fenceline.records.sequences import MAX_SEQUENCE
 
 MAX_PRODUCERS: Final = 100_000

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Final
 from fenceline.config.effective import effective_broker_config
 from fenceline.log.compaction import compaction
 from fenceline.log.compaction import swap as compaction_swap
-from fenceline.log.compaction.compaction import Compaction, Limits, Uncleanable
-from fenceline.log.compaction.facts import segment_facts
+from fenceline.log.compaction.compaction import Compaction, Limits, Uncleanable, segment_facts
 from fenceline.log.compaction.plan import Due, LogFacts, NotDue, Verdict, dirtiest, judge
 from fenceline.log.compaction.swap import Replacement
 from fenceline.log.core.errors import StorageError, is_transient

@@ -267,7 +267,7 @@ class Story:
                     replica.high_watermark,
                     len(replica.waiters),
                     len(replica.follower_waiters),
-                    list(replica.log._hints),
+                    list(replica.log.hints),
                     repr(replica.leader.followers) if replica.leader is not None else None,
                 )
                 for replica in desk.partitions

@@ -20,7 +20,7 @@ from fenceline.node.api.fetch.parked_fetch import ParkedFetch
 from fenceline.replica.fetch_session import SessionAnswer, Told
 from fenceline.wire.fetch import FetchPartition, FetchRequest
 
-ABI = 4
+ABI = 5
 
 cdef enum:
     FIRST_WITH_TOPIC_IDS = 13
@@ -227,7 +227,7 @@ cdef object _answer(fetching, context, request, answer, list to_read, list repli
         return None
     for number in range(count):
         log = replicas[number].log
-        if not len(found[number]) and log._high_watermark == log.log_end_offset:
+        if not len(found[number]) and log.high_watermark == log.log_end_offset:
             fetching.reads.settle(request.replica_id, to_read[number], replicas[number])
     if total == 0:
         return ()
@@ -269,7 +269,7 @@ cdef list _frame(context, int32_t session_id, list to_read, list replicas, list 
     for number in range(len(to_read)):
         held, records, log = to_read[number], found[number], replicas[number].log
         size = len(records)
-        high_watermark = log._high_watermark
+        high_watermark = log.high_watermark
         now = Told(high_watermark, log.log_start_offset)
         if size:
             held.was_told(now)

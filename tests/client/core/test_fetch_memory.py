@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fenceline.client.consumer.consumer import Consumer
-from fenceline.client.consumer.fetch_memory import FetchMemory
 from fenceline.client.consumer.positions import Phase
 from fenceline.client.core import connection
+from fenceline.client.core.fetch_memory import FetchMemory
 from fenceline.client.core.fetched import Fetched, Run
 from fenceline.client.reader.ranges import Budget, OffsetRange
 from fenceline.client.reader.reader import AsyncRangeReader, RangeReader

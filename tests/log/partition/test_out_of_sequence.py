@@ -7,7 +7,7 @@ import pytest
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.producer_state import ProducerStates
-from fenceline.log.partition.failed_batches import KEPT_MS, MAX_PRODUCERS, FailedBatches
+from fenceline.log.partition.out_of_sequence import KEPT_MS, MAX_PRODUCERS, FailedBatches
 from fenceline.records.batch import BatchHeader, read_header
 from fenceline.records.build import build_batch
 

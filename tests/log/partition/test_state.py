@@ -11,7 +11,7 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.tail import WRITE_BYTES
 from fenceline.testing.sim_disk import SimDisk
-from tests.log.helpers import append, batch, open_log, read_all
+from tests.log.helpers import TP, append, batch, open_log, read_all
 
 
 @pytest.mark.parametrize(
@@ -104,3 +104,49 @@ def test_failed_truncation_of_a_partial_write_takes_the_partition_offline(disk: 
     with pytest.raises(StorageError, match="until the node is restarted"):
         append(log)
     assert len(read_all(log)) == 1, "the log stays readable"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("log_start_offset", 10, "log start 10, log end 9"),
+        ("high_watermark", -1, "high watermark -1 of 0..9"),
+        ("high_watermark", 10, "high watermark 10 of 0..9"),
+        ("recovery_point", 10, "recovery point 10, log end 9"),
+        ("bases", [0], "bases of the segments"),
+        ("size_bytes", 1, "size 1, of its segments"),
+    ],
+)
+def test_broken_invariant_is_reported_with_the_partition(disk: SimDisk, name: str, value: object, message: str) -> None:
+    log = open_log(disk, config=LogConfig(segment_bytes=300))
+    for _ in range(9):
+        append(log, size=100)
+    log.check()
+    setattr(log, name, value)
+    with pytest.raises(AssertionError, match=rf"{TP}: .*{message}"):
+        log.check()
+
+
+def test_invariants_of_segments_and_epochs(disk: SimDisk) -> None:
+    log = open_log(disk, config=LogConfig(segment_bytes=300))
+    for _ in range(9):
+        append(log, size=100)
+    log.segments[0].sealed = False
+    with pytest.raises(AssertionError, match="is not the last segment, and not sealed"):
+        log.check()
+    log.segments[0].sealed = log.segments[-1].sealed = True
+    with pytest.raises(AssertionError, match="is sealed"):
+        log.check()
+    log.segments[-1].sealed = False
+    log.segments[0].next_offset = log.segments[1].base_offset + 1
+    with pytest.raises(AssertionError, match="overlaps with"):
+        log.check()
+    log.segments[0].next_offset = log.segments[1].base_offset
+    log.segments[-1].next_offset = 10
+    with pytest.raises(AssertionError, match="ends past the log end 9"):
+        log.check()
+    log.segments[-1].next_offset = 9
+    log.check()
+    log.epochs.assign(9, 20)
+    with pytest.raises(AssertionError, match="goes past the log end 9"):
+        log.check()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kio.serial import entity_reader, entity_writer
 
-from fenceline.client.consumer.group_protocol import (
+from fenceline.client.core.group_protocol import (
     Subscription,
     decode_assignment,
     decode_owned,
