@@ -23,7 +23,7 @@ from fenceline.log.verify.segment import Flaw, Rows, SegmentWalk
 from fenceline.log.verify.verify import Settings, verify_group
 from fenceline.records.arrow import ArrowDecoder
 from pyspark_fenceline.common import workers
-from pyspark_fenceline.common.schema import arrow_schema
+from pyspark_fenceline.common.schema import arrow_schema, client_columns, to_spark
 from pyspark_fenceline_segments.batch_rows import batch_rows
 from pyspark_fenceline_segments.options import Mode, SegmentOptions
 from pyspark_fenceline_segments.planning import SegmentFile, replica_of
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 BATCH_BYTES: Final = 8 << 20
 """Approximate size of the records in one record batch."""
 _SKIP_HINT: Final = ". Set failOnDamage=false to skip it."
-_CLIENT_NAMES: Final = {"timestampType": "timestamp_type"}
 
 
 class DamagedSegment(FencelineError):
@@ -83,13 +82,8 @@ def _batches(options: SegmentOptions, file: SegmentFile, target: pa.Schema) -> I
 
 
 def _records(options: SegmentOptions, file: SegmentFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    decoder = ArrowDecoder(
-        include_headers="headers" in target.names,
-        include_leader_epoch="leader_epoch" in target.names,
-        timestamp_unit="us",
-        empty_headers_as_null=True,
-        check_crc=False,
-    )
+    decoder = ArrowDecoder(**client_columns(target), check_crc=False)
+    own = {"replica": file.replica, "file": file.path, "evidence": file.evidence}
     for step in _walk(file, options):
         for content in _contents(options, file, step):
             try:
@@ -98,9 +92,9 @@ def _records(options: SegmentOptions, file: SegmentFile, target: pa.Schema) -> I
                 if options.fail_on_damage:
                     raise DamagedSegment(f"{file.path}: {error.message}{_SKIP_HINT}") from error
             if decoder.size_bytes >= BATCH_BYTES:
-                yield _to_spark(decoder.finish(), file, target)
+                yield to_spark(decoder.finish(), target, own)
     if decoder.row_count:
-        yield _to_spark(decoder.finish(), file, target)
+        yield to_spark(decoder.finish(), target, own)
 
 
 def _contents(options: SegmentOptions, file: SegmentFile, step: Rows | Flaw) -> Iterator[memoryview]:
@@ -113,17 +107,6 @@ def _contents(options: SegmentOptions, file: SegmentFile, step: Rows | Flaw) -> 
         raise DamagedSegment(f"{file.path}: at byte {step.position}: {problems}{_SKIP_HINT}")
     if step.content is not None:
         yield step.content
-
-
-def _to_spark(batch: pa.RecordBatch, file: SegmentFile, target: pa.Schema) -> pa.RecordBatch:
-    own = {"replica": file.replica, "file": file.path, "evidence": file.evidence}
-    columns = []
-    for field in target:
-        if field.name in own:
-            columns.append(pa.repeat(pa.scalar(own[field.name], field.type), batch.num_rows))
-        else:
-            columns.append(batch.column(_CLIENT_NAMES.get(field.name, field.name)))
-    return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
 def _walk(file: SegmentFile, options: SegmentOptions) -> SegmentWalk:

@@ -1,4 +1,4 @@
-"""The options and output of `fenceline audit`; audits and repairs are tested in `tests/spark/test_audit.py`."""
+"""The options and output of `fenceline audit`; audits and repairs: `tests/spark/auditing/test_audit.py`."""
 
 from __future__ import annotations
 

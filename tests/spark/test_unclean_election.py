@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 import pyspark_fenceline
 from fenceline.testing.mixed_cluster import MixedCluster
 from fenceline.testing.waiting import eventually
-from pyspark_fenceline.auditing import repair_executor
+from pyspark_fenceline.auditing import repair_files
 from pyspark_fenceline.errors import Loss, LossKind, losses_of, parse
 from tests.scheduling import CLUSTERS
 from tests.spark.conftest import CONNECTOR
@@ -137,7 +137,7 @@ def test_a_table_equals_the_log_again_after_its_stream_and_after_a_repair(
     """The same table twice: one is continued by its query, the other is repaired by Spark's tasks."""
     topic, table, copy = story.tp.topic, str(tmp_path / "table"), str(tmp_path / "copy")
     # Even for few files.
-    monkeypatch.setattr(repair_executor, "_THREADS", 0)
+    monkeypatch.setattr(repair_files, "FEW_FILES", 0)
 
     def fill() -> None:
         # The third file has records from before and after the divergence point.

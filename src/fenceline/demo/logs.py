@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fenceline.demo.report import RowState, Span, TableState
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.auditing.ranges import outside
 from pyspark_fenceline.common.connect import connect
 from pyspark_fenceline.common.log_epochs import LogEpochsCache, existing_partitions
 from pyspark_fenceline.common.log_matching import LogEpochs
@@ -86,26 +87,11 @@ def compare_with_logs(
             spans += [Span(partition, start, stop, epoch, RowState.MATCHING) for start, stop in matching]
             spans += [
                 Span(partition, start, stop, epoch, RowState.MISSING)
-                for start, stop in _gaps(matching, first, min(end, limit))
+                for start, stop in outside(matching, first, min(end, limit))
             ]
         known = {epoch: (first, end) for epoch, first, end in epochs_in(view)}
         for run in own:
             first, end = known.get(run.epoch, (run.end_offset, run.end_offset))
-            outside = ((run.start_offset, min(run.end_offset, first)), (max(run.start_offset, end), run.end_offset))
-            spans += [
-                Span(partition, start, stop, run.epoch, RowState.STALE) for start, stop in outside if start < stop
-            ]
+            beyond = ((run.start_offset, min(run.end_offset, first)), (max(run.start_offset, end), run.end_offset))
+            spans += [Span(partition, start, stop, run.epoch, RowState.STALE) for start, stop in beyond if start < stop]
     return TableState(name, sorted(spans, key=lambda span: (span.partition, span.start_offset, span.state)))
-
-
-def _gaps(covered: Iterable[tuple[int, int]], first: int, end: int) -> list[tuple[int, int]]:
-    """The parts of [first, end) that are not covered."""
-    gaps: list[tuple[int, int]] = []
-    at = first
-    for start, stop in sorted(covered):
-        if at < min(start, end):
-            gaps.append((at, min(start, end)))
-        at = max(at, stop)
-    if at < end:
-        gaps.append((at, end))
-    return gaps

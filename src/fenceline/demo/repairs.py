@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_KEY = "fenceline"
-"""The sink's key in the metadata of its commits."""
+from pyspark_fenceline.delta.state import KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ def repairs_of(table: Path) -> list[Repair]:
         return []
     found = []
     for entry in reversed(DeltaTable(str(table)).history()):
-        repair: Any = (entry.get(_KEY) or {}).get("repair")
+        repair: Any = (entry.get(KEY) or {}).get("repair")
         if repair is not None:
             ranges = tuple(_ranges(repair["ranges"]))
             found.append(Repair(entry["version"], entry["timestamp"] / 1000, repair["removed_rows"], ranges))

@@ -10,36 +10,33 @@ table lacks it; without it nothing is changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.auditing.content import ByValues, refuse_other_columns
-from pyspark_fenceline.auditing.executor import active_session, parallelism
 from pyspark_fenceline.auditing.ranges import Range, runs_in
-from pyspark_fenceline.auditing.repair_executor import pickled, unpickled
-from pyspark_fenceline.auditing.repair_table import TableChanged, commit_one
 from pyspark_fenceline.auditing.runs import NOT_IN_LOG, SAME_VALUES
 from pyspark_fenceline.auditing.table import OpenedTable, Settings, comparison_of, open_for_audit, settings
 from pyspark_fenceline.auditing.transform import ByTransform, RowMapping, Transform
 from pyspark_fenceline.common import connect
 from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.execution import active_session, map_pieces
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LogColumns
-from pyspark_fenceline.common.log_epochs import readable_ends
-from pyspark_fenceline.delta.commit import open_table
+from pyspark_fenceline.common.log_epochs import readable_ends, readable_ranges
 from pyspark_fenceline.delta.files import DataFile, delete_files
 from pyspark_fenceline.delta.options import DeltaOptions
+from pyspark_fenceline.delta.properties import APPEND_ONLY, is_set
+from pyspark_fenceline.delta.replacement import TableChanged, replace_files
 from pyspark_fenceline.delta.rewrite import with_epochs
 from pyspark_fenceline.delta.schema import fit
-from pyspark_fenceline.delta.table_files import TableFile, read_log_columns
+from pyspark_fenceline.delta.table_files import TableFile, open_table, read_log_columns
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     Mask = npt.NDArray[np.bool_]
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 5
-_THREADS: Final = 4
 _MAX_RANGES: Final = 50
 
 
@@ -208,7 +204,7 @@ def _backfill(
         compared = comparison_of(table, chosen, session, readable)
         topics = None if chosen.topics is None else frozenset(chosen.topics)
         kind = _kind_of(table) if apply else None
-        found = _compare_files(_Filler(table.options, compared, kind, topics), files, session)
+        found = map_pieces(session, _Filler(table.options, compared, kind, topics), files, few=1)
         copies = [one.copy for one in found if one.copy is not None]
         if any(readable_ends(cluster, under)[tp].leader_epoch != epoch for tp, epoch in under.items()):
             _log.warning("leaders changed while the table at %s was compared with the log, comparing again", path)
@@ -237,7 +233,7 @@ def _require_fillable(table: OpenedTable) -> None:
     opened = open_table(table.options)
     assert opened is not None, "the table was opened a moment ago"
     fit(opened, table.schema, (), table.options.path)
-    if opened.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
+    if is_set(opened, APPEND_ONLY):
         raise OperatorError(
             f"The files of {table.what} cannot be rewritten, because delta.appendOnly is set",
             "Unset the table property delta.appendOnly during the backfill.",
@@ -276,24 +272,7 @@ def _bounds(
     missing = sorted(set(chosen.topics or ()) - set(facts))
     if missing:
         raise OperatorError(f"There is no topic {', '.join(missing)}", "List topics with: fenceline topics list")
-    every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
-    starts = cluster.log_starts(every) if every else {}
-    ends = readable_ends(cluster, every)
-    return {tp: (starts[tp], ends[tp].offset) for tp in every}, {tp: ends[tp].leader_epoch for tp in every}
-
-
-def _compare_files(filler: _Filler, files: Sequence[TableFile], session: SparkSession | None) -> list[_FileResult]:
-    if session is None or len(files) <= 1:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            return list(pool.map(filler, files))
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield pickled([filler(files[number])])
-
-    numbers = session.range(0, len(files), 1, min(len(files), parallelism(session) * 2))
-    return unpickled(numbers.mapInArrow(run, "files binary").collect())
+    return readable_ranges(cluster, facts)
 
 
 def _commit(
@@ -312,7 +291,7 @@ def _commit(
         }
     }
     # The stored state of the comparison with the log is dropped: rows are comparable now that were not before.
-    return commit_one(
+    return replace_files(
         table.options, table.files, replaced, copies, own_metadata, keeps_state=False, updated_row_count=rows
     )
 

@@ -9,14 +9,14 @@ Arrow and numpy, 64k rows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from fenceline.client.core.errors import OffsetOutOfRangeError
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.auditing.log import join_near
+from pyspark_fenceline.auditing.log import NEAR, read_log
+from pyspark_fenceline.auditing.ranges import merged
 from pyspark_fenceline.auditing.runs import NOT_IN_LOG, SAME_VALUES
 from pyspark_fenceline.common import connect
 from pyspark_fenceline.common.log_columns import LOG_COLUMNS, PARTITION, TOPIC, LogColumns, log_columns
@@ -135,41 +135,8 @@ def _ranges_of(
         firsts = offsets[np.concatenate(([0], breaks))].tolist()
         lasts = offsets[np.concatenate((breaks - 1, [len(offsets) - 1]))].tolist()
         runs = [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
-        found += [(tp, first, end) for first, end in join_near(runs)]
+        found += [(tp, first, end) for first, end in merged(runs, NEAR)]
     return found
-
-
-def read_log(
-    client: Mapping[str, str],
-    ranges: Collection[tuple[TopicPartition, int, int]],
-    isolation_level: str = "read_uncommitted",
-    *,
-    include_headers: bool = True,
-) -> Iterator[pa.RecordBatch]:
-    """Records of ranges in the client's columns, with epochs, without records that expire meanwhile."""
-    properties = {**client, "isolation.level": isolation_level}
-    waiting = list(ranges)
-    while waiting:
-        # One range of a partition at a time.
-        now = {tp: (start, end) for tp, start, end in reversed(waiting)}
-        waiting = [one for one in waiting if now[one[0]] != one[1:]]
-        progress = {tp: start for tp, (start, _) in now.items()}
-        try:
-            yield from connect.reader(properties).read(
-                now,
-                progress=progress,
-                include_headers=include_headers,
-                include_leader_epoch=True,
-                empty_headers_as_null=include_headers,
-                timestamp_unit="us",
-            )
-        except OffsetOutOfRangeError as error:
-            moved = TopicPartition(error.topic, error.partition)
-            if error.log_start_offset <= progress[moved]:
-                raise
-            # Retention moved the log's start meanwhile.
-            progress[moved] = error.log_start_offset
-            waiting = [(tp, progress[tp], end) for tp, (_, end) in now.items() if progress[tp] < end] + waiting
 
 
 def _pairs(

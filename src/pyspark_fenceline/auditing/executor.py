@@ -9,9 +9,8 @@ are many; a table with few gaps has few runs, which are judged in this process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from uuid import uuid4
 
 from fenceline.ids import TopicPartition
@@ -19,6 +18,7 @@ from pyspark_fenceline.auditing.content import ByValues
 from pyspark_fenceline.auditing.judge import ORDER, Expected, Finding, Kind, as_columns, judge
 from pyspark_fenceline.auditing.log import find_records
 from pyspark_fenceline.auditing.runs import RUNS_DDL, Refine, runs_of_batches, runs_of_files, runs_schema
+from pyspark_fenceline.common.execution import THREADS, in_threads, parallelism, rows_of_pieces
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LOG_COLUMNS
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.table_files import TableFile
@@ -31,8 +31,9 @@ FINDINGS_DDL: Final = (
     "topic string, partition int, kind string, start_offset long, end_offset_exclusive long, rows long, "
     "epochs array<int>, detail string"
 )
+Findings = TypeVar("Findings")
+"""The findings where they were made: an Arrow table, or a DataFrame of Spark."""
 BUCKETS_PER_TASK: Final = 3
-_LOCAL_TASKS: Final = 4
 FEW_RUNS: Final = 200_000
 """At most this many runs are judged in this process (about 50 bytes each)."""
 
@@ -41,16 +42,10 @@ class _NeedsLog(Exception):
     """A bucket cannot be judged without reading the log."""
 
 
-def active_session() -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-
-
-class AuditExecutor:
+class AuditExecutor(Generic[Findings]):
     """Executes the steps of an audit on the rows of a table."""
 
-    task_count = _LOCAL_TASKS
+    task_count = THREADS
     refine: Refine | None = None
     """Completes the rows' log columns; used from the next `totals` on."""
 
@@ -62,19 +57,19 @@ class AuditExecutor:
         """First step; its runs are kept for the second. Topic, partition, epoch, first offset, end, number of rows."""
         raise NotImplementedError
 
-    def findings(self, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]) -> Any:
+    def findings(self, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]) -> Findings:
         """Second step, on all runs and on these (topic, partition, bucket), which may have no rows."""
         raise NotImplementedError
 
-    def counts(self, findings: Any) -> list[tuple[str, int, int]]:
+    def counts(self, findings: Findings) -> list[tuple[str, int, int]]:
         """Kind, number of findings, number of rows."""
         raise NotImplementedError
 
-    def collect(self, findings: Any) -> pa.Table:
+    def collect(self, findings: Findings) -> pa.Table:
         """All findings, in this process."""
         raise NotImplementedError
 
-    def distribute(self, findings: pa.Table) -> Any:
+    def distribute(self, findings: pa.Table) -> Findings:
         """The inverse of `collect`: findings in the form that `findings` returns."""
         raise NotImplementedError
 
@@ -146,11 +141,12 @@ def findings_schema() -> pa.Schema:
     )
 
 
-class LocalFilesAudit(AuditExecutor):
+class LocalFilesAudit(AuditExecutor["pa.Table"]):
+    _runs: pa.Table
+
     def __init__(self, options: DeltaOptions, files: Sequence[TableFile]) -> None:
         self._options = options
         self._files = files
-        self._runs: Any = None
 
     def topics(self) -> set[str] | None:
         return _topics_of(self._files)
@@ -161,14 +157,12 @@ class LocalFilesAudit(AuditExecutor):
         def read(file: TableFile) -> list[pa.RecordBatch]:
             return list(runs_of_files(self._options, [file], bucket_size, self.refine))
 
-        with ThreadPoolExecutor(self.task_count) as pool:
-            batches = [batch for part in pool.map(read, self._files) for batch in part]
+        batches = [batch for part in in_threads(read, self._files) for batch in part]
         self._runs = pa.Table.from_batches(batches, schema=runs_schema())
         return _totals(self._runs)
 
     def findings(self, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]) -> pa.Table:
-        with ThreadPoolExecutor(self.task_count) as pool:
-            return _in_order(list(pool.map(judging, _buckets(self._runs, buckets))))
+        return _in_order(in_threads(judging, _buckets(self._runs, buckets)))
 
     def counts(self, findings: pa.Table) -> list[tuple[str, int, int]]:
         return counts_of(findings)
@@ -240,9 +234,9 @@ def _empty_runs(buckets: Sequence[tuple[str, int, int]]) -> pa.Table:
     )
 
 
-class SparkAudit(AuditExecutor):
+class SparkAudit(AuditExecutor["DataFrame"]):
     _session: SparkSession
-    _runs: Any = None
+    _runs: DataFrame
     _few: pa.Table | None = None
     """All runs, if they are few."""
     _local_findings: pa.Table
@@ -304,13 +298,12 @@ class SparkAudit(AuditExecutor):
         if not unread:
             return found
 
-        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    yield from judging(unread[number]).to_batches()
+        def read(number: int) -> list[pa.RecordBatch]:
+            batches: list[pa.RecordBatch] = judging(unread[number]).to_batches()
+            return batches
 
-        numbers = self._session.range(0, len(unread), 1, min(len(unread), self.task_count))
-        self._spark_findings = numbers.mapInArrow(read, FINDINGS_DDL).persist()
+        read_findings = rows_of_pieces(self._session, read, len(unread), self.task_count, FINDINGS_DDL)
+        self._spark_findings = read_findings.persist()
         return found.unionByName(self._spark_findings)
 
     def collect(self, findings: DataFrame) -> pa.Table:
@@ -363,12 +356,10 @@ class SparkFilesAudit(SparkAudit):
     def _make_runs(self, bucket_size: int) -> DataFrame:
         options, parts, refine = self._options, split_by_size(self._files, self.task_count), self.refine
 
-        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    yield from runs_of_files(options, parts[number], bucket_size, refine)
+        def read(number: int) -> Iterator[pa.RecordBatch]:
+            return runs_of_files(options, parts[number], bucket_size, refine)
 
-        return self._session.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(read, RUNS_DDL)
+        return rows_of_pieces(self._session, read, len(parts), self.task_count, RUNS_DDL)
 
     def topics(self) -> set[str] | None:
         return _topics_of(self._files)
@@ -408,14 +399,6 @@ class SparkRowsAudit(SparkAudit):
 
         runs: DataFrame = self._rows.mapInArrow(read, RUNS_DDL)
         return runs
-
-
-def parallelism(session: SparkSession) -> int:
-    try:
-        return max(int(session.sparkContext.defaultParallelism), 1)
-    except Exception:
-        # A Spark Connect client has no context; the server's setting may be available.
-        return int(session.conf.get("spark.default.parallelism", None) or 8)
 
 
 def split_by_size(files: Sequence[TableFile], count: int) -> list[list[TableFile]]:

@@ -1,14 +1,15 @@
-"""The offsets of a range at which the log has records.
+"""What an audit reads of the log: the offsets of a range at which there are records, and the records of ranges.
 
-Owns the reading of batch headers for an audit. A batch without gaps is not decoded: its header contains its offsets.
-Control batches and, for read_committed, aborted transactions have none. Only batches that compaction has thinned out
-are decoded. A batch with a wrong checksum is reported as unreadable, and the reading continues after it.
+Owns the reading while retention moves the log's start: it continues there. For offsets batch headers are read. A batch
+without gaps is not decoded: its header contains its offsets. Control batches and, for read_committed, aborted
+transactions have none. Only batches that compaction has thinned out are decoded. A batch with a wrong checksum is
+reported as unreadable, and the reading continues after it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -21,13 +22,18 @@ from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import BatchHeader, crc_is_valid, iter_headers
 from fenceline.records.decode import decode_batch
+from pyspark_fenceline.auditing.ranges import merged
+from pyspark_fenceline.common import connect
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import pyarrow as pa
 
     Offsets = npt.NDArray[np.int64]
 
+LogRanges = Collection[tuple[TopicPartition, int, int]]
+"""Partition, start offset, end offset (exclusive)."""
 NEAR: Final = 20_000
 """Gaps that are at most this many offsets apart are read together."""
 
@@ -59,7 +65,7 @@ def find_records(
     }
     loop = new_event_loop()
     try:
-        return loop.run_until_complete(_find(properties, tp, join_near(ranges)))
+        return loop.run_until_complete(_find(properties, tp, merged(ranges, NEAR)))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
@@ -112,11 +118,34 @@ def _note_each(found: RecordRanges, records: memoryview, header: BatchHeader, st
             found.add(offset, offset + 1)
 
 
-def join_near(ranges: Sequence[tuple[int, int]], near: int = NEAR) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for start, end in ranges:
-        if joined and start - joined[-1][1] <= near:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
+def read_log(
+    client: Mapping[str, str],
+    ranges: LogRanges,
+    isolation_level: str = "read_uncommitted",
+    *,
+    include_headers: bool = True,
+) -> Iterator[pa.RecordBatch]:
+    """Records of ranges in the client's columns, with epochs, without records that expire meanwhile."""
+    properties = {**client, "isolation.level": isolation_level}
+    waiting = list(ranges)
+    while waiting:
+        # One range of a partition at a time.
+        now = {tp: (start, end) for tp, start, end in reversed(waiting)}
+        waiting = [one for one in waiting if now[one[0]] != one[1:]]
+        progress = {tp: start for tp, (start, _) in now.items()}
+        try:
+            yield from connect.reader(properties).read(
+                now,
+                progress=progress,
+                include_headers=include_headers,
+                include_leader_epoch=True,
+                empty_headers_as_null=include_headers,
+                timestamp_unit="us",
+            )
+        except OffsetOutOfRangeError as error:
+            moved = TopicPartition(error.topic, error.partition)
+            if error.log_start_offset <= progress[moved]:
+                raise
+            # Retention moved the log's start meanwhile.
+            progress[moved] = error.log_start_offset
+            waiting = [(tp, progress[tp], end) for tp, (_, end) in now.items() if progress[tp] < end] + waiting

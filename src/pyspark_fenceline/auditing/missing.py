@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.auditing.content import read_log
 from pyspark_fenceline.auditing.judge import ORDER, Finding, Kind, as_columns
-from pyspark_fenceline.auditing.ranges import Range, common, outside, runs_in
+from pyspark_fenceline.auditing.log import read_log
+from pyspark_fenceline.auditing.ranges import Range, common, merged, outside, runs_in
 from pyspark_fenceline.auditing.table_deletions import Deletions
 from pyspark_fenceline.common.log_columns import OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.common.log_matching import LogEpochs
@@ -76,7 +76,7 @@ def parse_deleted_rows(rows: pa.Table) -> DeletedRows:
             start = row[OFFSET] if OFFSET in names else row[_START]
             end = row[OFFSET] + 1 if OFFSET in names else row[_END]
             spans.setdefault(TopicPartition(row[TOPIC], int(row[PARTITION])), []).append((int(start), int(end)))
-        return DeletedRows({tp: _merged(each) for tp, each in spans.items()})
+        return DeletedRows({tp: merged(each) for tp, each in spans.items()})
     if _KEY in names:
         keys: dict[str | None, set[bytes]] = {}
         topics = rows.column(TOPIC).to_pylist() if TOPIC in names else [None] * rows.num_rows
@@ -88,16 +88,6 @@ def parse_deleted_rows(rows: pa.Table) -> DeletedRows:
         f"The columns {', '.join(rows.column_names)} do not identify deleted rows",
         "Provide topic, partition and offset; or topic, partition, start_offset and end_offset_exclusive; or key.",
     )
-
-
-def _merged(ranges: Iterable[Range]) -> list[Range]:
-    merged: list[Range] = []
-    for start, end in sorted(ranges):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        elif start < end:
-            merged.append((start, end))
-    return merged
 
 
 def missing_ranges(findings: pa.Table) -> list[tuple[TopicPartition, int, int]]:

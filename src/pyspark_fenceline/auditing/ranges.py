@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,6 +37,19 @@ def joined(starts: Offsets, stops: Offsets) -> list[tuple[int, int]]:
     firsts = np.concatenate(([0], breaks))
     lasts = np.concatenate((breaks - 1, [len(starts) - 1]))
     return list(zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True))
+
+
+def merged(ranges: Iterable[Range], near: int = 0) -> list[Range]:
+    """In ascending order, those that overlap or are at most `near` offsets apart as one. Empty ones are left out."""
+    found: list[Range] = []
+    for start, end in sorted(ranges):
+        if start >= end:
+            continue
+        if found and start - found[-1][1] <= near:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
 
 
 def coverage(ranges: Sequence[tuple[Offsets, Offsets]]) -> tuple[Offsets, Offsets, Offsets]:

@@ -17,7 +17,7 @@ from pyspark_fenceline.auditing.duplicates import finding_ranges, repeated_rows
 from pyspark_fenceline.auditing.judge import FAULTS, Kind
 from pyspark_fenceline.auditing.runs import NOT_IN_LOG, Refine
 from pyspark_fenceline.common.log_columns import LogColumns
-from pyspark_fenceline.delta.change import Removed
+from pyspark_fenceline.delta.change import Removed, removed_rows
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.table_files import TableFile, read_log_columns
 
@@ -131,8 +131,7 @@ def file_rewrites(
         if duplicates is not None:
             duplicates &= ~to_remove
             removed_duplicates += int(duplicates.sum())
-            for code, tp in enumerate(columns.partitions):
-                _note(columns, duplicates & (columns.codes == code), tp, Kind.DUPLICATE, removed)
+            removed += removed_rows(columns, duplicates, Kind.DUPLICATE)
             to_remove |= duplicates
         if to_remove.any():
             rewrites.append(FileRewrite(file, None if to_remove.all() else np.asarray(~to_remove)))
@@ -159,18 +158,6 @@ def _rows_to_remove(
             inside = (columns.codes == code) & (columns.offsets >= one.start) & (columns.offsets < one.end) & ~to_remove
             if one.epoch is not None:
                 inside &= columns.epochs == one.epoch
-            _note(columns, inside, tp, one.kind, removed)
+            removed += removed_rows(columns, inside, one.kind)
             to_remove |= inside
     return to_remove
-
-
-def _note(columns: LogColumns, chosen: Mask, tp: TopicPartition, kind: Kind, removed: list[Removed]) -> None:
-    import numpy as np
-
-    for epoch in np.unique(columns.epochs[chosen]).tolist():
-        offsets = columns.offsets[chosen & (columns.epochs == epoch)]
-        # A row that is stale by its values has no epoch.
-        epoch_or_none = -1 if epoch <= NOT_IN_LOG else epoch
-        removed.append(
-            Removed(tp.topic, tp.partition, epoch_or_none, int(offsets.min()), int(offsets.max()), len(offsets), kind)
-        )

@@ -12,18 +12,13 @@ again.
 from __future__ import annotations
 
 import logging
-import random
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 from fenceline.errors import OperatorError
-from fenceline.ids import TopicPartition
-from pyspark_fenceline.auditing.executor import active_session
 from pyspark_fenceline.auditing.judge import Kind
-from pyspark_fenceline.auditing.repair_executor import LocalExecutor, RepairExecutor, SparkExecutor
+from pyspark_fenceline.auditing.repair_files import rewrite_files, write_absent
 from pyspark_fenceline.auditing.repair_plan import FileRewrite, RepairWork, chosen_kinds, file_rewrites, repair_work
 from pyspark_fenceline.auditing.table import (
     OpenedTable,
@@ -36,14 +31,13 @@ from pyspark_fenceline.auditing.table import (
     settings,
 )
 from pyspark_fenceline.auditing.transform import RowMapping, Transform
+from pyspark_fenceline.common.execution import active_session
 from pyspark_fenceline.common.log_columns import bounds
 from pyspark_fenceline.delta.change import MAX_RANGES_SHOWN, Removed
-from pyspark_fenceline.delta.commit import commit_entry, open_table, refuse_append_only
 from pyspark_fenceline.delta.files import DataFile, delete_files
-from pyspark_fenceline.delta.options import DeltaOptions
-from pyspark_fenceline.delta.state import PartitionProgress, TableState, read_state
-from pyspark_fenceline.delta.table_changes import files_of_version
-from pyspark_fenceline.delta.table_files import TableFile, table_files
+from pyspark_fenceline.delta.properties import refuse_append_only
+from pyspark_fenceline.delta.replacement import TableChanged, replace_files
+from pyspark_fenceline.delta.table_files import TableFile, open_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +45,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 5
-_COMMIT_ATTEMPTS: Final = 40
 ROWS_DIFFER: Final = "rows that differ are kept: name the columns that identify rows of one record (row_key)"
 
 
@@ -150,7 +143,7 @@ def repair(
         row_key=row_key,
         deleted=deleted,
     )
-    return _repair(table, chosen, storage, SparkExecutor(spark or active_session()), chosen_kinds(kinds), apply=apply)
+    return _repair(table, chosen, storage, spark or active_session(), chosen_kinds(kinds), apply=apply)
 
 
 def repair_here(
@@ -162,19 +155,7 @@ def repair_here(
     storage: Mapping[str, str] | None = None,
 ) -> Repair:
     """As `repair`, in this process, with Spark only if `chosen` has a predicate or a transform."""
-    session = session_for(chosen)
-    executor = LocalExecutor() if session is None else SparkExecutor(session)
-    return _repair(table, chosen, storage, executor, chosen_kinds(kinds), apply=apply)
-
-
-class TableChanged(Exception):
-    """The table has changed since the repair was planned. `may_be_committed`: a failed own commit may be in the table
-    nevertheless; then its files must stay.
-    """
-
-    def __init__(self, *, may_be_committed: bool = False) -> None:
-        super().__init__()
-        self.may_be_committed = may_be_committed
+    return _repair(table, chosen, storage, session_for(chosen), chosen_kinds(kinds), apply=apply)
 
 
 @dataclass(slots=True)
@@ -206,7 +187,7 @@ def _repair(
     path: str,
     chosen: Settings,
     storage: Mapping[str, str] | None,
-    executor: RepairExecutor,
+    session: SparkSession | None,
     kinds: Collection[Kind],
     *,
     apply: bool,
@@ -215,10 +196,10 @@ def _repair(
     before: Verdict | None = None
     for _ in range(_ATTEMPTS):
         table = open_for_audit(path, storage, to_write=True)
-        found = audit_files(table, chosen, executor.session)
+        found = audit_files(table, chosen, session)
         before = before or found.verdict
         may_add = not found.verdict.unknown_deletions or Kind.DELETED in kinds
-        work = repair_work(executor.collect(found.findings), kinds, may_add=may_add)
+        work = repair_work(_rows(found.findings, session), kinds, may_add=may_add)
         if work.is_empty:
             return done.result(before, work.left) if apply else Repair(before, left=work.left)
         try:
@@ -230,7 +211,7 @@ def _repair(
         if not apply:
             return _planned(before, work, rewrites, removed)
         try:
-            _apply(table, chosen, executor, work, rewrites, removed, done)
+            _apply(table, chosen, session, work, rewrites, removed, done)
         except TableChanged:
             _log.warning("the table at %s was changed during the repair, starting again", path)
             continue
@@ -239,6 +220,16 @@ def _repair(
         f"The Delta table at {path} was changed during each of {_ATTEMPTS} attempts of the repair",
         "Stop jobs that rewrite the table (OPTIMIZE, deletes) during a repair.",
     )
+
+
+def _rows(findings: Any, session: SparkSession | None) -> list[Mapping[str, Any]]:
+    """The findings of an audit, in this process."""
+    if session is None:
+        rows: list[Mapping[str, Any]] = findings.to_pylist()
+        return rows
+    rows = [row.asDict() for row in findings.collect()]
+    findings.unpersist()
+    return rows
 
 
 def _planned(before: Verdict, work: RepairWork, rewrites: Sequence[FileRewrite], removed: Sequence[Removed]) -> Repair:
@@ -250,7 +241,7 @@ def _planned(before: Verdict, work: RepairWork, rewrites: Sequence[FileRewrite],
 def _apply(
     table: OpenedTable,
     chosen: Settings,
-    executor: RepairExecutor,
+    session: SparkSession | None,
     work: RepairWork,
     rewrites: Sequence[FileRewrite],
     removed: Sequence[Removed],
@@ -265,16 +256,16 @@ def _apply(
     if rewrites:
         refuse_append_only(opened, options.path)
     # This may fail at a record, so it comes first: then nothing is committed.
-    filled = executor.fill(options, opened, chosen, work.absent) if work.absent else []
+    filled = write_absent(options, opened, chosen, work.absent, session) if work.absent else []
     written = list(filled)
     try:
         known = list(table.files)
         if rewrites:
-            copies = executor.rewrite(options, [rewrite for rewrite in rewrites if rewrite.keep is not None])
+            copies = rewrite_files(options, [rewrite for rewrite in rewrites if rewrite.keep is not None], session)
             written += copies
             remove = [rewrite.file for rewrite in rewrites]
             deleted = sum(one.row_count for one in removed)
-            done.version = commit_one(
+            done.version = replace_files(
                 options, known, remove, copies, {"repair": _commit_metadata(removed, [])}, deleted_row_count=deleted
             )
             done.removed += removed
@@ -286,7 +277,7 @@ def _apply(
             known += [TableFile(file.path, file.size_bytes, file.partition_values) for file in copies]
         if filled:
             incoming = bounds(span for file in filled for span in file.spans)
-            done.version = commit_one(
+            done.version = replace_files(
                 options, known, [], filled, {"repair": _commit_metadata([], filled)}, incoming=incoming
             )
             done.added += [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
@@ -296,85 +287,6 @@ def _apply(
         if not changed.may_be_committed:
             delete_files(options, [file.path for file in written])
         raise
-
-
-def commit_one(
-    options: DeltaOptions,
-    known: Sequence[TableFile],
-    remove: Sequence[TableFile],
-    files: Sequence[DataFile],
-    own_metadata: Mapping[str, Any],
-    *,
-    incoming: Mapping[TopicPartition, tuple[int, int]] | None = None,
-    keeps_state: bool = True,
-    deleted_row_count: int = 0,
-    updated_row_count: int = 0,
-) -> int:
-    """Replace `remove` by `files` in one commit to the current table; returns its version. `known`: the table's files
-    when the change was planned. `incoming`: bounds of the new rows; no file may have been added that may overlap them.
-    Raises `TableChanged`.
-    """
-    from deltalake.exceptions import CommitFailedError
-
-    paths = {file.path for file in known}
-    new = incoming or {}
-    since: int | None = None
-    for attempt in range(_COMMIT_ATTEMPTS):
-        table = open_table(options)
-        if table is None:
-            raise TableChanged(may_be_committed=attempt > 0)
-        since = int(table.version()) if since is None else since
-        now = {file.path: file for file in table_files(table)}
-        if attempt > 0 and files and all(file.path in now for file in files):
-            # The last attempt has succeeded although it reported a failure.
-            return int(table.version())
-        added_files = [file for path, file in now.items() if path not in paths]
-        if any(file.path not in now for file in remove) or any(_may_overlap(file, new) for file in added_files):
-            raise TableChanged(may_be_committed=_is_named(options, files, since + 1, int(table.version())))
-        state = read_state(table) if keeps_state else None
-        try:
-            commit_entry(
-                table,
-                files,
-                table.metadata().partition_columns,
-                None,
-                overwrite=False,
-                remove=remove,
-                own_metadata=own_metadata if state is None else {**own_metadata, "state": _raised(state, new).encode()},
-                only_next=True,
-                deleted_row_count=deleted_row_count,
-                updated_row_count=updated_row_count,
-            )
-        except CommitFailedError:
-            time.sleep(random.random() * min(0.2, 0.01 * 2**attempt))
-            continue
-        return int(table.version()) + 1
-    raise TableChanged(may_be_committed=True)
-
-
-def _is_named(options: DeltaOptions, files: Sequence[DataFile], first_version: int, last_version: int) -> bool:
-    """Whether a commit of these versions has one of the files, or cannot be read."""
-    paths = {file.path for file in files}
-    try:
-        return any(
-            unquote(changed.path) in paths
-            for version in range(first_version, last_version + 1)
-            for changed in files_of_version(options, version)
-        )
-    except OperatorError:
-        return True
-
-
-def _may_overlap(file: TableFile, incoming: Mapping[TopicPartition, tuple[int, int]]) -> bool:
-    return any(file.may_hold(tp) and file.may_hold_offsets(first, last) for tp, (first, last) in incoming.items())
-
-
-def _raised(state: TableState, incoming: Mapping[TopicPartition, tuple[int, int]]) -> TableState:
-    partitions = dict(state.partitions)
-    for tp, (_, last) in incoming.items():
-        known = partitions.get(tp, PartitionProgress(-1, 0))
-        partitions[tp] = PartitionProgress(known.leader_epoch, max(known.end_offset, last + 1))
-    return TableState(partitions, state.topic_ids)
 
 
 def _commit_metadata(removed: Sequence[Removed], filled: Sequence[DataFile]) -> dict[str, Any]:

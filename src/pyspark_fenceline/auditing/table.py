@@ -26,10 +26,10 @@ from pyspark_fenceline.auditing.executor import (
     BUCKETS_PER_TASK,
     AuditExecutor,
     BucketJudge,
+    Findings,
     LocalFilesAudit,
     SparkFilesAudit,
     SparkRowsAudit,
-    active_session,
     counts_of,
 )
 from pyspark_fenceline.auditing.judge import FAULTS, Expected, Kind
@@ -54,12 +54,19 @@ from pyspark_fenceline.auditing.transform import (
     expected_offsets,
 )
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.cluster import Cluster, partitions_of
+from pyspark_fenceline.common.execution import active_session
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LOG_COLUMNS, LogColumns, missing_columns
-from pyspark_fenceline.common.log_epochs import NO_EPOCHS_WARNING, LogEpochsCache, existing_partitions, readable_ends
+from pyspark_fenceline.common.log_epochs import (
+    NO_EPOCHS_WARNING,
+    LogEpochsCache,
+    existing_partitions,
+    readable_ends,
+    readable_ranges,
+)
 from pyspark_fenceline.common.log_matching import LogEpochs, held_interval, proven_without_epoch
 from pyspark_fenceline.delta.options import DeltaOptions
-from pyspark_fenceline.delta.table_files import TableFile, table_files
+from pyspark_fenceline.delta.table_files import TableFile, open_table, table_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -306,7 +313,7 @@ def audit_files(table: OpenedTable, chosen: Settings, session: SparkSession | No
     _require_key(table.schema.names, chosen, f"The Delta table at {table.options.path}")
     if chosen.by_values and chosen.mapping.transform is None:
         content_columns(table.schema.names, table.what)
-    work: AuditExecutor = (
+    work: AuditExecutor[Any] = (
         LocalFilesAudit(table.options, table.files)
         if session is None
         else SparkFilesAudit(session, table.options, table.files)
@@ -320,8 +327,6 @@ def open_for_audit(path: str, storage: Mapping[str, str] | None, *, to_write: bo
     files cannot be rewritten.
     """
     from pyspark.sql.types import StructType
-
-    from pyspark_fenceline.delta.commit import open_table
 
     options = DeltaOptions(path, storage=storage or None)
     table = open_table(options)
@@ -417,8 +422,8 @@ class _Totals:
 
 
 def _run(
-    work: AuditExecutor, chosen: Settings, session: SparkSession | None, table: OpenedTable | None
-) -> tuple[Any, Verdict]:
+    work: AuditExecutor[Findings], chosen: Settings, session: SparkSession | None, table: OpenedTable | None
+) -> tuple[Findings, Verdict]:
     cluster = connect.connect({**chosen.client, "isolation.level": chosen.isolation_level})
     known = list(chosen.topics) if chosen.topics is not None else []
     likely = known or sorted(work.topics() or ())
@@ -428,7 +433,7 @@ def _run(
         missing = [name for name in known if name not in facts]
         if missing:
             raise OperatorError(f"There is no topic {', '.join(missing)}", "List topics with: fenceline topics list")
-        every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
+        every = partitions_of(facts)
         total = sum(end.offset for end in readable_ends(cluster, every).values())
         bucket_size = _bucket_size(total, work.task_count)
     totals = _Totals()
@@ -442,7 +447,7 @@ def _run(
                 refuse_other_columns(*totals.differing(), "the table" if table is None else table.what)
         names = known or sorted({tp.topic for tp in totals.partitions})
         facts = cluster.topics(names) if names else {}
-        asked = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
+        asked = partitions_of(facts)
         there = existing_partitions(cluster, asked)
         logs = LogEpochsCache(cluster).fetch(there)
         readable = readable_ends(cluster, there)
@@ -487,7 +492,7 @@ def _run(
 
 
 def _refine(
-    work: AuditExecutor,
+    work: AuditExecutor[Any],
     cluster: Cluster,
     chosen: Settings,
     session: SparkSession | None,
@@ -503,11 +508,7 @@ def _refine(
         work.refine = None
         names = sorted({tp.topic for tp in _totals(work.totals(bucket_size), chosen).partitions})
     facts = cluster.topics(names) if names else {}
-    every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
-    ends = readable_ends(cluster, every)
-    starts = cluster.log_starts(every) if every else {}
-    readable = {tp: (starts[tp], ends[tp].offset) for tp in every}
-    under = {tp: end.leader_epoch for tp, end in ends.items()}
+    readable, under = readable_ranges(cluster, facts)
     return under, None if table is None else refine_of(table, chosen, session, readable)
 
 
@@ -531,15 +532,15 @@ def _relies_on_one_epoch(totals: _Totals, tp: TopicPartition, log: LogEpochs, re
 
 
 def _check_again(
-    work: AuditExecutor,
+    work: AuditExecutor[Findings],
     chosen: Settings,
     session: SparkSession | None,
     table: OpenedTable | None,
     logs: Mapping[TopicPartition, LogEpochs],
-    findings: Any,
+    findings: Findings,
     counted: list[tuple[str, int, int]],
     notes: list[str],
-) -> tuple[Any, list[tuple[str, int, int]], tuple[str, ...]]:
+) -> tuple[Findings, list[tuple[str, int, int]], tuple[str, ...]]:
     """The findings, their counts and unknown deletions, after checking missing and duplicate rows again."""
     kinds = {kind for kind, _, _ in counted}
     twice = chosen.row_key is not None and table is not None and Kind.DUPLICATE in kinds

@@ -17,11 +17,10 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.auditing.ranges import Range, common, runs_in
 from pyspark_fenceline.common.log_columns import LogColumns
 from pyspark_fenceline.common.log_matching import LogEpochs, held_interval
-from pyspark_fenceline.delta.commit import open_table
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.state import KEY
 from pyspark_fenceline.delta.table_changes import ChangedFile, files_of_version
-from pyspark_fenceline.delta.table_files import TableFile, read_log_columns
+from pyspark_fenceline.delta.table_files import TableFile, open_table, read_log_columns
 
 if TYPE_CHECKING:
     import numpy as np

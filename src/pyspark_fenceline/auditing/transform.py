@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.auditing.content import read_log
+from pyspark_fenceline.auditing.log import LogRanges, read_log
 from pyspark_fenceline.auditing.ranges import Range, runs_in
 from pyspark_fenceline.auditing.runs import NOT_IN_LOG, RUNS_DDL, SAME_VALUES, runs_of
+from pyspark_fenceline.common.execution import rows_of_pieces
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
+from pyspark_fenceline.common.planning import OffsetRange, Task, plan_tasks
 from pyspark_fenceline.delta.options import DeltaOptions
-from pyspark_fenceline.delta.table_files import TableFile, read_log_columns
-from pyspark_fenceline.source.planning import OffsetRange, plan_tasks
+from pyspark_fenceline.delta.table_files import TableFile, read_log_columns, rows_of_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Transform = Callable[["DataFrame"], "DataFrame"]
-LogRanges = Collection[tuple[TopicPartition, int, int]]
 _PLACE: Final = (TOPIC, PARTITION, OFFSET)
 _BUCKET: Final = 1 << 62
+_MAX_TASKS: Final = 64
 _T = TypeVar("_T")
 
 
@@ -88,23 +89,31 @@ def records(
 ) -> DataFrame:
     """The log's records in these ranges, in the source's columns."""
     schema = source_schema()
-    tasks = plan_tasks([OffsetRange(tp, start, end) for tp, start, end in ranges])
+    tasks = record_tasks(ranges)
     if not tasks:
         return session.createDataFrame([], schema)
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark_fenceline.common.schema import arrow_schema
-        from pyspark_fenceline.source.tasks import to_spark
+    def read(number: int) -> Iterator[pa.RecordBatch]:
+        return records_of_task(client, tasks[number], schema, isolation_level)
 
-        target = arrow_schema(schema)
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                wanted = [(one.topic_partition, one.start_offset, one.end_offset_exclusive) for one in tasks[number]]
-                for found in read_log(client, wanted, isolation_level):
-                    yield to_spark(found, target)
+    return rows_of_pieces(session, read, len(tasks), len(tasks), schema)
 
-    frame: DataFrame = session.range(0, len(tasks), 1, len(tasks)).mapInArrow(read, schema)
-    return frame
+
+def record_tasks(ranges: LogRanges) -> list[Task]:
+    """Ranges in pieces for `records_of_task`."""
+    return plan_tasks([OffsetRange(tp, start, end) for tp, start, end in ranges])
+
+
+def records_of_task(
+    client: Mapping[str, str], task: Task, schema: StructType, isolation_level: str
+) -> Iterator[pa.RecordBatch]:
+    """The log's records in the ranges of one task. `schema`: columns of the source."""
+    from pyspark_fenceline.common.schema import arrow_schema, to_spark
+
+    target = arrow_schema(schema)
+    ranges = [(one.topic_partition, one.start_offset, one.end_offset_exclusive) for one in task]
+    for batch in read_log(client, ranges, isolation_level, include_headers="headers" in target.names):
+        yield to_spark(batch, target)
 
 
 def with_failing_offset(
@@ -316,30 +325,25 @@ def _rows_without_epoch(
     schema_with_row = StructType([*schema.fields]).add("_file", IntegerType()).add("_row", LongType())
     concerned = [number for number, file in enumerate(files) if file.has_null_epochs]
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read(number: int) -> Iterator[pa.RecordBatch]:
         import numpy as np
         import pyarrow as pa
 
         from pyspark_fenceline.common.schema import arrow_schema
-        from pyspark_fenceline.delta.table_changes import rows_of_file
 
         target = arrow_schema(schema_with_row)
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                file = files[concerned[number]]
-                without = read_log_columns(options, file).epochs == -1
-                start = 0
-                for rows in rows_of_file(options, file.path, file.partition_values, target):
-                    end = start + rows.num_rows
-                    chosen = np.flatnonzero(without[start:end])
-                    columns = list(rows.columns)
-                    columns[-2] = pa.array(np.full(rows.num_rows, concerned[number], dtype=np.int32))
-                    columns[-1] = pa.array(np.arange(start, end))
-                    start = end
-                    if len(chosen):
-                        whole = pa.RecordBatch.from_arrays(columns, schema=target)
-                        yield whole.take(pa.array(chosen))
+        file = files[concerned[number]]
+        without = read_log_columns(options, file).epochs == -1
+        start = 0
+        for rows in rows_of_file(options, file.path, file.partition_values, target):
+            end = start + rows.num_rows
+            chosen = np.flatnonzero(without[start:end])
+            columns = list(rows.columns)
+            columns[-2] = pa.array(np.full(rows.num_rows, concerned[number], dtype=np.int32))
+            columns[-1] = pa.array(np.arange(start, end))
+            start = end
+            if len(chosen):
+                whole = pa.RecordBatch.from_arrays(columns, schema=target)
+                yield whole.take(pa.array(chosen))
 
-    numbers = session.range(0, len(concerned), 1, max(min(len(concerned), 64), 1))
-    frame: DataFrame = numbers.mapInArrow(read, schema_with_row)
-    return frame
+    return rows_of_pieces(session, read, len(concerned), _MAX_TASKS, schema_with_row)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from fenceline.client.core.offsets import EpochEnd
 from fenceline.ids import TopicPartition
 
-__all__ = ["Cluster", "EpochEnd", "LogEnd", "TopicFacts"]
+__all__ = ["Cluster", "EpochEnd", "LogEnd", "TopicFacts", "partitions_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,10 @@ class TopicFacts:
     id: str | None
     partitions: tuple[int, ...]
     is_internal: bool = False
+
+
+def partitions_of(topics: Mapping[str, TopicFacts]) -> list[TopicPartition]:
+    return [TopicPartition(name, index) for name, facts in topics.items() for index in facts.partitions]
 
 
 class LogEnd(NamedTuple):

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from fenceline.client.core.errors import broker_error
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition, decode_uuid, encode_uuid
 from pyspark_fenceline.common.cluster import EpochEnd, LogEnd, TopicFacts
-from pyspark_fenceline.source.planning import OffsetRange
+from pyspark_fenceline.common.planning import OffsetRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,6 +48,16 @@ def forget(kind: str, properties: Mapping[str, str]) -> None:
         found = _cache.pop((os.getpid(), kind, tuple(sorted(properties.items()))), None)
     if found is not None:
         found.close()
+
+
+def check_addresses(servers: str) -> None:
+    """Raises `OperatorError` for an invalid address in `kafka.bootstrap.servers`."""
+    from fenceline.client.core.config import addresses
+
+    try:
+        addresses([server.strip() for server in servers.split(",") if server.strip()])
+    except OperatorError as error:
+        raise OperatorError(f"Option 'kafka.bootstrap.servers': {error.message}", error.advice) from None
 
 
 def connect(properties: Mapping[str, str]) -> ClientCluster:

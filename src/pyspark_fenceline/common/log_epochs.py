@@ -14,7 +14,7 @@ from typing import Final
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.cluster import Cluster, LogEnd
+from pyspark_fenceline.common.cluster import Cluster, LogEnd, TopicFacts, partitions_of
 from pyspark_fenceline.common.epoch_walk import EpochWalk
 from pyspark_fenceline.common.log_matching import LogEpochs
 
@@ -44,6 +44,16 @@ def existing_partitions(cluster: Cluster, partitions: Iterable[TopicPartition]) 
 def readable_ends(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
     """Readable end and current leader epoch of partitions that exist."""
     return dict(cluster.log_ends(partitions)) if partitions else {}
+
+
+def readable_ranges(
+    cluster: Cluster, topics: Mapping[str, TopicFacts]
+) -> tuple[dict[TopicPartition, tuple[int, int]], dict[TopicPartition, int]]:
+    """First offset and readable end (exclusive) of each log of these topics, and its leader's epoch."""
+    every = partitions_of(topics)
+    starts = cluster.log_starts(every) if every else {}
+    ends = readable_ends(cluster, every)
+    return {tp: (starts[tp], ends[tp].offset) for tp in every}, {tp: ends[tp].leader_epoch for tp in every}
 
 
 class LogEpochsCache:

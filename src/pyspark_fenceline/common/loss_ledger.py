@@ -12,9 +12,8 @@ from typing import NamedTuple
 from fenceline.client.core.loss_receipts import LossReceipt, newest_versions, parse_receipt
 from fenceline.ids import LOSSES_TOPIC
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.cluster import Cluster
-from pyspark_fenceline.source.planning import OffsetRange
-from pyspark_fenceline.source.ranges import take_snapshot
+from pyspark_fenceline.common.cluster import Cluster, partitions_of
+from pyspark_fenceline.common.planning import OffsetRange
 
 
 class LedgerRanges(NamedTuple):
@@ -34,12 +33,15 @@ class Ledger(NamedTuple):
 
 def ledger_ranges(cluster: Cluster) -> LedgerRanges:
     """Raises the client's errors if the brokers do not answer."""
-    snapshot = take_snapshot(cluster, cluster.topics([LOSSES_TOPIC]))
-    ranges = [OffsetRange(tp, start, snapshot.ends[tp].offset) for tp, start in snapshot.starts.items()]
+    topics = cluster.topics([LOSSES_TOPIC])
+    partitions = partitions_of(topics)
+    starts = cluster.log_starts(partitions) if partitions else {}
+    ends = cluster.log_ends(partitions) if partitions else {}
+    ranges = [OffsetRange(tp, start, ends[tp].offset) for tp, start in starts.items()]
     return LedgerRanges(
         tuple(one for one in ranges if one.record_count > 0),
-        snapshot.topic_ids,
-        not any(snapshot.starts.values()),
+        {name: facts.id for name, facts in topics.items()},
+        not any(starts.values()),
     )
 
 

@@ -1,13 +1,15 @@
 """The source's columns, as Spark's and as Arrow's schema.
 
 Owns the schema of Spark's Kafka source (`pyspark.md S28`), the opt-in columns `leader_epoch` and `_change_type`, and
-the exact Arrow schema that Spark checks the first batch of a task against (S1). A user's schema may select columns,
+the exact Arrow schema that Spark checks the first batch of a task against (S1), and the client's record batches in that
+form. A user's schema may select columns,
 because Spark does not push column selection down to Python sources: other columns are not sent to the JVM.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -41,6 +43,8 @@ _LEADER_EPOCH: Final = StructField("leader_epoch", IntegerType())
 CHANGE_TYPE: Final = "_change_type"
 """`insert`, or `delete` for a delivered row that the log lost: the values of Delta's change data feed."""
 _CHANGE_TYPE: Final = StructField(CHANGE_TYPE, StringType())
+_INSERTED: Final = {CHANGE_TYPE: "insert"}
+_CLIENT_NAMES: Final = {"timestampType": "timestamp_type"}
 
 
 def spark_schema(*, include_headers: bool, include_leader_epoch: bool, include_retractions: bool = False) -> StructType:
@@ -91,3 +95,26 @@ def check_schema(
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The schema that Spark checks each task's first batch against, exactly."""
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def to_spark(batch: pa.RecordBatch, target: pa.Schema, constants: Mapping[str, object] = _INSERTED) -> pa.RecordBatch:
+    """The client's columns in the order and with the names of Spark's schema. `constants`: columns with one value."""
+    import pyarrow as pa
+
+    columns = [
+        pa.repeat(pa.scalar(constants[name], target.field(name).type), batch.num_rows)
+        if name in constants
+        else batch.column(_CLIENT_NAMES.get(name, name))
+        for name in target.names
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def client_columns(target: pa.Schema) -> dict[str, Any]:
+    """The client's decoding options, so that nothing has to be cast afterwards."""
+    return {
+        "include_headers": "headers" in target.names,
+        "include_leader_epoch": "leader_epoch" in target.names,
+        "empty_headers_as_null": True,
+        "timestamp_unit": "us",
+    }

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from pyspark_fenceline.common.log_columns import LogColumns
 from pyspark_fenceline.delta.files import DataFile
 from pyspark_fenceline.delta.state import TableState
 from pyspark_fenceline.delta.table_files import TableFile
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MAX_RANGES_SHOWN: Final = 50
 
@@ -33,6 +38,24 @@ class Removed:
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def removed_rows(columns: LogColumns, mask: npt.NDArray[np.bool_], reason: str) -> list[Removed]:
+    """The rows of a mask, by partition and epoch. A row without a valid epoch has -1."""
+    import numpy as np
+
+    found: list[Removed] = []
+    chosen = np.flatnonzero(mask)
+    codes = columns.codes[chosen]
+    for code in np.unique(codes[codes >= 0]).tolist():
+        tp = columns.partitions[code]
+        rows = chosen[codes == code]
+        epochs = columns.epochs[rows]
+        for epoch in np.unique(epochs).tolist():
+            offsets = columns.offsets[rows[epochs == epoch]]
+            first, last = int(offsets.min()), int(offsets.max())
+            found.append(Removed(tp.topic, tp.partition, max(epoch, -1), first, last, len(offsets), reason))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

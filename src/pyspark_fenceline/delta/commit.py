@@ -23,11 +23,8 @@ from __future__ import annotations
 
 import logging
 import os
-import random
-import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import StructType
 
@@ -36,44 +33,23 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.common.log_columns import LOG_COLUMNS, PARTITION, TOPIC, missing_columns
 from pyspark_fenceline.common.log_matching import LogEpochs
 from pyspark_fenceline.common.retries import with_retries
+from pyspark_fenceline.delta.entry import advance, commit_entry, commit_properties, delete_rows, pause_after_conflict
 from pyspark_fenceline.delta.evidence import TruncationEvidence, cached_log_epochs, fetch_log_epochs
 from pyspark_fenceline.delta.files import DataFile, delete_files
 from pyspark_fenceline.delta.options import AppTransaction, DeltaOptions
+from pyspark_fenceline.delta.properties import refuse_append_only
 from pyspark_fenceline.delta.schema import delta_schema, fit, new_columns, new_shape
-from pyspark_fenceline.delta.state import KEY
-from pyspark_fenceline.delta.table_files import table_files
+from pyspark_fenceline.delta.table_files import open_table, table_files
 from pyspark_fenceline.delta.upsert import upsert
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable
+    from deltalake import DeltaTable
 
     from pyspark_fenceline.delta.change import Change, Repair
-    from pyspark_fenceline.delta.table_files import TableFile
 
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 10
 _EXACT_ATTEMPTS: Final = 40
-_LONGEST_PAUSE_S: Final = 0.2
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-"""delta-rs colours the answers of an object store."""
-
-
-def open_table(options: DeltaOptions) -> DeltaTable | None:
-    """The table at the path, or None if there is none. Raises `OperatorError` if it cannot be opened."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError, TableNotFoundError
-
-    if os.path.isfile(options.path):
-        raise OperatorError(f"{options.path} is a file, not a Delta table", "Choose the path of a directory.")
-    try:
-        return DeltaTable(options.path, storage_options=dict(options.storage) if options.storage else None)
-    except TableNotFoundError:
-        return None
-    except (DeltaError, OSError) as error:
-        raise OperatorError(
-            f"The Delta table at {options.path} cannot be opened: {_COLOURS.sub('', str(error)).strip()}",
-            "Check the path and, for an object store, the options storage.*.",
-        ) from error
 
 
 def check_tracked(options: DeltaOptions, schema: StructType) -> None:
@@ -156,7 +132,7 @@ def commit_files(
                 assert evidence is not None
                 _commit_exactly(options, table, files, shape.partition_by, transaction, evidence, query_id)
             elif is_upsert:
-                upsert(options, table, files, _properties(transaction, None, None, only_next=True))
+                upsert(options, table, files, commit_properties(transaction, only_next=True))
                 # The merge has written their rows to its own files.
                 delete_files(options, [file.path for file in files])
             else:
@@ -164,7 +140,7 @@ def commit_files(
         except CommitFailedError as error:
             _log.warning("concurrent commit to the table at %s, retrying: %s", options.path, error)
             if must_be_next:
-                time.sleep(random.random() * min(_LONGEST_PAUSE_S, 0.01 * 2**attempt))
+                pause_after_conflict(attempt)
             continue
         return not is_replay
     raise OperatorError(
@@ -183,7 +159,7 @@ def _commit_exactly(
     query_id: str | None,
 ) -> None:
     from pyspark_fenceline.delta.checkpoint_positions import SourcePositions, positions_after
-    from pyspark_fenceline.delta.plan import plan_change
+    from pyspark_fenceline.delta.plan import ChangePlanner
 
     def positions() -> SourcePositions | None:
         if query_id is None or transaction is None:
@@ -194,7 +170,7 @@ def _commit_exactly(
         _with_option_retries(options, cached_log_epochs),
         _with_option_retries(options, fetch_log_epochs),
     )
-    change = plan_change(options, table, files, evidence, get_epochs, fetch_epochs, positions)
+    change = ChangePlanner(options, table, files, evidence, get_epochs, fetch_epochs, positions).plan()
     if change.is_empty:
         delete_files(options, change.discard)
         return
@@ -252,15 +228,6 @@ def _commit_append(
     )
 
 
-def advance(table: DeltaTable, version: int) -> None:
-    """Update `table` to the version that was just committed. Raises CommitFailedError if the table has a newer one."""
-    from deltalake.exceptions import CommitFailedError
-
-    table.update_incremental()
-    if int(table.version()) != version:
-        raise CommitFailedError(f"version {version} was followed by {table.version()} of another writer")
-
-
 def _with_option_retries(
     options: DeltaOptions,
     fetch: Callable[[Mapping[str, str], Iterable[TopicPartition]], Mapping[TopicPartition, LogEpochs]],
@@ -286,15 +253,6 @@ def _log_stale_rows(options: DeltaOptions, change: Change) -> None:
                 for one in change.removed[:10]
                 if one.reason == "stale"
             ),
-        )
-
-
-def refuse_append_only(table: DeltaTable, path: str) -> None:
-    if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
-        raise OperatorError(
-            f"The Delta table at {path} has rows that were truncated from the log, which cannot be removed because "
-            "delta.appendOnly is set",
-            "Unset the table property delta.appendOnly, or set the option repair to false.",
         )
 
 
@@ -336,106 +294,3 @@ def _create(options: DeltaOptions, schema: StructType) -> DeltaTable:
         if table is None:
             raise
         return table
-
-
-def commit_entry(
-    table: DeltaTable,
-    files: Sequence[DataFile],
-    partition_by: Sequence[str],
-    transaction: AppTransaction | None,
-    *,
-    overwrite: bool,
-    remove: Sequence[TableFile] = (),
-    own_metadata: Mapping[str, Any] | None = None,
-    only_next: bool = False,
-    deleted_row_count: int = 0,
-    updated_row_count: int = 0,
-) -> None:
-    """One commit; `table` is not updated. `own_metadata` becomes commit metadata. With `only_next` the commit must be
-    the next version after `table`, else CommitFailedError is raised; without, it may follow concurrent commits that do
-    not conflict. For the table's history: of the rows of `remove`, `deleted_row_count` are in none of `files`, and
-    `updated_row_count` are there with other values.
-    """
-    from deltalake.transaction import AddAction, RemoveAction
-
-    now_ms = time.time_ns() // 1_000_000
-    actions: list[AddAction | RemoveAction] = [
-        AddAction(
-            path=file.path,
-            size=file.size_bytes,
-            partition_values=file.partition_values,
-            modification_time=file.modified_ms,
-            data_change=True,
-            stats=file.statistics,
-        )
-        for file in files
-    ]
-    actions += [RemoveAction(file.path, True, now_ms, file.size_bytes, dict(file.partition_values)) for file in remove]
-    metrics = _change_metrics(files, remove, deleted_row_count, updated_row_count) if remove else _write_metrics(files)
-    properties = _properties(transaction, own_metadata, metrics, only_next=only_next)
-    table.create_write_transaction(
-        actions,
-        mode="overwrite" if overwrite else "append",
-        schema=table.schema(),
-        partition_by=list(partition_by),
-        commit_properties=properties,
-    )
-
-
-def delete_rows(
-    table: DeltaTable, condition: str, transaction: AppTransaction | None, *, own_metadata: Mapping[str, Any]
-) -> None:
-    """One commit, the very next version, that deletes the rows of a condition and writes change data. Raises
-    CommitFailedError as `commit_entry`.
-    """
-    # delta-rs writes its own metrics for a delete.
-    table.delete(condition, commit_properties=_properties(transaction, own_metadata, None, only_next=True))
-
-
-def _properties(
-    transaction: AppTransaction | None,
-    own_metadata: Mapping[str, Any] | None,
-    metrics: Mapping[str, str] | None,
-    *,
-    only_next: bool,
-) -> CommitProperties:
-    from deltalake import CommitProperties, Transaction
-
-    metadata: dict[str, Any] = {} if own_metadata is None else {KEY: own_metadata}
-    if metrics is not None:
-        metadata["operationMetrics"] = metrics
-    return CommitProperties(
-        app_transactions=[] if transaction is None else [Transaction(transaction.app_id, transaction.version)],
-        custom_metadata=metadata or None,
-        max_commit_retries=0 if only_next else None,
-    )
-
-
-def _write_metrics(files: Sequence[DataFile]) -> dict[str, str]:
-    """Metrics of a commit that adds files, with the names of Delta's own writers, as text."""
-    return _texts(
-        numFiles=len(files),
-        numAddedFiles=len(files),
-        numOutputRows=sum(file.record_count for file in files),
-        numOutputBytes=sum(file.size_bytes for file in files),
-    )
-
-
-def _change_metrics(
-    files: Sequence[DataFile], remove: Sequence[TableFile], deleted_rows: int, updated_rows: int
-) -> dict[str, str]:
-    """The same for a commit that removes or changes rows."""
-    updated = {"numUpdatedRows": updated_rows} if updated_rows else {}
-    return _texts(
-        numAddedFiles=len(files),
-        numRemovedFiles=len(remove),
-        numAddedBytes=sum(file.size_bytes for file in files),
-        numRemovedBytes=sum(file.size_bytes for file in remove),
-        numCopiedRows=sum(file.record_count for file in files) - updated_rows,
-        numDeletedRows=deleted_rows,
-        **updated,
-    )
-
-
-def _texts(**numbers: int) -> dict[str, str]:
-    return {name: str(number) for name, number in numbers.items()}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fenceline.errors import OperatorError
+from pyspark_fenceline.common.checkpoint_files import as_local
 from pyspark_fenceline.common.given_options import GivenOptions
 from pyspark_fenceline.common.retries import DEFAULT_RETRIES, RetryPolicy, retry_policy
 from pyspark_fenceline.delta.properties import PREFIX, table_properties
@@ -81,7 +82,7 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
     path = given.get("path", "").strip()
     if not path:
         raise OperatorError("format('fenceline_delta') needs the table's path", "Use .save(path) or .start(path).")
-    path = _local(path)
+    path = as_local(path)
     compression = given.get("compression", "snappy").lower()
     compression = "none" if compression == "uncompressed" else compression
     if compression not in CODECS:
@@ -90,7 +91,7 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
     if not size.isdigit() or int(size) < 1:
         raise OperatorError(f"Option 'targetFileSizeBytes' must be a positive whole number, not '{size}'")
     names, keys = _columns(given, "partitionBy"), _columns(given, "upsertKeys")
-    storage = {key.removeprefix("storage."): value for key, value in given.items() if key.startswith("storage.")}
+    storage = GivenOptions(options).prefixed("storage.")
     on_recreated = given.get("onrecreated", "fail").lower()
     if on_recreated not in ("fail", "replace"):
         raise OperatorError(f"Option 'onRecreated' must be fail or replace, not '{on_recreated}'")
@@ -114,7 +115,7 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
         on_recreated=on_recreated,
         merge_schema=_boolean(given, "mergeSchema", default=False),
         retries=retry_policy(GivenOptions(options)),
-        checkpoint=_local(given.get("checkpointlocation", "").strip()) or None,
+        checkpoint=as_local(given.get("checkpointlocation", "").strip()) or None,
         properties=table_properties(given, loses_rows=client is not None or bool(keys)),
         upsert_keys=keys,
     )
@@ -127,11 +128,6 @@ def _columns(given: Mapping[str, str], option: str) -> tuple[str, ...]:
     if option.lower() in given and not names and option == "upsertKeys":
         raise OperatorError("Option 'upsertKeys' names no column", "Name the key columns, separated by commas.")
     return names
-
-
-def _local(path: str) -> str:
-    """A `file:` URI as its path; other locations unchanged."""
-    return "/" + path[len("file:") :].lstrip("/") if path.startswith("file:") else path
 
 
 def _client(given: Mapping[str, str]) -> Mapping[str, str] | None:

@@ -2,7 +2,7 @@
 
 Owns the decision, against one version of the table: which of its files have stale rows (`log_matching`), which rows of
 the batch are already in the table or were truncated meanwhile, and the table's state afterwards. Rows of any partition
-may be removed, whether the batch has rows of it or not, if the source would read them again (`delta.removal`). Files
+may be removed, whether the batch has rows of it or not, if the source would read them again (`delta.stale_rows`). Files
 are checked by their bounds first, then by four of their columns; only files with rows to remove are rewritten, and a
 file with stale rows only is not even read. Commits nothing: `delta.commit` makes one commit of it, or two if stale rows
 are removed.
@@ -10,13 +10,13 @@ are removed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.common.execution import in_threads
 from pyspark_fenceline.common.log_columns import LogColumns, Span, bounds, merged, spans_of
 from pyspark_fenceline.common.log_matching import (
     AFTER_ALL,
@@ -27,15 +27,14 @@ from pyspark_fenceline.common.log_matching import (
     judge_span,
 )
 from pyspark_fenceline.delta.beyond import refuse_rows_beyond
-from pyspark_fenceline.delta.change import Change, Removed, Repair
-from pyspark_fenceline.delta.change_feed import delete_condition, has_change_feed
+from pyspark_fenceline.delta.change import Change, Removed, Repair, removed_rows
 from pyspark_fenceline.delta.checkpoint_positions import SourcePositions
 from pyspark_fenceline.delta.evidence import TruncationEvidence
 from pyspark_fenceline.delta.files import DataFile
-from pyspark_fenceline.delta.masks import EMPTY_LOG, StaleRule, known_mask, stale_mask
 from pyspark_fenceline.delta.options import DeltaOptions
-from pyspark_fenceline.delta.removal import removable_from
+from pyspark_fenceline.delta.properties import CHANGE_DATA_FEED, is_set
 from pyspark_fenceline.delta.rewrite import rewrite
+from pyspark_fenceline.delta.stale_rows import EMPTY_LOG, StaleRule, delete_condition, removable_from, stale_mask
 from pyspark_fenceline.delta.state import PartitionProgress, TableState, last_topic_ids, read_state
 from pyspark_fenceline.delta.table_files import TableFile, end_offsets, read_log_columns, table_files
 
@@ -46,58 +45,36 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-_log = logging.getLogger("pyspark_fenceline")
-_THREADS: Final = 4
 GetLogEpochs = Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogEpochs]]
 GetPositions = Callable[[], SourcePositions | None]
 
 
-def plan_change(
-    options: DeltaOptions,
-    table: DeltaTable,
-    files: Sequence[DataFile],
-    evidence: TruncationEvidence,
-    get_epochs: GetLogEpochs,
-    fetch_epochs: GetLogEpochs,
-    get_positions: GetPositions,
-) -> Change:
-    """`get_epochs`: fetches epochs that `evidence` lacks; `fetch_epochs`: fetches epochs and current bounds;
-    `get_positions`: reads the sources' positions after this batch, None if unknown. Raises `OperatorError` if the table
-    is of another topic, or has rows above the end of the log.
+@dataclass(slots=True)
+class ChangePlanner:
+    """Plans one batch. `get_epochs`: fetches epochs that `evidence` lacks; `fetch_epochs`: fetches epochs and current
+    bounds; `get_positions`: reads the sources' positions after this batch, None if unknown.
     """
-    return _Planner(options, table, files, evidence, get_epochs, fetch_epochs, get_positions).plan()
 
-
-class _Planner:
-    def __init__(
-        self,
-        options: DeltaOptions,
-        table: DeltaTable,
-        files: Sequence[DataFile],
-        evidence: TruncationEvidence,
-        get_epochs: GetLogEpochs,
-        fetch_epochs: GetLogEpochs,
-        get_positions: GetPositions,
-    ) -> None:
-        self._options = options
-        self._table = table
-        self._files = files
-        self._evidence = evidence
-        self._get_epochs = get_epochs
-        self._fetch_epochs = fetch_epochs
-        self._get_positions = get_positions
-        self._kept_files: list[TableFile] | None = None
-        self._columns: dict[str, LogColumns] = {}
-        self._removed: list[Removed] = []
+    options: DeltaOptions
+    table: DeltaTable
+    files: Sequence[DataFile]
+    evidence: TruncationEvidence
+    get_epochs: GetLogEpochs
+    fetch_epochs: GetLogEpochs
+    get_positions: GetPositions
+    _kept_files: list[TableFile] | None = field(default=None, init=False)
+    _columns: dict[str, LogColumns] = field(default_factory=dict, init=False)
+    _removed: list[Removed] = field(default_factory=list, init=False)
 
     def plan(self) -> Change:
-        state = read_state(self._table)
-        spans = merged(span for file in self._files for span in file.spans)
+        """Raises `OperatorError` if the table is of another topic, or has rows above the end of the log."""
+        state = read_state(self.table)
+        spans = merged(span for file in self.files for span in file.spans)
         incoming = bounds(spans)
         ends = self._ends(state)
-        known_ids = state.topic_ids if state is not None else last_topic_ids(self._table)
+        known_ids = state.topic_ids if state is not None else last_topic_ids(self.table)
         others = {
-            topic for topic, id in known_ids.items() if id and self._evidence.topic_ids.get(topic) not in (id, None)
+            topic for topic, id in known_ids.items() if id and self.evidence.topic_ids.get(topic) not in (id, None)
         }
         replaced = self._replaced_topics(others, {tp.topic for tp in incoming})
         recreated = {tp for tp in ends if tp.topic in replaced}
@@ -124,7 +101,7 @@ class _Planner:
             found = self._bounds_of(remaining, partly, {*ends})
             ends = {tp: min(end, found.get(tp, 0)) for tp, end in ends.items()}
         compared = {tp: rule.log for tp, rule in judged.items() if tp not in in_doubt}
-        ids = {topic: id for topic, id in self._evidence.topic_ids.items() if topic not in others - replaced}
+        ids = {topic: id for topic, id in self.evidence.topic_ids.items() if topic not in others - replaced}
         ids = {**known_ids, **ids}
         known = TableState(self._next_partitions(state, ends, incoming, compared, in_doubt), ids)
         repair = None
@@ -144,14 +121,14 @@ class _Planner:
 
     def _all_files(self) -> list[TableFile]:
         if self._kept_files is None:
-            self._kept_files = table_files(self._table)
+            self._kept_files = table_files(self.table)
         return self._kept_files
 
     def _ends(self, state: TableState | None) -> dict[TopicPartition, int]:
         """An offset above all rows, of each partition of which the table may have rows."""
         if state is not None:
             return {tp: known.end_offset for tp, known in state.partitions.items()}
-        return self._bounds_of(self._all_files(), (), {*self._evidence.leader_epochs})
+        return self._bounds_of(self._all_files(), (), {*self.evidence.leader_epochs})
 
     def _bounds_of(
         self, files: Sequence[TableFile], partly: Sequence[tuple[TableFile, Mask]], wanted: set[TopicPartition]
@@ -171,9 +148,9 @@ class _Planner:
         `OperatorError` unless onRecreated=replace.
         """
         replaced = others & incoming
-        if replaced and self._options.on_recreated != "replace":
+        if replaced and self.options.on_recreated != "replace":
             raise OperatorError(
-                f"The Delta table at {self._options.path} holds rows of topics that were deleted and recreated: "
+                f"The Delta table at {self.options.path} holds rows of topics that were deleted and recreated: "
                 f"{', '.join(sorted(replaced))}",
                 'Write to a new table, or set the option onRecreated to "replace" to remove the old rows.',
             )
@@ -183,7 +160,7 @@ class _Planner:
         """Those of `partitions` whose rows were not compared with the current leader's log yet."""
         for tp in partitions:
             known = state.partitions.get(tp) if state is not None else None
-            if self._evidence.leader_epochs.get(tp, -1) > (UNKNOWN_EPOCH if known is None else known.leader_epoch):
+            if self.evidence.leader_epochs.get(tp, -1) > (UNKNOWN_EPOCH if known is None else known.leader_epoch):
                 yield tp
 
     def _checked(self, state: TableState | None, ends: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
@@ -193,16 +170,16 @@ class _Planner:
         suspects: list[TopicPartition] = []
         for tp, end in ends.items():
             known = state.partitions.get(tp) if state is not None else None
-            leader_epoch = self._evidence.leader_epochs.get(tp, UNKNOWN_EPOCH)
+            leader_epoch = self.evidence.leader_epochs.get(tp, UNKNOWN_EPOCH)
             # No other writer since a comparison with an older leader: rows above the end of this one are stale.
             is_older = known is not None and UNKNOWN_EPOCH < known.leader_epoch < leader_epoch
-            if not is_older and end > self._evidence.log_ends.get(tp, AFTER_ALL):
+            if not is_older and end > self.evidence.log_ends.get(tp, AFTER_ALL):
                 suspects.append(tp)
         if not suspects:
             return {}
         # The files first, then the logs: records written meanwhile are in both.
         files = self._all_files()
-        found = refuse_rows_beyond(self._options, files, self._read, self._fetch_epochs(suspects))
+        found = refuse_rows_beyond(self.options, files, self._read, self.fetch_epochs(suspects))
         return {tp: min(end, ends[tp]) for tp, end in found.items()}
 
     def _stale_rules(
@@ -213,19 +190,19 @@ class _Planner:
 
         Rows are removed only by an answer that this process got now, never by that of a leader older than the one that
         the task found, and only as far as the source would read them again if a second unclean election brought them
-        back (`delta.removal`).
+        back (`delta.stale_rows`).
         """
-        epochs = self._evidence.leader_epochs
+        epochs = self.evidence.leader_epochs
         older = {s.topic_partition for s in spans if 0 <= s.epoch < epochs.get(s.topic_partition, -1)} - doubted
         if not doubted | older:
             return {}, set()
-        positions = self._get_positions() or {}
+        positions = self.get_positions() or {}
         newest = {span.topic_partition: span for span in sorted(spans, key=lambda span: span.epoch)}
         # The source's positions in other partitions are unknown: they wait.
         known_position = {tp for tp in doubted | older if tp in positions or tp in newest}
-        logs = {tp: log for tp, log in self._evidence.logs.items() if tp in known_position - doubted}
+        logs = {tp: log for tp, log in self.evidence.logs.items() if tp in known_position - doubted}
         if known_position - logs.keys():
-            logs.update(self._get_epochs(sorted(known_position - logs.keys())))
+            logs.update(self.get_epochs(sorted(known_position - logs.keys())))
         rules = {
             tp: StaleRule(log, removable_from(log, positions.get(tp), newest.get(tp)))
             for tp, log in logs.items()
@@ -260,12 +237,9 @@ class _Planner:
         """Copies of files without their stale rows. For a table with a change data feed no copies are made: the commit
         must contain the changed rows as well, which only delta-rs' own delete writes, by a condition on rows.
         """
-        if partly and has_change_feed(self._table):
+        if partly and is_set(self.table, CHANGE_DATA_FEED):
             return [], delete_condition(rules, self._removed)
-        with ThreadPoolExecutor(_THREADS) as pool:
-            copies = list(
-                pool.map(lambda one: rewrite(self._options, one[0].path, one[0].partition_values, one[1]), partly)
-            )
+        copies = in_threads(lambda one: rewrite(self.options, one[0].path, one[0].partition_values, one[1]), partly)
         return copies, None
 
     def _stale_in(self, file: TableFile, rules: Mapping[TopicPartition, StaleRule]) -> Mask | bool | None:
@@ -281,15 +255,14 @@ class _Planner:
                 return None
             may_go = file.offsets[0] >= rules[only].from_offset
             if verdict is SpanVerdict.ALL_STALE and may_go and not file.has_null_epochs:
-                self._note(
-                    only, file.epochs[0], file.offsets[0], file.offsets[1], file.record_count or 0, reason="stale"
-                )
+                removed = Removed(*only, file.epochs[0], *file.offsets, file.record_count or 0, "stale")
+                self._removed.append(removed)
                 return True
         columns = self._read(file)
         stale = stale_mask(columns, rules)
         if not stale.any():
             return None
-        self._note_rows(columns, stale, "stale")
+        self._removed += removed_rows(columns, stale, "stale")
         return True if stale.all() else stale
 
     def _present(
@@ -321,7 +294,7 @@ class _Planner:
 
     def _read(self, file: TableFile) -> LogColumns:
         if file.path not in self._columns:
-            self._columns[file.path] = read_log_columns(self._options, file)
+            self._columns[file.path] = read_log_columns(self.options, file)
         return self._columns[file.path]
 
     # The batch's rows -------------------------------------------------------------------------------------------
@@ -334,7 +307,7 @@ class _Planner:
 
         add: list[DataFile] = []
         discard: list[str] = []
-        for file in self._files:
+        for file in self.files:
             doubtful = any(
                 span.topic_partition in logs
                 and judge_span(logs[span.topic_partition], span.first_offset, span.last_offset, span.epoch, span.epoch)
@@ -345,19 +318,19 @@ class _Planner:
                 add.append(file)
                 continue
             columns = read_log_columns(
-                self._options, TableFile(file.path, file.size_bytes, file.partition_values, file.record_count)
+                self.options, TableFile(file.path, file.size_bytes, file.partition_values, file.record_count)
             )
             stale = stale_mask(columns, {tp: StaleRule(log) for tp, log in logs.items()})
-            known = known_mask(columns, present) & ~stale
+            known = _known_mask(columns, present) & ~stale
             keep = ~(stale | known)
-            self._note_rows(columns, stale, "lost")
-            self._note_rows(columns, known, "known")
+            self._removed += removed_rows(columns, stale, "lost")
+            self._removed += removed_rows(columns, known, "known")
             if keep.all():
                 add.append(file)
                 continue
             discard.append(file.path)
             if np.any(keep):
-                add.append(rewrite(self._options, file.path, file.partition_values, keep))
+                add.append(rewrite(self.options, file.path, file.partition_values, keep))
         return add, discard
 
     # The table's state ------------------------------------------------------------------------------------------
@@ -373,7 +346,7 @@ class _Planner:
         """`compared`: the partitions whose rows were compared now, and with what. `in_doubt`: the batch may have added
         rows that are not in the log, so the next batch must compare again.
         """
-        epochs = self._evidence.leader_epochs
+        epochs = self.evidence.leader_epochs
         partitions: dict[TopicPartition, PartitionProgress] = {}
         for tp in sorted({*ends, *incoming}):
             end = max(ends.get(tp, 0), incoming[tp][1] + 1 if tp in incoming else 0)
@@ -388,20 +361,19 @@ class _Planner:
             partitions[tp] = PartitionProgress(under, end)
         return partitions
 
-    def _note(
-        self, tp: TopicPartition, epoch: int, first_offset: int, last_offset: int, row_count: int, *, reason: str
-    ) -> None:
-        self._removed.append(Removed(*tp, epoch, first_offset, last_offset, row_count, reason))
 
-    def _note_rows(self, columns: LogColumns, mask: Mask, reason: str) -> None:
-        import numpy as np
+def _known_mask(columns: LogColumns, present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]) -> Mask:
+    """Rows whose offset and epoch are in the table."""
+    import numpy as np
 
-        if not mask.any():
-            return
-        for code, tp in enumerate(columns.partitions):
-            of_partition = mask & (columns.codes == code)
-            if not of_partition.any():
-                continue
-            for epoch in np.unique(columns.epochs[of_partition]).tolist():
-                offsets = columns.offsets[of_partition & (columns.epochs == epoch)]
-                self._note(tp, epoch, int(offsets.min()), int(offsets.max()), len(offsets), reason=reason)
+    known = np.zeros(len(columns), dtype=np.bool_)
+    for tp, pairs in present.items():
+        if tp not in columns.partitions:
+            continue
+        of_partition = columns.codes == columns.partitions.index(tp)
+        offsets = np.concatenate([pair[0] for pair in pairs])
+        epochs = np.concatenate([pair[1] for pair in pairs])
+        for epoch in np.unique(columns.epochs[of_partition]).tolist():
+            rows = np.flatnonzero(of_partition & (columns.epochs == epoch))
+            known[rows] = np.isin(columns.offsets[rows], offsets[epochs == epoch])
+    return known

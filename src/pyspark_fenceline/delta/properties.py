@@ -1,4 +1,4 @@
-"""Properties of a new Delta table, from the sink's options `delta.*`.
+"""Properties of a Delta table, of a new one from the sink's options `delta.*`.
 
 Owns which of Delta's own properties may be set at creation, the form of their values, and why others are rejected: this
 writer, or delta-rs below it, would not honour them. Spark passes options in lower case, so the names are restored here.
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "delta."
 APPEND_ONLY: Final = "delta.appendOnly"
+CHANGE_DATA_FEED: Final = "delta.enableChangeDataFeed"
+DELETION_VECTORS: Final = "delta.enableDeletionVectors"
 _BOOLEAN: Final = re.compile(r"true|false")
 _INTERVAL: Final = re.compile(r"interval \d+ (nanosecond|microsecond|millisecond|second|minute|hour|day|week)s?")
 _FORMS: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
     APPEND_ONLY: (_BOOLEAN, "true or false"),
-    "delta.enableChangeDataFeed": (_BOOLEAN, "true or false"),
+    CHANGE_DATA_FEED: (_BOOLEAN, "true or false"),
     "delta.enableExpiredLogCleanup": (_BOOLEAN, "true or false"),
     "delta.checkpointInterval": (re.compile(r"[1-9]\d*"), "a positive whole number"),
     "delta.logRetentionDuration": (_INTERVAL, "a time such as 'interval 30 days'"),
@@ -83,6 +85,20 @@ def table_properties(given: Mapping[str, str], *, loses_rows: bool) -> dict[str,
             f"Remove '{APPEND_ONLY}', or the options 'kafka.*' and 'upsertKeys'.",
         )
     return found
+
+
+def is_set(table: DeltaTable, name: str) -> bool:
+    """Whether an existing table has a property that is true or false."""
+    return bool(table.metadata().configuration.get(name, "false").lower() == "true")
+
+
+def refuse_append_only(table: DeltaTable, path: str) -> None:
+    if is_set(table, APPEND_ONLY):
+        raise OperatorError(
+            f"The Delta table at {path} has rows that were truncated from the log, which cannot be removed because "
+            "delta.appendOnly is set",
+            "Unset the table property delta.appendOnly, or set the option repair to false.",
+        )
 
 
 def check_properties(table: DeltaTable, wanted: Mapping[str, str], path: str) -> None:

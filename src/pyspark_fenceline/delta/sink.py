@@ -25,7 +25,6 @@ from pyspark.sql.datasource import (
 from fenceline.errors import InternalError, OperatorError
 from pyspark_fenceline.common import workers
 from pyspark_fenceline.delta.options import AppTransaction, DeltaOptions, delta_options
-from pyspark_fenceline.source.options import check_addresses
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,6 +80,8 @@ class DeltaDataSource(DataSource):
     def _checked(self) -> DeltaOptions:
         options = delta_options(self.options)
         if options.client is not None:
+            from pyspark_fenceline.common.connect import check_addresses
+
             check_addresses(options.client["bootstrap.servers"])
         return options
 

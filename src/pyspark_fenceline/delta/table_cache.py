@@ -64,7 +64,7 @@ _handles: OrderedDict[tuple[Any, ...], _Handle] = OrderedDict()
 
 def cached_table(options: DeltaOptions) -> DeltaTable | None:
     """The current table, or None if there is none. Raises `OperatorError` if it cannot be opened."""
-    from pyspark_fenceline.delta.commit import open_table
+    from pyspark_fenceline.delta.table_files import open_table
 
     _await_refresh()
     key = _key(options)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
+from pyspark_fenceline.common.execution import active_session, rows_of_pieces
 from pyspark_fenceline.common.schema import CHANGE_TYPE
 from pyspark_fenceline.delta.files import file_system
 from pyspark_fenceline.delta.options import DeltaOptions
-from pyspark_fenceline.delta.table_files import open_parquet
+from pyspark_fenceline.delta.table_files import open_table, rows_of_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,9 +55,6 @@ def changes(
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
-
-    from pyspark_fenceline.auditing.executor import active_session
-    from pyspark_fenceline.delta.commit import open_table
 
     session = spark or active_session()
     options = DeltaOptions(table, storage=storage or None)
@@ -117,48 +115,13 @@ def _rows(session: SparkSession, options: DeltaOptions, schema: Any, files: Sequ
 
     schema_with_change = StructType([*schema.fields]).add(CHANGE_TYPE, StringType()).add(COMMIT_VERSION, LongType())
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read(number: int) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         from pyspark_fenceline.common.schema import arrow_schema
 
-        target = arrow_schema(schema_with_change)
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                file = files[number]
-                same = {CHANGE_TYPE: pa.scalar(file.kind), COMMIT_VERSION: pa.scalar(file.version)}
-                yield from rows_of_file(options, file.path, file.partition_values, target, same)
+        file = files[number]
+        same = {CHANGE_TYPE: pa.scalar(file.kind), COMMIT_VERSION: pa.scalar(file.version)}
+        return rows_of_file(options, file.path, file.partition_values, arrow_schema(schema_with_change), same)
 
-    numbers = session.range(0, len(files), 1, max(min(len(files), _MAX_TASKS), 1))
-    rows: DataFrame = numbers.mapInArrow(read, schema_with_change)
-    return rows
-
-
-def rows_of_file(
-    options: DeltaOptions,
-    path: str,
-    partition_values: Mapping[str, str | None],
-    target: pa.Schema,
-    constants: Mapping[str, pa.Scalar] | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """The file's rows in the columns of `target`; missing columns are partition values, `constants`, or null."""
-    import pyarrow as pa
-
-    same = {name: partition_value(text, target.field(name).type) for name, text in partition_values.items()}
-    same |= constants or {}
-    for batch in open_parquet(options, path).iter_batches():
-        columns = [
-            batch.column(wanted.name).cast(wanted.type)
-            if wanted.name in batch.schema.names
-            else pa.repeat(same.get(wanted.name, pa.scalar(None, wanted.type)), batch.num_rows)
-            for wanted in target
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=target)
-
-
-def partition_value(text: str | None, kind: pa.DataType) -> pa.Scalar:
-    """Parse a partition value of the table's log: timestamps without a zone are UTC."""
-    import pyarrow as pa
-
-    value = pa.scalar(text, pa.string())
-    return value.cast(pa.timestamp("us")).cast(kind) if pa.types.is_timestamp(kind) else value.cast(kind)
+    return rows_of_pieces(session, read, len(files), _MAX_TASKS, schema_with_change)

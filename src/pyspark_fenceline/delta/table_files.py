@@ -1,11 +1,14 @@
-"""The files of a Delta table, with bounds to select the relevant ones.
+"""A Delta table and its files, with bounds to select the relevant ones.
 
-Owns the reading of the table's file list and of single columns of files. Bounds come from the partition values and from
-the statistics in the table's log; a file without them may hold anything. Never changes anything.
+Owns opening a table, and the reading of its file list and of the rows and columns of files. Bounds come from the
+partition values and from the statistics in the table's log; a file without them may hold anything. Never changes
+anything.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +28,7 @@ from pyspark_fenceline.common.log_columns import (
 from pyspark_fenceline.common.log_matching import AFTER_ALL
 from pyspark_fenceline.delta.files import file_system
 from pyspark_fenceline.delta.options import DeltaOptions
+from pyspark_fenceline.delta.properties import DELETION_VECTORS, is_set
 from pyspark_fenceline.delta.state import TableState, read_state
 
 if TYPE_CHECKING:
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 Bounds = tuple[Any, Any] | None
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""delta-rs colours the answers of an object store."""
 PIECE_ROWS: Final = 500_000
 PIECE_BYTES: Final = 64 << 20
 """Limit of a piece with more than one row group, uncompressed."""
@@ -66,6 +72,24 @@ class TableFile:
 
     def may_hold_offsets(self, first: int, last: int) -> bool:
         return self.offsets is None or (self.offsets[0] <= last and first <= self.offsets[1])
+
+
+def open_table(options: DeltaOptions) -> DeltaTable | None:
+    """The table at the path, or None if there is none. Raises `OperatorError` if it cannot be opened."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    if os.path.isfile(options.path):
+        raise OperatorError(f"{options.path} is a file, not a Delta table", "Choose the path of a directory.")
+    try:
+        return DeltaTable(options.path, storage_options=dict(options.storage) if options.storage else None)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        raise OperatorError(
+            f"The Delta table at {options.path} cannot be opened: {_COLOURS.sub('', str(error)).strip()}",
+            "Check the path and, for an object store, the options storage.*.",
+        ) from error
 
 
 def table_files(table: DeltaTable, *, reads_vectors: bool = False) -> list[TableFile]:
@@ -153,7 +177,7 @@ def refuse_deletion_vectors(table: DeltaTable, path: str) -> None:
     """For a write that removes rows from the table. Raises `OperatorError` if files have deletion vectors, or may get
     some while a query runs: a commit that removes such a file must name its vector, which delta-rs cannot do.
     """
-    is_on = table.metadata().configuration.get("delta.enableDeletionVectors", "false").lower() == "true"
+    is_on = is_set(table, DELETION_VECTORS)
     if not is_on and not _has_deletion_vectors(table):
         return
     what = "writes deletion vectors (delta.enableDeletionVectors)" if is_on else "has deletion vectors"
@@ -197,6 +221,37 @@ def read_pieces(parquet: Any, names: Sequence[str] | None = None) -> Iterator[tu
         size_bytes += known.total_byte_size
     if groups:
         yield start, parquet.read_row_groups(groups, columns=names)
+
+
+def rows_of_file(
+    options: DeltaOptions,
+    path: str,
+    partition_values: Mapping[str, str | None],
+    target: pa.Schema,
+    constants: Mapping[str, pa.Scalar] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The file's rows in the columns of `target`; missing columns are partition values, `constants`, or null."""
+    import pyarrow as pa
+
+    inside = [field for field in target if field.name in partition_values]
+    same = {field.name: partition_value(partition_values[field.name], field.type) for field in inside}
+    same |= constants or {}
+    for batch in open_parquet(options, path).iter_batches():
+        columns = [
+            batch.column(wanted.name).cast(wanted.type)
+            if wanted.name in batch.schema.names
+            else pa.repeat(same.get(wanted.name, pa.scalar(None, wanted.type)), batch.num_rows)
+            for wanted in target
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def partition_value(text: str | None, kind: pa.DataType) -> pa.Scalar:
+    """Parse a partition value of the table's log: timestamps without a zone are UTC."""
+    import pyarrow as pa
+
+    value = pa.scalar(text, pa.string())
+    return value.cast(pa.timestamp("us")).cast(kind) if pa.types.is_timestamp(kind) else value.cast(kind)
 
 
 def end_offsets(files: Iterable[TableFile], wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import OperatorError
 from pyspark_fenceline.delta.files import DataFile, file_system
 from pyspark_fenceline.delta.options import DeltaOptions
-from pyspark_fenceline.delta.table_changes import partition_value
+from pyspark_fenceline.delta.table_files import rows_of_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,21 +83,8 @@ def _columns_of(options: DeltaOptions, file: DataFile) -> set[str]:
 
 def _rows(options: DeltaOptions, files: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """All rows of the tasks' files, in the table's columns."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     for file in files:
-        parquet = pq.ParquetFile(file_system(options).open_input_file(file.path))
-        for batch in parquet.iter_batches():
-            yield pa.RecordBatch.from_arrays([_column(batch, file, field) for field in schema], schema=schema)
-
-
-def _column(batch: pa.RecordBatch, file: DataFile, field: pa.Field) -> pa.Array:
-    import pyarrow as pa
-
-    if field.name in batch.schema.names:
-        return batch.column(field.name).cast(field.type)
-    return pa.repeat(partition_value(file.partition_values.get(field.name), field.type), batch.num_rows)
+        yield from rows_of_file(options, file.path, file.partition_values, schema)
 
 
 def _refuse_duplicates(options: DeltaOptions, files: Sequence[DataFile], keys: pa.Schema) -> None:

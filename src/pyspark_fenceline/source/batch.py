@@ -15,12 +15,12 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common.cluster import Cluster
 from pyspark_fenceline.common.connect import connect
+from pyspark_fenceline.common.planning import OffsetRange, plan_tasks
 from pyspark_fenceline.common.retries import with_retries
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.filters import Narrowing, narrowing_of
 from pyspark_fenceline.source.history import History
 from pyspark_fenceline.source.options import ReadOptions
-from pyspark_fenceline.source.planning import OffsetRange, plan_tasks
 from pyspark_fenceline.source.policy import apply_loss_policy
 from pyspark_fenceline.source.ranges import (
     Snapshot,

@@ -13,8 +13,8 @@ from typing import Final
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common.offsets import Position, SourceOffset
+from pyspark_fenceline.common.planning import OffsetRange
 from pyspark_fenceline.errors import Loss, LossKind
-from pyspark_fenceline.source.planning import OffsetRange
 from pyspark_fenceline.source.ranges import Comparison, Snapshot, range_between
 
 _SKIPPED: Final = (LossKind.TOPIC_RECREATED, LossKind.PARTITIONS_GONE)

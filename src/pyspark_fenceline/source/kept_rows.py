@@ -21,11 +21,10 @@ from fenceline.records.batch import BatchHeader
 from pyspark_fenceline.common import workers
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.common.lost_ranges import EpochSpan, LostRange
-from pyspark_fenceline.common.schema import CHANGE_TYPE, arrow_schema
+from pyspark_fenceline.common.schema import CHANGE_TYPE, arrow_schema, client_columns, to_spark
 from pyspark_fenceline.delta.options import DeltaOptions
-from pyspark_fenceline.delta.table_changes import partition_value
-from pyspark_fenceline.delta.table_files import open_parquet
-from pyspark_fenceline.source.tasks import ReadPlan, client_columns, to_spark
+from pyspark_fenceline.delta.table_files import open_parquet, partition_value
+from pyspark_fenceline.source.tasks import ReadPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -143,7 +142,7 @@ def read_kept(plan: ReadPlan, partition: KeptPartition) -> Iterator[pa.RecordBat
         match piece.place:
             case SegmentLocation() as place:
                 rows = _segment_rows(piece, place, target)
-                yield from (to_spark(batch, target, partition.change_type) for batch in rows)
+                yield from (to_spark(batch, target, {CHANGE_TYPE: partition.change_type}) for batch in rows)
             case ParquetLocation() as place:
                 yield _table_rows(piece, place, target, partition.change_type)
     workers.freeze_gc()

@@ -17,11 +17,10 @@ from fenceline.errors import OperatorError
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.common.lost_ranges import EpochSpan, LostRange
 from pyspark_fenceline.common.schema import CHANGE_TYPE, spark_schema
-from pyspark_fenceline.delta.commit import open_table
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.state import KEY, decode_state
 from pyspark_fenceline.delta.table_changes import files_of_version
-from pyspark_fenceline.delta.table_files import TableFile, read_log_columns, table_files
+from pyspark_fenceline.delta.table_files import TableFile, open_table, read_log_columns, table_files
 from pyspark_fenceline.source.kept_rows import KeptSpan, ParquetLocation, cover
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from pyspark_fenceline.common import connect, workers
 from pyspark_fenceline.common.cluster import Cluster
 from pyspark_fenceline.common.given_options import GivenOptions
 from pyspark_fenceline.common.loss_ledger import ledger_ranges, read_ledger
+from pyspark_fenceline.common.planning import OffsetRange
 from pyspark_fenceline.common.retries import DEFAULT_RETRIES, with_retries
 from pyspark_fenceline.common.schema import arrow_schema
 from pyspark_fenceline.source.options import client_properties
-from pyspark_fenceline.source.planning import OffsetRange
 from pyspark_fenceline.source.tasks import RangesPartition
 
 if TYPE_CHECKING:

@@ -32,12 +32,22 @@ from pyspark_fenceline.source.bounds import (
     subscription_of,
 )
 from pyspark_fenceline.source.policy import STRICT, LossPolicy, policy_of
-from pyspark_fenceline.source.retraction_options import RetractionOptions
 
 _log = logging.getLogger("pyspark_fenceline")
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RetractionOptions:
+    """`evidence`: data directories of nodes, or copies, that are searched for lost records in addition to the paths in
+    receipts. `table`: a Delta table that holds the query's rows. `storage`: settings of its object store.
+    """
+
+    evidence: tuple[str, ...] = ()
+    table: str | None = None
+    storage: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,17 +264,9 @@ def _require_bootstrap(given: GivenOptions, kind: str) -> None:
     servers = (given.text("kafka.bootstrap.servers") or "").strip()
     if not servers:
         raise OperatorError(f"Option 'kafka.bootstrap.servers' must be specified for configuring the {kind}")
+    from pyspark_fenceline.common.connect import check_addresses
+
     check_addresses(servers)
-
-
-def check_addresses(servers: str) -> None:
-    """Raises `OperatorError` for an invalid address in `kafka.bootstrap.servers`."""
-    from fenceline.client.core.config import addresses
-
-    try:
-        addresses([server.strip() for server in servers.split(",") if server.strip()])
-    except OperatorError as error:
-        raise OperatorError(f"Option 'kafka.bootstrap.servers': {error.message}", error.advice) from None
 
 
 def _reader_properties(given: GivenOptions) -> dict[str, str]:

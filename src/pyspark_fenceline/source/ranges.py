@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.cluster import Cluster, LogEnd, TopicFacts
+from pyspark_fenceline.common.cluster import Cluster, LogEnd, TopicFacts, partitions_of
 from pyspark_fenceline.common.offsets import Position, SourceOffset
+from pyspark_fenceline.common.planning import OffsetRange
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.bounds import (
     EARLIEST_OFFSET,
@@ -33,7 +34,6 @@ from pyspark_fenceline.source.bounds import (
     Subscription,
 )
 from pyspark_fenceline.source.history import Diverged, History, Verdict
-from pyspark_fenceline.source.planning import OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def require_all(subscription: Subscription, found: Mapping[str, TopicFacts]) -> 
 
 def take_snapshot(cluster: Cluster, topics: Mapping[str, TopicFacts]) -> Snapshot:
     """Bounds of all partitions of `topics`. Ends are fetched last, so that no start lies above its end."""
-    partitions = [TopicPartition(name, index) for name, facts in topics.items() for index in facts.partitions]
+    partitions = partitions_of(topics)
     if not partitions:
         return Snapshot(topics, {}, {}, cluster.cluster_id())
     starts = cluster.log_starts(partitions)

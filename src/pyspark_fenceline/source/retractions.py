@@ -17,9 +17,9 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common.lost_ranges import LostRange
 from pyspark_fenceline.common.offsets import Position, SourceOffset
+from pyspark_fenceline.common.planning import OffsetRange
 from pyspark_fenceline.errors import DataLossError, Loss, LossKind
 from pyspark_fenceline.source.batches import batch_start
-from pyspark_fenceline.source.planning import OffsetRange
 from pyspark_fenceline.source.ranges import Comparison, range_between
 
 BATCH_IS_EXACT: Final = (

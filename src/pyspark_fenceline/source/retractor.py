@@ -19,7 +19,7 @@ from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.errors import Loss
 from pyspark_fenceline.source.kept_evidence import find_in_evidence
 from pyspark_fenceline.source.kept_rows import Cover, KeptSpan, cover, joined
-from pyspark_fenceline.source.retraction_options import RetractionOptions
+from pyspark_fenceline.source.options import RetractionOptions
 from pyspark_fenceline.source.retractions import cannot_retract
 
 if TYPE_CHECKING:

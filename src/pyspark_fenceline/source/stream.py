@@ -33,6 +33,7 @@ from pyspark_fenceline.common.cluster import Cluster, TopicFacts
 from pyspark_fenceline.common.connect import connect, partitions_with_records
 from pyspark_fenceline.common.lost_ranges import Retraction
 from pyspark_fenceline.common.offsets import Position, SourceOffset, Unresolved, by_topic, decode
+from pyspark_fenceline.common.planning import OffsetRange, Task, plan_tasks
 from pyspark_fenceline.common.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, why_no_rewind
 from pyspark_fenceline.common.retries import with_retries
 from pyspark_fenceline.errors import Loss, LossKind
@@ -44,7 +45,6 @@ from pyspark_fenceline.source.history import History
 from pyspark_fenceline.source.kept_rows import KeptPartition, kept_partitions, read_kept
 from pyspark_fenceline.source.losses_table import known_losses
 from pyspark_fenceline.source.options import ReadOptions
-from pyspark_fenceline.source.planning import OffsetRange, Task, plan_tasks
 from pyspark_fenceline.source.policy import LossPolicy, apply_loss_policy
 from pyspark_fenceline.source.ranges import (
     Comparison,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -27,11 +27,11 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition, encode_uuid
 from pyspark_fenceline.common import connect, workers
 from pyspark_fenceline.common.offsets import Position
+from pyspark_fenceline.common.planning import OffsetRange, Task
 from pyspark_fenceline.common.retries import DEFAULT_RETRIES, Attempts, RetryPolicy, with_retries
-from pyspark_fenceline.common.schema import CHANGE_TYPE, arrow_schema
+from pyspark_fenceline.common.schema import arrow_schema, client_columns, to_spark
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.history import Diverged, History, Holds, Verdict
-from pyspark_fenceline.source.planning import OffsetRange, Task
 from pyspark_fenceline.source.policy import LossPolicy, apply_loss_policy
 
 if TYPE_CHECKING:
@@ -240,30 +240,3 @@ def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
                 found_topic_id=encode_uuid(error.facts["found_id"]),
             )
     return None
-
-
-def to_spark(batch: pa.RecordBatch, target: pa.Schema, change_type: str = "insert") -> pa.RecordBatch:
-    """The client's columns in the order and with the names of Spark's schema. `change_type`: of all rows, if the schema
-    has that column."""
-    import pyarrow as pa
-
-    columns = [
-        pa.repeat(pa.scalar(change_type, target.field(name).type), batch.num_rows)
-        if name == CHANGE_TYPE
-        else batch.column(_CLIENT_NAMES.get(name, name))
-        for name in target.names
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=target)
-
-
-def client_columns(target: pa.Schema) -> dict[str, Any]:
-    """The client's decoding options, so that nothing has to be cast afterwards."""
-    return {
-        "include_headers": "headers" in target.names,
-        "include_leader_epoch": "leader_epoch" in target.names,
-        "empty_headers_as_null": True,
-        "timestamp_unit": "us",
-    }
-
-
-_CLIENT_NAMES: Final = {"timestampType": "timestamp_type"}

@@ -71,12 +71,12 @@ class _TopicTask:
         # The processes that plan and commit a batch have nothing more to do.
         workers.freeze_gc()
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> RecordsWritten:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RecordsWritten:
         producer = connect.producer(self._options.client)
         count = 0
         promises = []
         try:
-            for batch in batches:
+            for batch in iterator:
                 for topic, rows in self._by_topic(batch):
                     promises.append(self._send(producer, topic, rows))
                     count += rows.num_rows
@@ -112,19 +112,9 @@ class _TopicTask:
             yield str(name), batch if len(names) == 1 else batch.filter(pc.equal(topics, name))
 
 
-class TopicWriter(DataSourceArrowWriter):
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        self._task = _TopicTask(options, schema)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._task.write(iterator)
+class TopicWriter(_TopicTask, DataSourceArrowWriter):
+    """A batch write."""
 
 
-class TopicStreamWriter(DataSourceStreamArrowWriter):
+class TopicStreamWriter(_TopicTask, DataSourceStreamArrowWriter):
     """At least once: a replayed batch is written again, and every record is acknowledged before the batch ends."""
-
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        self._task = _TopicTask(options, schema)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._task.write(iterator)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.auditing.judge import Expected, Finding, Kind, judge
-from pyspark_fenceline.auditing.log import RecordRanges, join_near
+from pyspark_fenceline.auditing.log import RecordRanges
+from pyspark_fenceline.auditing.ranges import merged
 from pyspark_fenceline.auditing.runs import runs_of
 from pyspark_fenceline.common.log_columns import LogColumns, log_columns
 from pyspark_fenceline.common.log_matching import LogEpochs
@@ -33,7 +34,7 @@ def columns(rows: list[tuple[int, int]]) -> LogColumns:
 def finder(present: set[int], hidden: set[int]) -> object:
     def find(ranges: list[tuple[int, int]], isolation_level: str) -> RecordRanges:
         found = RecordRanges()
-        for start, end in join_near(ranges, near=2):
+        for start, end in merged(ranges, near=2):
             for offset in range(start, end):
                 if offset in present or (isolation_level == "read_uncommitted" and offset in hidden):
                     found.add(offset, offset + 1)

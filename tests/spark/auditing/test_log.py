@@ -8,7 +8,7 @@ from fenceline.client.core.fetched import scan
 from fenceline.ids import TopicPartition
 from fenceline.records.build import build_batch
 from fenceline.records.crc import crc32c
-from pyspark_fenceline.auditing.log import RecordRanges, join_near, note_records
+from pyspark_fenceline.auditing.log import RecordRanges, note_records
 
 TP = TopicPartition("t", 0)
 
@@ -55,7 +55,3 @@ def test_a_checksum_mismatch_is_reported_and_later_batches_are_read() -> None:
     result = found(batch(0, 2), damaged(2, 3), batch(5, 2))
     assert result.present == [(0, 2), (5, 7)]
     assert result.unreadable == [(2, 5)]
-
-
-def test_adjacent_ranges_are_read_in_one_fetch() -> None:
-    assert join_near([(0, 1), (5, 9), (100, 101)], near=10) == [(0, 9), (100, 101)]

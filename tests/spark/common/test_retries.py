@@ -14,11 +14,11 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.common import connect
 from pyspark_fenceline.common.cluster import TopicFacts
 from pyspark_fenceline.common.given_options import GivenOptions
+from pyspark_fenceline.common.planning import OffsetRange
 from pyspark_fenceline.common.retries import RetryPolicy, retry_policy, with_retries
 from pyspark_fenceline.common.schema import spark_schema
 from pyspark_fenceline.delta import evidence as delta_evidence
 from pyspark_fenceline.delta.options import delta_options
-from pyspark_fenceline.source.planning import OffsetRange
 from pyspark_fenceline.source.policy import STRICT
 from pyspark_fenceline.source.tasks import RangesPartition, ReadPlan, read_ranges
 from tests.spark.delta.test_plan import commit, log_rows, records, table_rows, task, write

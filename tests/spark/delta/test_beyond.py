@@ -15,10 +15,10 @@ from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.delta import plan as delta_plan
-from pyspark_fenceline.delta.commit import open_table
 from pyspark_fenceline.delta.options import DeltaOptions, delta_options
 from pyspark_fenceline.delta.sink import _TaskWriter
 from pyspark_fenceline.delta.state import read_state
+from pyspark_fenceline.delta.table_files import open_table
 from tests.spark.conftest import Broker
 from tests.spark.delta.test_plan import SCHEMA, Row, arrow, commit, records, table_rows, task, write
 from tests.spark.fakes import FakeCluster, install_fake_cluster

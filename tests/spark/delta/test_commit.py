@@ -13,10 +13,11 @@ from deltalake import DeltaTable, Schema
 
 from fenceline.errors import OperatorError
 from pyspark_fenceline.delta import commit as delta_commit
-from pyspark_fenceline.delta.commit import commit_files, open_table
+from pyspark_fenceline.delta.commit import commit_files
 from pyspark_fenceline.delta.files import DataFile, FileWriter
 from pyspark_fenceline.delta.options import AppTransaction, DeltaOptions
 from pyspark_fenceline.delta.schema import file_schema, fit, new_shape
+from pyspark_fenceline.delta.table_files import open_table
 from tests.spark.schemas import struct
 
 SCHEMA = struct("topic string, offset long")

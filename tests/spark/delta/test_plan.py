@@ -22,13 +22,13 @@ from pyspark_fenceline.delta import checkpoint_positions
 from pyspark_fenceline.delta import commit as delta_commit
 from pyspark_fenceline.delta import evidence as delta_evidence
 from pyspark_fenceline.delta import plan as delta_plan
-from pyspark_fenceline.delta.commit import commit_files, open_table, partition_columns
+from pyspark_fenceline.delta.commit import commit_files, partition_columns
 from pyspark_fenceline.delta.evidence import TruncationEvidence, gather_evidence, merge_evidence
 from pyspark_fenceline.delta.files import DataFile, FileWriter
 from pyspark_fenceline.delta.options import AppTransaction, DeltaOptions, delta_options
 from pyspark_fenceline.delta.schema import file_schema, fit, new_shape
 from pyspark_fenceline.delta.state import read_state
-from pyspark_fenceline.delta.table_files import compared_epochs, table_files
+from pyspark_fenceline.delta.table_files import compared_epochs, open_table, table_files
 from tests.spark.fakes import FakeCluster, install_fake_cluster
 from tests.spark.schemas import struct
 from tests.spark.table_readers import check_readers

@@ -16,9 +16,9 @@ from pyspark_fenceline.delta.properties import check_properties, table_propertie
 from pyspark_fenceline.delta.sink import DeltaDataSource
 from pyspark_fenceline.delta.table_files import refuse_deletion_vectors
 from pyspark_fenceline.source.options import write_options
+from tests.spark.auditing.test_audit import rewritten
 from tests.spark.delta.test_plan import SCHEMA, records, write
 from tests.spark.fakes import FakeCluster, install_fake_cluster
-from tests.spark.test_audit import rewritten
 
 PATH = {"path": "/table"}
 

@@ -16,6 +16,7 @@ from pyspark_fenceline.common import connect
 from pyspark_fenceline.delta import commit as delta_commit
 from pyspark_fenceline.delta import evidence as delta_evidence
 from pyspark_fenceline.delta import table_cache as delta_table_cache
+from pyspark_fenceline.delta import table_files as delta_table_files
 from pyspark_fenceline.delta.options import DeltaOptions, delta_options
 from pyspark_fenceline.delta.sink import DeltaDataSource, FilesWritten
 from pyspark_fenceline.delta.state import KEY, PartitionProgress, TableState, read_state
@@ -29,12 +30,13 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of reopened tables."""
     monkeypatch.setattr(delta_table_cache, "_handles", OrderedDict())
     paths: list[str] = []
-    real = delta_commit.open_table
+    real = delta_table_files.open_table
 
     def counted(options: DeltaOptions) -> DeltaTable | None:
         paths.append(options.path)
         return real(options)
 
+    monkeypatch.setattr(delta_table_files, "open_table", counted)
     monkeypatch.setattr(delta_commit, "open_table", counted)
     return paths
 

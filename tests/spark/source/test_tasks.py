@@ -22,9 +22,9 @@ from fenceline.client.core.errors import (
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition, encode_uuid
 from pyspark_fenceline.common import connect
+from pyspark_fenceline.common.planning import OffsetRange
 from pyspark_fenceline.common.schema import arrow_schema, spark_schema
 from pyspark_fenceline.errors import DataLossError, LossKind
-from pyspark_fenceline.source.planning import OffsetRange
 from pyspark_fenceline.source.policy import LENIENT, STRICT, LossPolicy
 from pyspark_fenceline.source.tasks import RangesPartition, ReadPlan, read_ranges
 from tests.spark.fakes import FakeCluster, FakeLog

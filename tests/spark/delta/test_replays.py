@@ -10,9 +10,8 @@ import pytest
 from deltalake.exceptions import CommitFailedError
 
 from pyspark_fenceline.delta import commit as delta_commit
-from pyspark_fenceline.delta.commit import open_table
 from pyspark_fenceline.delta.options import DeltaOptions, delta_options
-from pyspark_fenceline.delta.table_files import table_files
+from pyspark_fenceline.delta.table_files import open_table, table_files
 from tests.spark.delta.test_plan import files_on_disk, log_rows, records, table_rows, write
 from tests.spark.fakes import FakeCluster, install_fake_cluster
 

@@ -13,10 +13,10 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.common.log_columns import Span
 from pyspark_fenceline.common.log_matching import AFTER_ALL, BEFORE_ALL, LogEpochs
 from pyspark_fenceline.delta.checkpoint_positions import SourcePosition, parse_positions, positions_after
-from pyspark_fenceline.delta.commit import open_table
 from pyspark_fenceline.delta.options import DeltaOptions, delta_options
-from pyspark_fenceline.delta.removal import removable_from
+from pyspark_fenceline.delta.stale_rows import removable_from
 from pyspark_fenceline.delta.state import read_state
+from pyspark_fenceline.delta.table_files import open_table
 from tests.spark.checkpoints import entry, offset_of, write_entry
 from tests.spark.delta.test_plan import STEPS, Crash, Row, commit, log_rows, records, table_rows, task, write
 from tests.spark.fakes import FakeCluster, FakeLog, install_fake_cluster

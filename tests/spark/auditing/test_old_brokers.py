@@ -16,7 +16,7 @@ from pyspark_fenceline.auditing.table import Audit, Settings, audit_here, settin
 from pyspark_fenceline.common import connect
 from tests.client.scripted_cluster import ScriptedCluster
 from tests.spark.driver import QUICK
-from tests.spark.test_old_brokers import KAFKA_2_1, KAFKA_2_4, OLD, write
+from tests.spark.source.test_old_brokers import KAFKA_2_1, KAFKA_2_4, OLD, write
 
 Versions = dict[ApiKey, tuple[int, int]]
 COLUMNS = ["topic", "partition", "offset", "leader_epoch", "value"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.spark.conftest import Broker
-from tests.spark.test_segments_reading import flip, make_log, segments
+from tests.spark.segments.test_reading import flip, make_log, segments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fenceline.client.core.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.source.planning import RECORDS_WORTH_A_TASK, OffsetRange, plan_tasks, split
+from pyspark_fenceline.common.planning import RECORDS_WORTH_A_TASK, OffsetRange, plan_tasks, split
 
 
 def ranges(*counts: int) -> list[OffsetRange]:

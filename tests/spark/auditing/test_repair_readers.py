@@ -15,10 +15,10 @@ from deltalake.exceptions import CommitFailedError
 from fenceline.client.reader.reader import RangeReader
 from fenceline.ids import TopicPartition
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline.auditing import repair_table
 from pyspark_fenceline.auditing.repair_table import Repair, repair_here
 from pyspark_fenceline.auditing.table import Settings, audit_here, settings
-from pyspark_fenceline.delta.commit import commit_entry
+from pyspark_fenceline.delta import replacement
+from pyspark_fenceline.delta.entry import commit_entry
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
 from tests.spark.table_readers import (
@@ -77,7 +77,7 @@ def end_after(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
             raise ProcessEnded
         commit_entry(*arguments, **options)
 
-    monkeypatch.setattr(repair_table, "commit_entry", commit)
+    monkeypatch.setattr(replacement, "commit_entry", commit)
 
 
 def check_repaired(table: str, chosen: Settings) -> None:
@@ -133,7 +133,7 @@ def test_a_failed_entry_that_landed_is_not_repeated(
         if entries in (1, 2):
             raise CommitFailedError("the answer was lost")
 
-    monkeypatch.setattr(repair_table, "commit_entry", commit)
+    monkeypatch.setattr(replacement, "commit_entry", commit)
     done = repair_here(table, chosen, apply=True, kinds=KINDS)
     assert (done.removed_rows, done.added_rows, done.version, entries) == (50, 70, 3, 2)
     check_repaired(table, chosen)
@@ -154,7 +154,7 @@ def test_files_of_an_entry_that_may_have_landed_are_kept(
             DeltaTable(table).delete("offset = 3")
             raise CommitFailedError("the answer was lost")
 
-    monkeypatch.setattr(repair_table, "commit_entry", commit)
+    monkeypatch.setattr(replacement, "commit_entry", commit)
     repair_here(table, chosen, apply=True, kinds=KINDS)
     for version in range(DeltaTable(table).version() + 1):
         rows_at(table, version)
@@ -175,7 +175,7 @@ def test_changes_of_another_writer_between_the_entries_are_seen(
             write_deltalake(table, records(broker, 100, 110), mode="append")
         commit_entry(*arguments, **options)
 
-    monkeypatch.setattr(repair_table, "commit_entry", commit)
+    monkeypatch.setattr(replacement, "commit_entry", commit)
     done: Repair = repair_here(table, chosen, apply=True, kinds=KINDS)
     # Changes made before the refresh are reported too.
     assert (done.removed_rows, done.added_rows) == (50, 60)

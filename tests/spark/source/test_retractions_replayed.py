@@ -33,7 +33,7 @@ def test_a_replay_retracts_the_same_rows(node: EmbeddedNode, tmp_path: Path, che
 
     def run(end: str) -> int:
         with driver(
-            "retracting_query", tmp_path / "spark", node.bootstrap, checkpoint, evidence, given, end
+            "source.retracting_query", tmp_path / "spark", node.bootstrap, checkpoint, evidence, given, end
         ) as running:
             return running.wait()
 
