@@ -10,10 +10,10 @@ from uuid import UUID
 from immutables import Map
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.consumer.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse
-from fenceline.groups.consumer.model import ConsumerGroup, Partitions
+from fenceline.groups.consumer.model import ConsumerGroup
 from fenceline.groups.consumer.settings import ConsumerSettings, Interval
 from fenceline.groups.coordinator import GroupCoordinator
+from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Partitions
 from fenceline.groups.settings import GroupSettings
 from fenceline.metadata.image import (
     EMPTY_IMAGE,

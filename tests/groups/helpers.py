@@ -9,7 +9,6 @@ from typing import Any
 
 from fenceline.errors import ErrorCode
 from fenceline.groups.classic.model import Group
-from fenceline.groups.clock import Now
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import (
     Answer,
@@ -23,6 +22,7 @@ from fenceline.groups.messages import (
     KeyValue,
     LeaveRequest,
     MemberIdentity,
+    Now,
     OffsetRewound,
     OffsetToCommit,
     SyncRequest,

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from fenceline.groups import records
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records as consumer
 from fenceline.groups.consumer.settings import ConsumerSettings, Interval
 from fenceline.groups.consumer.topics import TopicHashes
 from fenceline.groups.coordinator import GroupCoordinator
+from fenceline.groups.messages import Now
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
 from fenceline.records.build import build_batch

@@ -11,9 +11,8 @@ import pytest
 from fenceline.errors import InternalError
 from fenceline.groups import records
 from fenceline.groups.classic.model import Group
-from fenceline.groups.clock import Now
 from fenceline.groups.coordinator import GroupCoordinator
-from fenceline.groups.messages import KeyValue
+from fenceline.groups.messages import KeyValue, Now
 from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.offsets.packed import are_packed, is_not_below, is_packed, pack, unpack
 from fenceline.groups.replay import _MANY

@@ -23,9 +23,10 @@ from fenceline.client.core.offsets import CommittedOffset
 from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import ErrorCode
 from fenceline.groups import records
+from fenceline.groups.messages import Rewind
 from fenceline.groups.offsets.offsets import CommittedOffset as CommittedValue
 from fenceline.groups.offsets.offsets import OffsetSlot
-from fenceline.groups.offsets.rewinds import Rewind, is_at_epoch_end, shows_truncation
+from fenceline.groups.offsets.rewinds import is_at_epoch_end, shows_truncation
 from fenceline.groups.partitioning import partition_for
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 

@@ -16,15 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer.checks import check_request
-from fenceline.groups.consumer.messages import (
-    ConsumerHeartbeatRequest,
-    ConsumerHeartbeatResponse,
-    DescribedConsumerGroup,
-)
+from fenceline.groups.consumer.model import DescribedConsumerGroup
 from fenceline.groups.consumer.topics import TopicHashes
-from fenceline.groups.messages import Answer, Duty
+from fenceline.groups.messages import Answer, ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Duty, Now
 from fenceline.groups.names import can_be_stored
 from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.partitioning import partition_for

@@ -13,9 +13,8 @@ from fenceline.errors import ErrorCode
 from fenceline.groups import records
 from fenceline.groups.classic.model import Group
 from fenceline.groups.classic.states import GroupState, Step
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer.model import ConsumerGroup
-from fenceline.groups.messages import DeleteGroupsResponse, Ticket
+from fenceline.groups.messages import DeleteGroupsResponse, Now, Ticket
 from fenceline.groups.offsets.expiry import expired, expired_of_consumers
 from fenceline.groups.offsets.offsets import OffsetSlot
 from fenceline.groups.timers import TimerKind

@@ -18,8 +18,8 @@ from fenceline.errors import InternalError
 from fenceline.groups import records
 from fenceline.groups.classic.model import Group, Member
 from fenceline.groups.classic.states import GroupState
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer.records import EpochStored
+from fenceline.groups.messages import Now
 from fenceline.groups.offsets.offsets import PartitionOffsets
 from fenceline.groups.offsets.packed import are_packed, is_not_below, is_packed
 

@@ -15,7 +15,6 @@ from fenceline.groups.classic.membership import Membership
 from fenceline.groups.classic.model import Group
 from fenceline.groups.classic.rebalance import Rebalance
 from fenceline.groups.classic.states import GroupState
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer.groups import ConsumerGroups
 from fenceline.groups.consumer.topics import TopicHashes
 from fenceline.groups.messages import (
@@ -23,6 +22,7 @@ from fenceline.groups.messages import (
     DescribedGroup,
     Duty,
     ListedGroup,
+    Now,
     Outcome,
     Ticket,
 )

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from fenceline.errors import ErrorCode
 from fenceline.groups import records
 from fenceline.groups.classic.model import Group
-from fenceline.groups.clock import Now
-from fenceline.groups.messages import Append, KeyValue, Outcome, Ticket
+from fenceline.groups.messages import Append, KeyValue, Now, Outcome, Ticket
 
 if TYPE_CHECKING:
     from fenceline.groups.shard import Shard

@@ -7,9 +7,9 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.messages import OffsetRewound
+from fenceline.groups.messages import OffsetRewound, Rewind
 from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
-from fenceline.groups.offsets.rewinds import Rewind, is_at_epoch_end, shows_truncation, step_back
+from fenceline.groups.offsets.rewinds import is_at_epoch_end, shows_truncation, step_back
 from fenceline.ids import ZERO_UUID
 from tests.groups.helpers import GROUP, START_MS, World
 

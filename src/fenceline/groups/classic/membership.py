@@ -25,7 +25,6 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import Group, Member, StoredMember
 from fenceline.groups.classic.rebalance import DISPLACED, Rebalance
 from fenceline.groups.classic.states import GroupState, Step
-from fenceline.groups.clock import Now
 from fenceline.groups.messages import (
     NO_MEMBER_ID,
     HeartbeatRequest,
@@ -36,6 +35,7 @@ from fenceline.groups.messages import (
     LeaveResponse,
     LeftMember,
     MemberIdentity,
+    Now,
     SyncRequest,
     SyncResponse,
     Ticket,

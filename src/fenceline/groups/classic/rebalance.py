@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 from fenceline.errors import ErrorCode
 from fenceline.groups.classic.model import Group, Member
 from fenceline.groups.classic.states import GroupState, Step
-from fenceline.groups.clock import Now
-from fenceline.groups.messages import NO_MEMBER_ID, JoinResponse, SyncResponse, Ticket
+from fenceline.groups.messages import NO_MEMBER_ID, JoinResponse, Now, SyncResponse, Ticket
 from fenceline.groups.timers import TimerKind
 
 if TYPE_CHECKING:

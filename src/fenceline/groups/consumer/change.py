@@ -11,16 +11,16 @@ from typing import TypeAlias
 
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.groups.classic.model import Group
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
-from fenceline.groups.consumer.messages import ConsumerHeartbeatResponse
 from fenceline.groups.consumer.model import ConsumerGroup
 from fenceline.groups.consumer.replay import applied
 from fenceline.groups.messages import (
+    ConsumerHeartbeatResponse,
     DeleteGroupsResponse,
     JoinResponse,
     KeyValue,
     LeaveResponse,
+    Now,
     Outcome,
     SyncResponse,
 )

@@ -6,16 +6,9 @@ Owns the checks of a request by itself, and against its member. Changes nothing.
 from __future__ import annotations
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.consumer.messages import ConsumerHeartbeatRequest
-from fenceline.groups.consumer.model import (
-    JOINING_EPOCH,
-    LEAVING_EPOCH,
-    STATIC_LEAVING_EPOCH,
-    ConsumerMember,
-    Held,
-    Partitions,
-)
+from fenceline.groups.consumer.model import JOINING_EPOCH, LEAVING_EPOCH, STATIC_LEAVING_EPOCH, ConsumerMember, Held
 from fenceline.groups.consumer.settings import ConsumerSettings
+from fenceline.groups.messages import ConsumerHeartbeatRequest, Partitions
 from fenceline.groups.names import can_be_stored
 
 

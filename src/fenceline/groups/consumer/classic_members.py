@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer.change import Change
 from fenceline.groups.consumer.checks import check_not_fenced, unknown_member
 from fenceline.groups.consumer.embedded import (
@@ -34,6 +33,7 @@ from fenceline.groups.messages import (
     LeaveRequest,
     LeaveResponse,
     LeftMember,
+    Now,
     SyncRequest,
     SyncResponse,
     Ticket,

@@ -16,14 +16,19 @@ from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE, Group
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
 from fenceline.groups.consumer.change import Change, rejected_outcome, tombstones
 from fenceline.groups.consumer.classic_members import ClassicMembers
 from fenceline.groups.consumer.membership import ConsumerMembership
-from fenceline.groups.consumer.messages import DescribedConsumerGroup, DescribedConsumerMember
 from fenceline.groups.consumer.migration import Migration
-from fenceline.groups.consumer.model import GROUP_TYPE, ConsumerGroup, ConsumerMember, MemberState
+from fenceline.groups.consumer.model import (
+    GROUP_TYPE,
+    ConsumerGroup,
+    ConsumerMember,
+    DescribedConsumerGroup,
+    DescribedConsumerMember,
+    MemberState,
+)
 from fenceline.groups.consumer.replay import applied
 from fenceline.groups.consumer.settings import (
     ASSIGNMENT_INTERVAL_CONFIG,
@@ -34,7 +39,7 @@ from fenceline.groups.consumer.settings import (
 from fenceline.groups.consumer.subscriptions import Subscriptions
 from fenceline.groups.consumer.targets import Targets
 from fenceline.groups.consumer.topics import TopicHashes
-from fenceline.groups.messages import ListedGroup, Outcome, Ticket
+from fenceline.groups.messages import ListedGroup, Now, Outcome, Ticket
 from fenceline.groups.timers import TimerKey, TimerKind
 from fenceline.metadata.image import ConfigResourceType
 

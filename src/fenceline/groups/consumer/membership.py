@@ -26,11 +26,9 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
 from fenceline.groups.consumer.change import Change
 from fenceline.groups.consumer.checks import check_member_epoch, check_not_fenced, unknown_member
-from fenceline.groups.consumer.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse
 from fenceline.groups.consumer.model import (
     JOINING_EPOCH,
     LEAVING_EPOCH,
@@ -39,9 +37,8 @@ from fenceline.groups.consumer.model import (
     ConsumerGroup,
     ConsumerMember,
     Held,
-    Partitions,
 )
-from fenceline.groups.messages import Ticket
+from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Now, Partitions, Ticket
 from fenceline.groups.timers import TimerKind
 
 if TYPE_CHECKING:

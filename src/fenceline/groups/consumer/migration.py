@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE, Group, Member
 from fenceline.groups.classic.states import GroupState
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
 from fenceline.groups.consumer.change import Change, tombstones
 from fenceline.groups.consumer.embedded import (
@@ -33,8 +32,8 @@ from fenceline.groups.consumer.embedded import (
     write_assignment,
 )
 from fenceline.groups.consumer.membership import removal_records
-from fenceline.groups.consumer.model import ClassicMember, ConsumerGroup, ConsumerMember, Held, Partitions
-from fenceline.groups.messages import Outcome, Ticket
+from fenceline.groups.consumer.model import ClassicMember, ConsumerGroup, ConsumerMember, Held
+from fenceline.groups.messages import Now, Outcome, Partitions, Ticket
 from fenceline.groups.records import group_record, group_tombstone
 from fenceline.groups.timers import TimerKind
 

@@ -25,12 +25,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from immutables import Map
 
-from fenceline.groups.messages import Protocols
+from fenceline.groups.messages import Partitions, Protocols
 
 GROUP_TYPE: Final = "consumer"
 INITIAL_EPOCH: Final = 1
@@ -41,8 +41,6 @@ STATIC_LEAVING_EPOCH: Final = -2
 """A static member that will return: its place is kept for its session timeout."""
 NEW_MEMBER_PREVIOUS_EPOCH: Final = -1
 
-Partitions: TypeAlias = Mapping[UUID, frozenset[int]]
-"""By topic id; no topic without a partition."""
 Held: TypeAlias = Mapping[UUID, Mapping[int, int]]
 """By topic id and partition: the assignment epoch at which the member got it (KIP-1251)."""
 SubscriptionKey: TypeAlias = tuple[frozenset[str], str]
@@ -288,6 +286,23 @@ class ConsumerGroup:
         assert all(
             self.members[member_id].instance_id == instance for instance, member_id in self.static_members.items()
         ), "an instance id belongs to its member"
+
+
+class DescribedConsumerMember(NamedTuple):
+    member: ConsumerMember
+    target: Partitions
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedConsumerGroup:
+    """The fields of ConsumerGroupDescribe."""
+
+    group_id: str
+    state: str
+    epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: tuple[DescribedConsumerMember, ...]
 
 
 def _updated_counts(

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
 from fenceline.groups.consumer.change import Change
 from fenceline.groups.consumer.model import ConsumerGroup, ConsumerMember, ResolvedRegex
+from fenceline.groups.messages import Now
 from fenceline.groups.regex.automaton import InvalidRegex
 from fenceline.groups.regex.search import topic_regex
 

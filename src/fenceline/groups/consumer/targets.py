@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
 from fenceline.groups.consumer.assignors import MemberSubscription
 from fenceline.groups.consumer.change import Change
-from fenceline.groups.consumer.model import ConsumerMember, MemberState, Partitions
+from fenceline.groups.consumer.model import ConsumerMember, MemberState
 from fenceline.groups.consumer.reconcile import StepContext, next_step
 from fenceline.groups.consumer.topics import topic_ids
 from fenceline.groups.consumer.uniform import ASSIGNORS
+from fenceline.groups.messages import Now, Partitions
 from fenceline.groups.timers import TimerKind
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 from fenceline.groups.classic.model import Group
 from fenceline.groups.classic.states import GroupState
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer.model import ConsumerGroup
+from fenceline.groups.messages import Now
 from fenceline.groups.offsets.offsets import OffsetSlot, OffsetStore, is_expired
 
 

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
+from fenceline.groups.messages import Rewind
 from fenceline.groups.offsets.packed import is_packed, pack, unpack
-from fenceline.groups.offsets.rewinds import Rewind, shows_truncation, step_back
+from fenceline.groups.offsets.rewinds import shows_truncation, step_back
 from fenceline.ids import ZERO_UUID
 
 

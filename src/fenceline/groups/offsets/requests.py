@@ -16,7 +16,6 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import records
 from fenceline.groups.classic.model import Group
 from fenceline.groups.classic.states import GroupState
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer.model import ConsumerGroup
 from fenceline.groups.messages import (
     CommitRequest,
@@ -27,6 +26,7 @@ from fenceline.groups.messages import (
     FetchOffsetsRequest,
     FetchOffsetsResponse,
     KeyValue,
+    Now,
     OffsetRewound,
     Ticket,
 )

@@ -25,9 +25,8 @@ from concurrent.futures import Executor
 from typing import Final, Protocol, TypeAlias
 
 from fenceline.errors import ErrorCode, FencelineError, InternalError, PeerError
-from fenceline.groups.clock import Now
 from fenceline.groups.coordinator import GroupCoordinator
-from fenceline.groups.messages import Duty
+from fenceline.groups.messages import Duty, Now
 from fenceline.groups.records import transaction_end
 from fenceline.groups.shard import Shard
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
