@@ -85,13 +85,13 @@ class ConsumerWorld(World):
         self.image = replace(self.image, configs=self.image.configs.set(resource, values))
 
     def consumers(self, group: str = GROUP) -> ConsumerGroup:
-        return self.shard(group).consumers.groups[group]
+        return self.shard(group).state.consumer[group]
 
     def partition(self, group: str = GROUP) -> int:
         return self.coordinator.partition_of(group)
 
     def has_consumers(self, group: str = GROUP) -> bool:
-        return group in self.shard(group).consumers.groups
+        return group in self.shard(group).state.consumer
 
     def ask(self, member_id: str, epoch: int, *, group: str = GROUP, **fields: Any) -> Ticket:
         """Any heartbeat; the ticket stays open while a write is held."""
@@ -122,7 +122,7 @@ class ConsumerWorld(World):
 
     def check(self) -> None:
         for shard in self.coordinator._active.values():
-            for group in shard.consumers.groups.values():
+            for group in shard.state.consumer.values():
                 group.check()
 
 

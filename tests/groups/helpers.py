@@ -110,7 +110,7 @@ class World:
         return self.coordinator._active[self.coordinator.partition_of(group_id)]
 
     def group(self, group_id: str = GROUP) -> Group:
-        return self.shard(group_id).groups[group_id]
+        return self.shard(group_id).state.classic[group_id]
 
     # --- duties ----------------------------------------
 
@@ -129,7 +129,7 @@ class World:
                 case Append():
                     self._append(duty)
         for shard in self.coordinator._active.values():
-            for group in shard.groups.values():
+            for group in shard.state.classic.values():
                 group.check()
 
     def _append(self, duty: Append) -> None:

@@ -152,7 +152,7 @@ class Life:
 
     def crash_broker(self) -> None:
         """The state in memory is lost. Waiting clients get no response and retry."""
-        state = self.world.group().state if GROUP in self.world.shard().groups else None
+        state = self.world.group().state if GROUP in self.world.shard().state.classic else None
         if state is GroupState.STABLE and not self.world.held:
             before = _stored(self.world)
             self.world.reload()
@@ -217,7 +217,7 @@ def test_random_member_operations(seed: int, client_count: int, can_fail: bool) 
         life.settle()
         if not world.held:
             life.check_offsets()
-        if GROUP in world.shard().groups and not can_fail:
+        if GROUP in world.shard().state.classic and not can_fail:
             generation = world.group().generation
             assert generation >= last_generation or world.group().state is not GroupState.STABLE
     # No faults from here: all remaining members get an assignment of the same generation.

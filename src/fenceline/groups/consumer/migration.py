@@ -17,13 +17,14 @@ An empty group of either protocol does not block the other one: it is deleted, i
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE, Group, Member
+from fenceline.groups.classic.rebalance import Rebalance
+from fenceline.groups.classic.records import group_record, group_tombstone
 from fenceline.groups.classic.states import GroupState
 from fenceline.groups.consumer import records
-from fenceline.groups.consumer.change import Change, tombstones
+from fenceline.groups.consumer.change import Change, removal_records, tombstones
 from fenceline.groups.consumer.embedded import (
     MalformedSubscription,
     by_id,
@@ -31,21 +32,21 @@ from fenceline.groups.consumer.embedded import (
     read_subscription,
     write_assignment,
 )
-from fenceline.groups.consumer.membership import removal_records
+from fenceline.groups.consumer.groups import ConsumerGroups
 from fenceline.groups.consumer.model import ClassicMember, ConsumerGroup, ConsumerMember, Held
 from fenceline.groups.messages import Now, Outcome, Partitions, Ticket
-from fenceline.groups.records import group_record, group_tombstone
 from fenceline.groups.timers import TimerKind
-
-if TYPE_CHECKING:
-    from fenceline.groups.consumer.groups import ConsumerGroups
 
 
 class Migration:
-    __slots__ = ("_groups",)
+    """Of the groups of one shard."""
 
-    def __init__(self, groups: ConsumerGroups) -> None:
+    __slots__ = ("_classic_max_size", "_groups", "_rebalance")
+
+    def __init__(self, groups: ConsumerGroups, rebalance: Rebalance, classic_max_size: int) -> None:
         self._groups = groups
+        self._rebalance = rebalance
+        self._classic_max_size = classic_max_size
 
     # --- up ----------------------------------------
 
@@ -55,8 +56,8 @@ class Migration:
         group = groups.groups.get(group_id)
         if group is not None:
             return Change(group)
-        classic = groups.shard.groups.get(group_id)
-        if classic is None and group_id not in groups.shard.foreign_groups:
+        classic = groups.classic.get(group_id)
+        if classic is None and group_id not in groups.foreign:
             if not is_joining:
                 raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
             return Change(ConsumerGroup(group_id))
@@ -114,23 +115,21 @@ class Migration:
         classic = change.replaces
         if classic is None or not classic.members:
             return
-        shard = self._groups.shard
+        rebalance, timers = self._rebalance, self._groups.timers
         for kind in (TimerKind.JOIN, TimerKind.SYNC):
-            shard.disarm(kind, classic.group_id)
+            timers.disarm(kind, classic.group_id)
         for pending in classic.pending_joins:
-            shard.disarm(TimerKind.SESSION, classic.group_id, pending)
+            timers.disarm(TimerKind.SESSION, classic.group_id, pending)
         for member in classic.members.values():
-            shard.rebalance.fail_parked_requests(
-                classic, member, ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id
-            )
-            shard.rebalance.keep_alive(classic, member, now)
+            rebalance.fail_parked_requests(classic, member, ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
+            rebalance.keep_alive(classic, member, now)
 
         def on_rejected(then: Now) -> None:
             if classic.state is GroupState.PREPARING_REBALANCE:
                 delay_ms = then.monotonic_ms + classic.rebalance_timeout_ms
-                shard.arm(TimerKind.JOIN, classic.group_id, "", delay_ms)
+                timers.arm(TimerKind.JOIN, classic.group_id, "", delay_ms)
             elif classic.state is GroupState.COMPLETING_REBALANCE:
-                shard.rebalance.prepare(classic, then)
+                rebalance.prepare(classic, then)
 
         change.on_rejected = on_rejected
 
@@ -192,8 +191,7 @@ class Migration:
         )
 
     def _allows_downgrade(self, size: int) -> bool:
-        settings = self._groups.shard.settings
-        return settings.consumer.migration_policy.allows_downgrade and size <= settings.max_size
+        return self._groups.settings.migration_policy.allows_downgrade and size <= self._classic_max_size
 
     def downgrade(
         self,
@@ -207,18 +205,18 @@ class Migration:
     ) -> None:
         """The remaining members become a classic group, with the group's epoch as its generation."""
         groups, group = self._groups, change.group
-        shard = groups.shard
+        rebalance = self._rebalance
         classic = self._classic_of(group, left, now)
         for meaning in tombstones(group):
             change.add(meaning)
         change.last = [group_record(classic)]
         change.becomes = classic
-        change.on_rejected = lambda then: shard.membership.unload(classic, then)
+        change.on_rejected = lambda then: rebalance.unload(classic, then)
         groups.commit(change, now, ticket, outcome)
         for member in classic.members.values():
-            shard.rebalance.keep_alive(classic, member, now)
+            rebalance.keep_alive(classic, member, now)
         if rebalances:
-            shard.rebalance.prepare(classic, now)
+            rebalance.prepare(classic, now)
 
     def _classic_of(self, group: ConsumerGroup, left: Collection[ConsumerMember], now: Now) -> Group:
         classic = Group(

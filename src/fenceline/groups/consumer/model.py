@@ -109,6 +109,11 @@ class ConsumerMember:
     def subscription_key(self) -> SubscriptionKey:
         return self.subscribed_names, self.subscribed_regex
 
+    @property
+    def must_revoke(self) -> bool:
+        """Whether it has to revoke partitions within its rebalance timeout."""
+        return self.state is MemberState.UNREVOKED_PARTITIONS and not self.uses_classic
+
     def is_reconciled_to(self, assignment_epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.epoch == assignment_epoch
 

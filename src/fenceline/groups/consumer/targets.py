@@ -7,20 +7,16 @@ membership or subscriptions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fenceline.groups.consumer import records
 from fenceline.groups.consumer.assignors import MemberSubscription
 from fenceline.groups.consumer.change import Change
+from fenceline.groups.consumer.groups import ConsumerGroups
 from fenceline.groups.consumer.model import ConsumerMember, MemberState
 from fenceline.groups.consumer.reconcile import StepContext, next_step
 from fenceline.groups.consumer.topics import topic_ids
 from fenceline.groups.consumer.uniform import ASSIGNORS
 from fenceline.groups.messages import Now, Partitions
 from fenceline.groups.timers import TimerKind
-
-if TYPE_CHECKING:
-    from fenceline.groups.consumer.groups import ConsumerGroups
 
 
 class Targets:
@@ -104,5 +100,5 @@ class Targets:
             if after.state is MemberState.UNREVOKED_PARTITIONS:
                 groups.arm(TimerKind.REBALANCE, group.group_id, after.member_id, now, after.rebalance_timeout_ms)
             else:
-                groups.shard.disarm(TimerKind.REBALANCE, group.group_id, after.member_id)
+                groups.timers.disarm(TimerKind.REBALANCE, group.group_id, after.member_id)
         return after

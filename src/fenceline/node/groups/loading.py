@@ -184,7 +184,7 @@ class GroupsLoading:
                 partition=shard.partition,
                 leader_epoch=shard.epoch,
                 records=load.record_count,
-                groups=len(shard.groups) + len(shard.consumers.groups),
+                groups=len(shard.state.classic) + len(shard.state.consumer),
                 took_ms=now.monotonic_ms - load.began_ms,
             )
         self._carry_out(self._coordinator.finish_load(shard, now))
