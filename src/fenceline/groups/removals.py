@@ -14,6 +14,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import Group
 from fenceline.groups.classic.records import group_tombstone
 from fenceline.groups.classic.states import GroupState, Step
+from fenceline.groups.consumer.change import rejected_outcome
 from fenceline.groups.consumer.groups import ConsumerGroups
 from fenceline.groups.consumer.model import ConsumerGroup
 from fenceline.groups.messages import DeleteGroupsResponse, DeleteOffsetsRequest, DeleteOffsetsResponse, Now, Ticket
@@ -111,40 +112,40 @@ class Removals:
     def delete_groups(self, ticket: Ticket, group_ids: Sequence[str], now: Now) -> None:
         """All groups that can be deleted, with all their offsets, in one batch."""
         results: list[tuple[str, ErrorCode]] = []
-        doomed: list[Group] = []
-        going: list[ConsumerGroup] = []
+        doomed: list[Group | ConsumerGroup] = []
         for group_id in group_ids:
-            group = self._state.classic.get(group_id)
-            consumer_group = self._state.consumer.get(group_id)
-            if consumer_group is not None and not consumer_group.is_empty:
-                results.append((group_id, ErrorCode.NON_EMPTY_GROUP))
-            elif consumer_group is not None:
-                results.append((group_id, ErrorCode.NONE))
-                going.append(consumer_group)
-            elif group is None or group.state is GroupState.DEAD:
+            group = self._state.consumer.get(group_id) or self._state.classic.get(group_id)
+            if group is None or (isinstance(group, Group) and group.state is GroupState.DEAD):
                 results.append((group_id, ErrorCode.GROUP_ID_NOT_FOUND))
-            elif group.state is not GroupState.EMPTY:
+            elif not group.is_empty:
                 results.append((group_id, ErrorCode.NON_EMPTY_GROUP))
             else:
                 results.append((group_id, ErrorCode.NONE))
                 doomed.append(group)
-        if not doomed and not going:
-            self._writes.answer(ticket, DeleteGroupsResponse(tuple(results)))
+        outcome = DeleteGroupsResponse(tuple(results))
+        if not doomed:
+            self._writes.answer(ticket, outcome)
             return
-
-        def on_complete(error: ErrorCode, now: Now) -> None:
-            self._writes.answer(ticket, DeleteGroupsResponse(tuple((name, error or code) for name, code in results)))
-
-        names = [*(each.group_id for each in doomed), *(each.group_id for each in going)]
+        classic, consumer = _by_kind(doomed)
+        names = [each.group_id for each in classic] + [each.group_id for each in consumer]
         slots = [slot for name in names for slot in self._all_slots(name)]
-        if not going:
-            self.write_tombstones(slots, doomed, on_complete)
+        if not consumer:
+            self.write_tombstones(
+                slots,
+                classic,
+                lambda error, _: self._writes.answer(ticket, rejected_outcome(outcome, error) if error else outcome),
+            )
             return
-        if slots or doomed:
-            self.write_tombstones(slots, doomed, no_callback)
-        for consumer_group in going:
-            self._consumers.remove(consumer_group, now)
-        self._consumers.respond_when_idle(ticket, DeleteGroupsResponse(tuple(results)), names)
+        self._remove(slots, classic, consumer, now)
+        self._consumers.respond_when_idle(ticket, outcome, names)
+
+    def _remove(
+        self, slots: Sequence[OffsetSlot], classic: Sequence[Group], consumer: Sequence[ConsumerGroup], now: Now
+    ) -> None:
+        if slots or classic:
+            self.write_tombstones(slots, classic, no_callback)
+        for group in consumer:
+            self._consumers.remove(group, now)
 
     def arm_expiry(self, now: Now) -> None:
         """The next round begins in `offsets.retention.check.interval.ms`."""
@@ -153,28 +154,23 @@ class Removals:
 
     def expire_some(self, now: Now) -> None:
         """Remove what is past its retention (KIP-211), for a limited number of offsets at a time."""
+        state, retention_ms = self._state, self._settings.offsets_retention_ms
         if not self._to_check:
-            self._to_check = [*self._state.consumer, *reversed(self._state.classic)]
-        some: list[Group] = []
-        consumers: list[ConsumerGroup] = []
+            self._to_check = [*state.consumer, *reversed(state.classic)]
+        slots: list[OffsetSlot] = []
+        doomed: list[Group | ConsumerGroup] = []
         left = _OFFSETS_A_LOOK
         while self._to_check and left > 0:
             group_id = self._to_check.pop()
-            group, consumer_group = self._state.classic.get(group_id), self._state.consumer.get(group_id)
-            if group is not None:
-                some.append(group)
-            elif consumer_group is not None:
-                consumers.append(consumer_group)
-            left -= 1 + self._state.offsets.count(group_id)
-        slots, doomed = _expired(some, self._state.offsets, self._settings.offsets_retention_ms, now)
-        consumer_slots, going = _expired_of_consumers(
-            consumers, self._state.offsets, self._settings.offsets_retention_ms, now
-        )
-        slots.extend(consumer_slots)
-        if slots or doomed:
-            self.write_tombstones(slots, doomed, no_callback)
-        for consumer_group in going:
-            self._consumers.remove(consumer_group, now)
+            left -= 1 + state.offsets.count(group_id)
+            group = state.classic.get(group_id) or state.consumer.get(group_id)
+            if group is None:
+                continue
+            found, keeps_some = _expired_slots(group, state.offsets, retention_ms, now)
+            slots.extend(found)
+            if group.is_empty and not keeps_some and not state.offsets.has_open_transaction(group_id):
+                doomed.append(group)
+        self._remove(slots, *_by_kind(doomed), now)
         if self._to_check:
             self._timers.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + _CHECK_PAUSE_MS)
         else:
@@ -189,64 +185,33 @@ class Removals:
         return sorted({slot for slot, _ in offsets.slots(group_id)} | offsets.open_slots(group_id))
 
 
-# --- retention ----------------------------------------
+def _by_kind(groups: Sequence[Group | ConsumerGroup]) -> tuple[list[Group], list[ConsumerGroup]]:
+    return [each for each in groups if isinstance(each, Group)], [
+        each for each in groups if isinstance(each, ConsumerGroup)
+    ]
 
 
-def _expired(
-    groups: Iterable[Group], offsets: OffsetStore, retention_ms: int, now: Now
-) -> tuple[list[OffsetSlot], list[Group]]:
-    """Of classic groups: expired offsets, and empty groups without any other offset."""
-    slots: list[OffsetSlot] = []
-    doomed: list[Group] = []
-    for group in groups:
-        if offsets.has_any(group.group_id):
-            found, keeps_some = _expired_slots(group, offsets, retention_ms, now)
-            slots.extend(found)
-            if keeps_some:
-                continue
-        if group.state is GroupState.EMPTY and not offsets.has_open_transaction(group.group_id):
-            doomed.append(group)
-    return slots, doomed
-
-
-def _expired_of_consumers(
-    groups: Iterable[ConsumerGroup], offsets: OffsetStore, retention_ms: int, now: Now
-) -> tuple[list[OffsetSlot], list[ConsumerGroup]]:
-    """As `_expired`, for groups of the consumer protocol: retention of unsubscribed topics counts from the commit."""
-    slots: list[OffsetSlot] = []
-    doomed: list[ConsumerGroup] = []
-    for group in groups:
-        subscribed = group.subscribed_topics()
-        found, keeps_some = _past(offsets, group.group_id, subscribed.__contains__, None, retention_ms, now)
-        slots.extend(found)
-        if group.is_empty and not keeps_some and not offsets.has_open_transaction(group.group_id):
-            doomed.append(group)
-    return slots, doomed
-
-
-def _expired_slots(group: Group, offsets: OffsetStore, retention_ms: int, now: Now) -> tuple[list[OffsetSlot], bool]:
-    """The slots to remove, and whether any stays."""
+def _expired_slots(
+    group: Group | ConsumerGroup, offsets: OffsetStore, retention_ms: int, now: Now
+) -> tuple[list[OffsetSlot], bool]:
+    """The expired offsets of a group, and whether it has any other. Retention counts from the commit of each, or from
+    when the group became empty."""
+    if not offsets.has_any(group.group_id):
+        return [], False
     since_empty_ms = None
-    if group.protocol_type is not None:
-        if group.state is GroupState.EMPTY:
+    is_subscribed_to: Callable[[str], bool]
+    if isinstance(group, ConsumerGroup):
+        is_subscribed_to = group.subscribed_topics().__contains__
+    else:
+        is_subscribed_to = group.is_subscribed_to
+        if group.protocol_type is None:
+            pass  # a simple group
+        elif group.is_empty:
             since_empty_ms = group.state_since_ms if group.state_since_ms >= 0 else None
         elif not (group.state is GroupState.STABLE and group.is_consumer_group and group.subscribed_topics is not None):
             return [], True
-    return _past(offsets, group.group_id, group.is_subscribed_to, since_empty_ms, retention_ms, now)
-
-
-def _past(
-    offsets: OffsetStore,
-    group_id: str,
-    is_subscribed_to: Callable[[str], bool],
-    since_empty_ms: int | None,
-    retention_ms: int,
-    now: Now,
-) -> tuple[list[OffsetSlot], bool]:
-    """The expired slots of a group, and whether there is any other. `since_empty_ms`: start of the retention time;
-    None: from the commit of each."""
     found, keeps_some = [], False
-    for slot, value in offsets.slots(group_id):
+    for slot, value in offsets.slots(group.group_id):
         if (
             not is_subscribed_to(slot.topic)
             and not offsets.is_unstable(slot)

@@ -50,17 +50,6 @@ from fenceline.rng import Rng
 class Membership:
     """Of the classic groups of one shard."""
 
-    __slots__ = (
-        "_foreign",
-        "_groups",
-        "_max_size",
-        "_new_member_join_timeout_ms",
-        "_rebalance",
-        "_rng",
-        "_timers",
-        "_writes",
-    )
-
     def __init__(
         self,
         groups: dict[str, Group],
