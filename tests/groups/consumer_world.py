@@ -99,7 +99,6 @@ class ConsumerWorld(World):
         asked = {"client_id": "c", "client_host": "/127.0.0.1", **fields}
         request = ConsumerHeartbeatRequest(group, member_id, epoch, **asked)
         self.do(self.coordinator.consumer_heartbeat(ticket, request, self.now))
-        self.check()
         return ticket
 
     def beat(self, member_id: str, epoch: int, **fields: Any) -> ConsumerHeartbeatResponse:
@@ -119,11 +118,6 @@ class ConsumerWorld(World):
             **fields,
         }
         return self.beat(member_id, 0, **asked)
-
-    def check(self) -> None:
-        for shard in self.coordinator._active.values():
-            for group in shard.state.consumer.values():
-                group.check()
 
 
 @dataclass

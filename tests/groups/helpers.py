@@ -129,8 +129,7 @@ class World:
                 case Append():
                     self._append(duty)
         for shard in self.coordinator._active.values():
-            for group in shard.state.classic.values():
-                group.check()
+            shard.check()
 
     def _append(self, duty: Append) -> None:
         self.log.setdefault(duty.partition, []).extend(duty.records)

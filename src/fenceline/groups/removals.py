@@ -55,6 +55,8 @@ class Removals:
         """Remove offsets, then complete groups, in one batch if possible; `on_complete` is called for the last one.
         Deletions that the log rejects are undone."""
 
+        assert all(group.is_empty for group in groups), "only groups without members are deleted"
+
         def on_decision(error: ErrorCode, now: Now) -> None:
             for group in groups:
                 if error is ErrorCode.NONE:

@@ -174,6 +174,13 @@ class Shard:
             case TimerKind.EXPIRY:
                 self.removals.expire_some(now)
 
+    def check(self) -> None:
+        """Assert the invariants of all groups and offsets: for tests, after any event."""
+        for group in self.state.classic.values():
+            self._rebalance.check(group)
+        self._consumers.check()
+        self.state.offsets.check()
+
     # --- replay ----------------------------------------
 
     def replaying(self) -> Replay:

@@ -50,7 +50,7 @@ class Rebalance:
             self.answer_syncs(group, now, ErrorCode.REBALANCE_IN_PROGRESS)
         group.pending_syncs.clear()
         self._timers.disarm(TimerKind.SYNC, group.group_id)
-        is_initial = group.state is GroupState.EMPTY
+        is_initial = group.is_empty
         group.transition(Step.REBALANCE, now.wall_ms)
         group.new_member_added = False
         if is_initial:
@@ -75,6 +75,7 @@ class Rebalance:
             self.complete_join(group, now)
 
     def complete_join(self, group: Group, now: Now) -> None:
+        assert group.state is GroupState.PREPARING_REBALANCE, f"group {group.group_id} has no join phase to complete"
         self._timers.disarm(TimerKind.JOIN, group.group_id)
         group.initial_remaining_ms = None
         for member in [m for m in group.members.values() if m.join_ticket is None and not m.is_static]:
@@ -84,7 +85,7 @@ class Rebalance:
             self._timers.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
             return
         group.start_generation(now.wall_ms)
-        if group.state is GroupState.EMPTY:
+        if group.is_empty:
             self.store(group)
             return
         for member in group.members.values():
@@ -146,6 +147,7 @@ class Rebalance:
 
     def store_assignment(self, group: Group, assignments: dict[str, bytes], now: Now) -> None:
         """The group is stable once the leader's assignment is committed, unless another rebalance began meanwhile."""
+        assert group.state is GroupState.COMPLETING_REBALANCE, f"group {group.group_id} awaits no assignment"
         generation = group.generation
 
         def stored(error: ErrorCode, then: Now) -> None:
@@ -207,6 +209,21 @@ class Rebalance:
         ticket, member.sync_ticket = member.sync_ticket, None
         if ticket is not None:
             self._writes.answer(ticket, SyncResponse(error))
+
+    def check(self, group: Group) -> None:
+        """Assert the group's own invariants, and that each state has the timers that end it, and no others."""
+        group.check()
+        is_armed, group_id = self._timers.is_armed, group.group_id
+        joins = group.state is GroupState.PREPARING_REBALANCE
+        assert is_armed(TimerKind.JOIN, group_id) == joins, f"group {group_id}, {group.state}: a join phase has an end"
+        waits = bool(group.pending_syncs)
+        assert not waits or is_armed(TimerKind.SYNC, group_id), f"group {group_id} waits for SyncGroup without end"
+        for member in group.members.values():
+            assert member.is_kept_alive_by_waiting or is_armed(TimerKind.SESSION, group_id, member.member_id), (
+                f"member {member.member_id} of group {group_id} has no session"
+            )
+        for member_id in group.pending_joins:
+            assert is_armed(TimerKind.SESSION, group_id, member_id), f"pending member {member_id} has no deadline"
 
     def unload(self, group: Group, now: Now) -> None:
         """The group has no coordinator here any more: all waiting members must look it up."""

@@ -123,7 +123,9 @@ class ConsumerGroups:
         self._undos.setdefault(group_id, []).append(undo)
         self._put(group_id, None if change.becomes is not None else change.group)
         for meaning in change.meanings:
-            if (
+            if isinstance(meaning, records.CurrentStored) and undo.group is not None and change.becomes is None:
+                change.group.check_step(undo.group, meaning.member_id)
+            elif (
                 isinstance(meaning, records.MemberStored)
                 and meaning.value is None
                 and meaning.member_id not in change.group.members
@@ -157,7 +159,8 @@ class ConsumerGroups:
             self.writes.answer(ticket, outcome)
 
     def remove(self, group: ConsumerGroup, now: Now) -> None:
-        """Delete an empty group; the shard owns its offsets."""
+        """Delete an empty group; `removals` owns its offsets."""
+        assert group.is_empty, f"group {group.group_id} has members and cannot be deleted"
         change = Change(group)
         for meaning in tombstones(group):
             change.add(meaning)
@@ -215,6 +218,19 @@ class ConsumerGroups:
                 self.keep_alive(group, member, now)
             if member.must_revoke and not self.timers.is_armed(TimerKind.REBALANCE, group.group_id, member.member_id):
                 self.arm(TimerKind.REBALANCE, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
+
+    def check(self) -> None:
+        """Assert the invariants of each group, and that its members have the timers that end them."""
+        for group_id, group in self.groups.items():
+            group.check()
+            assert group_id not in self.classic, f"group {group_id} is of two kinds"
+            for member in group.members.values():
+                assert self.timers.is_armed(TimerKind.SESSION, group_id, member.member_id), (
+                    f"member {member.member_id} of group {group_id} has no session"
+                )
+                assert not member.must_revoke or self.timers.is_armed(
+                    TimerKind.REBALANCE, group_id, member.member_id
+                ), f"member {member.member_id} of group {group_id} may revoke without end"
 
     def unload(self) -> None:
         """Another broker coordinates them now."""

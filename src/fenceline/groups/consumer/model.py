@@ -273,6 +273,19 @@ class ConsumerGroup:
             subscription_counts=_updated_counts(self.subscription_counts, before, None),
         )
 
+    def check_step(self, before: ConsumerGroup, member_id: str) -> None:
+        """Assert that no epoch of the group or of this member went back, and that none is ahead of its target."""
+        assert before.epoch <= self.epoch, f"group {self.group_id}: epoch {before.epoch} before {self.epoch}"
+        assert self.assignment_epoch <= self.epoch, f"group {self.group_id}: a target of a future epoch"
+        was, member = before.members.get(member_id), self.members.get(member_id)
+        if member is None:
+            return
+        assert member.epoch <= self.assignment_epoch, f"member {member_id} has reached no target at {member.epoch}"
+        # One that joins again, or leaves for a while, starts over.
+        assert was is None or was.epoch <= member.epoch or member.epoch <= JOINING_EPOCH, (
+            f"member {member_id} of group {self.group_id}: epoch {was.epoch} before {member.epoch}"
+        )
+
     def check(self) -> None:
         """Assert the invariants of this module's docstring."""
         held: dict[tuple[UUID, int], str] = {}

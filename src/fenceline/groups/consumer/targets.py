@@ -66,6 +66,8 @@ class Targets:
             topic_id: len(image.topics_by_id[topic_id].partitions) for member in members for topic_id in member.topics
         }
         target = assignor(members, counts, group.is_homogeneous())
+        given = [(topic_id, one) for share in target.values() for topic_id, ones in share.items() for one in ones]
+        assert len(given) == len(set(given)), f"group {group.group_id}: a partition is assigned twice"
         for member in members:
             share = target.get(member.member_id, {})
             if group.target.get(member.member_id) != share:
@@ -95,6 +97,11 @@ class Targets:
         )
         if after == member:
             return member
+        assert all(
+            group.owners.get((topic_id, partition), member.member_id) == member.member_id
+            for topic_id, partitions in after.assigned.items()
+            for partition in partitions
+        ), f"member {member.member_id} of group {group.group_id} gets a partition that another one still owns"
         change.add(records.current_stored(group.group_id, after))
         if not after.uses_classic:
             if after.state is MemberState.UNREVOKED_PARTITIONS:
