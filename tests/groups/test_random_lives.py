@@ -185,6 +185,7 @@ def _stored(world: World) -> object:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), client_count=st.integers(1, 6), can_fail=st.booleans())
 @example(seed=383, client_count=1, can_fail=True)  # two new ids of one static member, both rejected
+@example(seed=10099, client_count=3, can_fail=True)  # a session ends while the new id of a static member is written
 def test_random_member_operations(seed: int, client_count: int, can_fail: bool) -> None:
     rng = Random(seed)
     world = World(GroupSettings(initial_rebalance_delay_ms=rng.choice([0, 3_000])))

@@ -81,12 +81,14 @@ class Shard:
         self._consumers = consumers = ConsumerGroups(
             state.consumer, state.classic, state.foreign, settings.consumer, self.writes, own_timers, image, hashes
         )
-        targets = Targets(consumers)
+        targets = Targets(consumers, own_timers)
         subscriptions = Subscriptions(consumers, targets)
-        migration = Migration(consumers, rebalance, settings.max_size)
+        migration = Migration(consumers, state.classic, state.foreign, rebalance, own_timers, settings.max_size)
         self.subscriptions: Final = subscriptions
         self.consumer_membership: Final = ConsumerMembership(consumers, subscriptions, targets, migration, rng)
-        self._classic_members = ClassicMembers(consumers, subscriptions, targets, migration, self.consumer_membership)
+        self._classic_members = ClassicMembers(
+            consumers, subscriptions, targets, migration, self.consumer_membership, self.writes, own_timers
+        )
         self.offset_requests: Final = OffsetRequests(
             state, settings.offset_metadata_max_chars, rebalance, self.writes, epoch_end
         )

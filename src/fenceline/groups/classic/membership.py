@@ -232,6 +232,8 @@ class Membership:
                             # An old client that leads would assign again; with the old leader's id it does not.
                             outcome = self._rebalance.joined(group, member, show_members=False, leader=old_leader)
                         self._writes.answer(parked, outcome)
+                        # Its session may have ended while it waited.
+                        self._rebalance.keep_alive(group, member, then)
 
                 self._rebalance.store(group, stored)
             case GroupState.COMPLETING_REBALANCE:

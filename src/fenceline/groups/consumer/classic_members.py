@@ -42,14 +42,15 @@ from fenceline.groups.messages import (
     SyncResponse,
     Ticket,
 )
-from fenceline.groups.timers import TimerKind
+from fenceline.groups.timers import PartitionTimers, TimerKind
+from fenceline.groups.writes import Writes
 
 
 class ClassicMembers:
     """The classic requests of one shard to groups of the consumer protocol. They raise PeerError before anything has
     changed."""
 
-    __slots__ = ("_groups", "_membership", "_migration", "_subscriptions", "_targets")
+    __slots__ = ("_groups", "_membership", "_migration", "_subscriptions", "_targets", "_timers", "_writes")
 
     def __init__(
         self,
@@ -58,12 +59,16 @@ class ClassicMembers:
         targets: Targets,
         migration: Migration,
         membership: ConsumerMembership,
+        writes: Writes,
+        timers: PartitionTimers,
     ) -> None:
         self._groups = groups
         self._subscriptions = subscriptions
         self._targets = targets
         self._migration = migration
         self._membership = membership
+        self._writes = writes
+        self._timers = timers
 
     # --- JoinGroup ----------------------------------------
 
@@ -80,7 +85,7 @@ class ClassicMembers:
         ):
             raise PeerError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if is_unknown and request.group_instance_id is None and request.must_know_member_id:
-            groups.writes.answer(ticket, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+            self._writes.answer(ticket, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
             return
         try:
             wants = read_subscription(request.protocols[0][1])
@@ -127,9 +132,10 @@ class ClassicMembers:
             return
         self._targets.compute(change, now)
         updated = self._targets.reconcile(change, updated, owned, subscribed.has_changed, now)
-        groups.timers.disarm(TimerKind.JOIN, request.group_id, member_id)
-        groups.arm(TimerKind.SESSION, request.group_id, member_id, now, request.session_timeout_ms)
-        groups.arm(TimerKind.SYNC, request.group_id, member_id, now, request.rebalance_timeout_ms)
+        self._timers.disarm(TimerKind.JOIN, request.group_id, member_id)
+        groups.keep_alive(group, updated, now)
+        sync_ms = now.monotonic_ms + request.rebalance_timeout_ms
+        self._timers.arm(TimerKind.SYNC, request.group_id, member_id, sync_ms)
         groups.commit(change, now, ticket, answer(updated))
 
     # --- SyncGroup ----------------------------------------
@@ -147,7 +153,7 @@ class ClassicMembers:
         if group.assignment_epoch > member.epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
             self._ask_to_join(group, member, now)
             raise PeerError(ErrorCode.REBALANCE_IN_PROGRESS)
-        groups.timers.disarm(TimerKind.SYNC, request.group_id, member.member_id)
+        self._timers.disarm(TimerKind.SYNC, request.group_id, member.member_id)
         groups.keep_alive(group, member, now)
         try:
             version = read_subscription(metadata).version
@@ -217,5 +223,6 @@ class ClassicMembers:
 
     def _ask_to_join(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
         """Its time to join starts when it is first asked."""
-        if not self._groups.timers.is_armed(TimerKind.JOIN, group.group_id, member.member_id):
-            self._groups.arm(TimerKind.JOIN, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
+        if not self._timers.is_armed(TimerKind.JOIN, group.group_id, member.member_id):
+            deadline_ms = now.monotonic_ms + member.rebalance_timeout_ms
+            self._timers.arm(TimerKind.JOIN, group.group_id, member.member_id, deadline_ms)

@@ -64,11 +64,11 @@ class ConsumerGroups:
     ) -> None:
         """`classic` and `foreign` (share and streams): the groups of the other kinds, for migration and names."""
         self.groups: Final = groups
-        self.classic: Final = classic
-        self.foreign: Final = foreign
         self.settings: Final = settings
-        self.writes: Final = writes
-        self.timers: Final = timers
+        self._classic = classic
+        self._foreign = foreign
+        self._writes = writes
+        self._timers = timers
         self._image = image
         self._hashes = hashes
         self._undos: dict[str, list[_Undo]] = {}
@@ -132,19 +132,19 @@ class ConsumerGroups:
             ):
                 self._disarm_all(group_id, meaning.member_id)
         if change.replaces is not None:
-            self.classic.pop(group_id, None)
+            self._classic.pop(group_id, None)
         if change.becomes is not None:
-            self.classic[group_id] = change.becomes
+            self._classic[group_id] = change.becomes
 
         def on_complete(error: ErrorCode, now: Now) -> None:
             if ticket is not None and outcome is not None:
                 why = error or undo.error
-                self.writes.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
+                self._writes.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
 
         def on_decision(error: ErrorCode, now: Now) -> None:
             self._decided(group_id, undo, change, error, now)
 
-        self.writes.begin(batch, on_complete, on_decision)
+        self._writes.begin(batch, on_complete, on_decision)
 
     def respond_when_idle(self, ticket: Ticket, outcome: Outcome, group_ids: Iterable[str]) -> None:
         """Respond once no pending write is left that the response may depend on: changes of these groups. If one of
@@ -153,10 +153,10 @@ class ConsumerGroups:
 
         def on_idle(error: ErrorCode) -> None:
             why = error or next((undo.error for undo in rests_on if undo.error), ErrorCode.NONE)
-            self.writes.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
+            self._writes.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
 
-        if not self.writes.when_idle(on_idle):
-            self.writes.answer(ticket, outcome)
+        if not self._writes.when_idle(on_idle):
+            self._writes.answer(ticket, outcome)
 
     def remove(self, group: ConsumerGroup, now: Now) -> None:
         """Delete an empty group; `removals` owns its offsets."""
@@ -184,15 +184,15 @@ class ConsumerGroups:
         if not error or undo.is_void:
             return
         self._checked_topics.pop(group_id, None)
-        if change.becomes is not None and self.classic.get(group_id) is change.becomes:
-            del self.classic[group_id]
-        if group_id not in self.classic:
+        if change.becomes is not None and self._classic.get(group_id) is change.becomes:
+            del self._classic[group_id]
+        if group_id not in self._classic:
             # Otherwise it was an empty one, and a classic group has its name now.
             self._put(group_id, undo.group)
             if undo.group is not None:
                 self._watch(undo.group, now)
         if undo.classic is not None:
-            self.classic[group_id] = undo.classic
+            self._classic[group_id] = undo.classic
         if change.on_rejected is not None:
             change.on_rejected(now)
 
@@ -214,21 +214,22 @@ class ConsumerGroups:
     def _watch(self, group: ConsumerGroup, now: Now) -> None:
         """Arm the timers that remove a member that is silent, or that does not revoke its partitions."""
         for member in group.members.values():
-            if not self.timers.is_armed(TimerKind.SESSION, group.group_id, member.member_id):
+            if not self._timers.is_armed(TimerKind.SESSION, group.group_id, member.member_id):
                 self.keep_alive(group, member, now)
-            if member.must_revoke and not self.timers.is_armed(TimerKind.REBALANCE, group.group_id, member.member_id):
-                self.arm(TimerKind.REBALANCE, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
+            if member.must_revoke and not self._timers.is_armed(TimerKind.REBALANCE, group.group_id, member.member_id):
+                deadline_ms = now.monotonic_ms + member.rebalance_timeout_ms
+                self._timers.arm(TimerKind.REBALANCE, group.group_id, member.member_id, deadline_ms)
 
     def check(self) -> None:
         """Assert the invariants of each group, and that its members have the timers that end them."""
         for group_id, group in self.groups.items():
             group.check()
-            assert group_id not in self.classic, f"group {group_id} is of two kinds"
+            assert group_id not in self._classic, f"group {group_id} is of two kinds"
             for member in group.members.values():
-                assert self.timers.is_armed(TimerKind.SESSION, group_id, member.member_id), (
+                assert self._timers.is_armed(TimerKind.SESSION, group_id, member.member_id), (
                     f"member {member.member_id} of group {group_id} has no session"
                 )
-                assert not member.must_revoke or self.timers.is_armed(
+                assert not member.must_revoke or self._timers.is_armed(
                     TimerKind.REBALANCE, group_id, member.member_id
                 ), f"member {member.member_id} of group {group_id} may revoke without end"
 
@@ -238,20 +239,17 @@ class ConsumerGroups:
         self._undos.clear()
         self._checked_topics.clear()
 
-    def arm(self, kind: TimerKind, group_id: str, member_id: str, now: Now, delay_ms: int) -> None:
-        self.timers.arm(kind, group_id, member_id, now.monotonic_ms + delay_ms)
-
     def keep_alive(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
         """Restart the member's session timeout."""
         timeout_ms = (
             self.session_timeout_ms(group.group_id) if member.classic is None else member.classic.session_timeout_ms
         )
-        self.arm(TimerKind.SESSION, group.group_id, member.member_id, now, timeout_ms)
+        self._timers.arm(TimerKind.SESSION, group.group_id, member.member_id, now.monotonic_ms + timeout_ms)
 
     def _disarm_all(self, group_id: str, member_id: str) -> None:
         """Cancel all timers of this member."""
         for kind in (TimerKind.SESSION, TimerKind.REBALANCE, TimerKind.JOIN, TimerKind.SYNC):
-            self.timers.disarm(kind, group_id, member_id)
+            self._timers.disarm(kind, group_id, member_id)
 
     # --- groups as a whole ----------------------------------------
 
@@ -277,6 +275,6 @@ class ConsumerGroups:
         )
 
     def not_found(self, group_id: str) -> PeerError:
-        known = group_id in self.classic or group_id in self.foreign
+        known = group_id in self._classic or group_id in self._foreign
         why = "is not a consumer group" if known else "not found"
         return PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")

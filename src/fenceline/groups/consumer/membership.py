@@ -100,7 +100,7 @@ class ConsumerMembership:
         self._targets.refresh(change, subscribed.needs_epoch)
         self._targets.compute(change, now)
         updated = self._targets.reconcile(change, updated, request.owned, subscribed.has_changed, now)
-        groups.arm(TimerKind.SESSION, request.group_id, member_id, now, groups.session_timeout_ms(request.group_id))
+        groups.keep_alive(change.group, updated, now)
         is_sent = is_joining or request.is_full or updated.assigned != member.assigned
         groups.commit(
             change,

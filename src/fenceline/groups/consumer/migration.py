@@ -16,7 +16,8 @@ An empty group of either protocol does not block the other one: it is deleted, i
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE, Group, Member
@@ -35,29 +36,40 @@ from fenceline.groups.consumer.embedded import (
 from fenceline.groups.consumer.groups import ConsumerGroups
 from fenceline.groups.consumer.model import ClassicMember, ConsumerGroup, ConsumerMember, Held
 from fenceline.groups.messages import Now, Outcome, Partitions, Ticket
-from fenceline.groups.timers import TimerKind
+from fenceline.groups.timers import PartitionTimers, TimerKind
 
 
 class Migration:
     """Of the groups of one shard."""
 
-    __slots__ = ("_classic_max_size", "_groups", "_rebalance")
+    __slots__ = ("_classic", "_classic_max_size", "_foreign", "_groups", "_rebalance", "_timers")
 
-    def __init__(self, groups: ConsumerGroups, rebalance: Rebalance, classic_max_size: int) -> None:
+    def __init__(
+        self,
+        groups: ConsumerGroups,
+        classic: Mapping[str, Group],
+        foreign: AbstractSet[str],
+        rebalance: Rebalance,
+        timers: PartitionTimers,
+        classic_max_size: int,
+    ) -> None:
+        """`classic` and `foreign` (share and streams): the groups of the other kinds."""
         self._groups = groups
+        self._classic = classic
+        self._foreign = foreign
         self._rebalance = rebalance
+        self._timers = timers
         self._classic_max_size = classic_max_size
 
     # --- up ----------------------------------------
 
     def group_for_heartbeat(self, group_id: str, is_joining: bool) -> Change:
         """The group, a new one, or one that replaces a classic one. Raises PeerError."""
-        groups = self._groups
-        group = groups.groups.get(group_id)
+        group = self._groups.groups.get(group_id)
         if group is not None:
             return Change(group)
-        classic = groups.classic.get(group_id)
-        if classic is None and group_id not in groups.foreign:
+        classic = self._classic.get(group_id)
+        if classic is None and group_id not in self._foreign:
             if not is_joining:
                 raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
             return Change(ConsumerGroup(group_id))
@@ -115,7 +127,7 @@ class Migration:
         classic = change.replaces
         if classic is None or not classic.members:
             return
-        rebalance, timers = self._rebalance, self._groups.timers
+        rebalance, timers = self._rebalance, self._timers
         for kind in (TimerKind.JOIN, TimerKind.SYNC):
             timers.disarm(kind, classic.group_id)
         for pending in classic.pending_joins:

@@ -16,16 +16,17 @@ from fenceline.groups.consumer.reconcile import StepContext, next_step
 from fenceline.groups.consumer.topics import topic_ids
 from fenceline.groups.consumer.uniform import ASSIGNORS
 from fenceline.groups.messages import Now, Partitions
-from fenceline.groups.timers import TimerKind
+from fenceline.groups.timers import PartitionTimers, TimerKind
 
 
 class Targets:
     """Of the groups of one shard."""
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_groups", "_timers")
 
-    def __init__(self, groups: ConsumerGroups) -> None:
+    def __init__(self, groups: ConsumerGroups, timers: PartitionTimers) -> None:
         self._groups = groups
+        self._timers = timers
 
     def refresh(self, change: Change, needs_epoch: bool) -> None:
         """Raise the group's epoch if a subscription has changed, or its topics."""
@@ -105,7 +106,8 @@ class Targets:
         change.add(records.current_stored(group.group_id, after))
         if not after.uses_classic:
             if after.state is MemberState.UNREVOKED_PARTITIONS:
-                groups.arm(TimerKind.REBALANCE, group.group_id, after.member_id, now, after.rebalance_timeout_ms)
+                deadline_ms = now.monotonic_ms + after.rebalance_timeout_ms
+                self._timers.arm(TimerKind.REBALANCE, group.group_id, after.member_id, deadline_ms)
             else:
-                groups.timers.disarm(TimerKind.REBALANCE, group.group_id, after.member_id)
+                self._timers.disarm(TimerKind.REBALANCE, group.group_id, after.member_id)
         return after
