@@ -31,20 +31,6 @@ def test_schemas_are_those_of_kio(key: int) -> None:
     assert kio_schemas.module_path(key).read_text() == kio_schemas.module_text(key)
 
 
-def test_every_schema_is_of_an_api_that_the_sources_name() -> None:
-    sources = Path(__file__).parents[2] / "src" / "fenceline"
-    text = "".join(p.read_text() for p in sources.rglob("*.py") if p != sources / "wire" / "apis.py")
-    named = {int(ApiKey[name]) for name in re.findall(r"ApiKey\.([A-Z_]+)\b", text) if name in ApiKey.__members__}
-    assert set(kio_schemas.schema_keys()) <= named
-
-
-def test_api_without_a_schema_is_rejected() -> None:
-    with pytest.raises(MalformedRequest):
-        entities.read_request(ApiKey.SHARE_FETCH, 1, b"")
-    with pytest.raises(InternalError):
-        entities.write_request(ApiKey.SHARE_FETCH, 1, {})
-
-
 def _write(key: int, version: int, is_request: bool, fields: dict) -> bytes:
     return (entities.write_request if is_request else entities.write_response)(key, version, fields)
 
@@ -86,6 +72,20 @@ def test_any_message(data: st.DataObject) -> None:
 
 def test_kio_and_the_enum_know_the_same_apis() -> None:
     assert {int(key): key.name.lower() for key in ApiKey} == dict(api_key_map)
+
+
+def test_every_schema_is_of_an_api_that_the_sources_name() -> None:
+    sources = Path(__file__).parents[2] / "src" / "fenceline"
+    text = "".join(p.read_text() for p in sources.rglob("*.py") if p != sources / "wire" / "apis.py")
+    named = {int(ApiKey[name]) for name in re.findall(r"ApiKey\.([A-Z_]+)\b", text) if name in ApiKey.__members__}
+    assert set(kio_schemas.schema_keys()) <= named
+
+
+def test_api_without_a_schema_is_rejected() -> None:
+    with pytest.raises(MalformedRequest):
+        entities.read_request(ApiKey.SHARE_FETCH, 1, b"")
+    with pytest.raises(InternalError):
+        entities.write_request(ApiKey.SHARE_FETCH, 1, {})
 
 
 # --- the text form ----------------------------------------------------------------------------------------------------
