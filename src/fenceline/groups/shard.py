@@ -59,40 +59,42 @@ class Shard:
         image: Callable[[], MetadataImage],
         hashes: TopicHashes,
     ) -> None:
-        self.partition = partition
-        self.epoch = epoch
-        self.state: Final = ShardState()
-        state = self.state
-        self._timers = own_timers = PartitionTimers(timers, partition)
-        self.writes: Final = Writes(partition, epoch, next_write_id, state.offsets)
-        self._rebalance = rebalance = Rebalance(
-            state.classic, settings.initial_rebalance_delay_ms, self.writes, own_timers
+        state, own_timers = ShardState(), PartitionTimers(timers, partition)
+        writes = Writes(partition, epoch, next_write_id, state.offsets)
+        rebalance = Rebalance(state.classic, settings.initial_rebalance_delay_ms, writes, own_timers)
+        consumers = ConsumerGroups(
+            state.consumer, state.classic, state.foreign, settings.consumer, writes, own_timers, image, hashes
         )
+        targets = Targets(consumers, own_timers)
+        subscriptions = Subscriptions(consumers, targets)
+        migration = Migration(consumers, state.classic, state.foreign, rebalance, own_timers, settings.max_size)
+        membership = ConsumerMembership(consumers, subscriptions, targets, migration, rng)
+        self.partition: Final = partition
+        self.epoch: Final = epoch
+        self.state: Final = state
+        self.writes: Final = writes
+        self.subscriptions: Final = subscriptions
+        self.consumer_membership: Final = membership
+        self.offset_requests: Final = OffsetRequests(
+            state, settings.offset_metadata_max_chars, rebalance, writes, epoch_end
+        )
+        self.removals: Final = Removals(state, settings, consumers, writes, own_timers)
+        self._timers = own_timers
+        self._rebalance = rebalance
         self._membership = Membership(
             state.classic,
             state.foreign,
             settings.max_size,
             settings.new_member_join_timeout_ms,
             rebalance,
-            self.writes,
+            writes,
             own_timers,
             rng,
         )
-        self._consumers = consumers = ConsumerGroups(
-            state.consumer, state.classic, state.foreign, settings.consumer, self.writes, own_timers, image, hashes
-        )
-        targets = Targets(consumers, own_timers)
-        subscriptions = Subscriptions(consumers, targets)
-        migration = Migration(consumers, state.classic, state.foreign, rebalance, own_timers, settings.max_size)
-        self.subscriptions: Final = subscriptions
-        self.consumer_membership: Final = ConsumerMembership(consumers, subscriptions, targets, migration, rng)
+        self._consumers = consumers
         self._classic_members = ClassicMembers(
-            consumers, subscriptions, targets, migration, self.consumer_membership, self.writes, own_timers
+            consumers, subscriptions, targets, migration, membership, writes, own_timers
         )
-        self.offset_requests: Final = OffsetRequests(
-            state, settings.offset_metadata_max_chars, rebalance, self.writes, epoch_end
-        )
-        self.removals: Final = Removals(state, settings, consumers, self.writes, own_timers)
         self._deleted_while_loading: list[tuple[str, int]] = []
 
     def pop_duties(self) -> list[Duty]:
