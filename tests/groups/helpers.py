@@ -128,8 +128,7 @@ class World:
                     self.held.append(duty)
                 case Append():
                     self._append(duty)
-        for shard in self.coordinator._active.values():
-            shard.check()
+        self.coordinator.check()
 
     def _append(self, duty: Append) -> None:
         self.log.setdefault(duty.partition, []).extend(duty.records)

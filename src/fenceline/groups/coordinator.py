@@ -327,6 +327,11 @@ class GroupCoordinator:
                 duties.extend(shard.pop_duties())
         return duties
 
+    def check(self) -> None:
+        """Assert the invariants of all groups and offsets coordinated here: for tests and the simulation."""
+        for shard in self._active.values():
+            shard.check()
+
     # --- small parts ----------------------------------------
 
     def _complete(self, partition: int, complete: Callable[[Shard], None]) -> list[Duty]:
