@@ -12,7 +12,7 @@ from fenceline.cli.group_reset import Target, new_offsets, target_of
 from fenceline.cli.groups import _described_if_there, _summed
 from fenceline.client.core.offsets import CommittedOffset, OffsetAndEpoch
 from fenceline.errors import ErrorCode, OperatorError, PeerError
-from fenceline.groups.offsets.rewinds import Rewind
+from fenceline.groups.messages import Rewind
 from fenceline.ids import TopicPartition
 
 ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)

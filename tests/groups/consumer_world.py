@@ -10,10 +10,10 @@ from uuid import UUID
 from immutables import Map
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.consumer.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse
-from fenceline.groups.consumer.model import ConsumerGroup, Partitions
+from fenceline.groups.consumer.model import ConsumerGroup
 from fenceline.groups.consumer.settings import ConsumerSettings, Interval
 from fenceline.groups.coordinator import GroupCoordinator
+from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Partitions
 from fenceline.groups.settings import GroupSettings
 from fenceline.metadata.image import (
     EMPTY_IMAGE,
@@ -85,13 +85,13 @@ class ConsumerWorld(World):
         self.image = replace(self.image, configs=self.image.configs.set(resource, values))
 
     def consumers(self, group: str = GROUP) -> ConsumerGroup:
-        return self.shard(group).consumers.groups[group]
+        return self.shard(group).state.consumer[group]
 
     def partition(self, group: str = GROUP) -> int:
         return self.coordinator.partition_of(group)
 
     def has_consumers(self, group: str = GROUP) -> bool:
-        return group in self.shard(group).consumers.groups
+        return group in self.shard(group).state.consumer
 
     def ask(self, member_id: str, epoch: int, *, group: str = GROUP, **fields: Any) -> Ticket:
         """Any heartbeat; the ticket stays open while a write is held."""
@@ -99,7 +99,6 @@ class ConsumerWorld(World):
         asked = {"client_id": "c", "client_host": "/127.0.0.1", **fields}
         request = ConsumerHeartbeatRequest(group, member_id, epoch, **asked)
         self.do(self.coordinator.consumer_heartbeat(ticket, request, self.now))
-        self.check()
         return ticket
 
     def beat(self, member_id: str, epoch: int, **fields: Any) -> ConsumerHeartbeatResponse:
@@ -119,11 +118,6 @@ class ConsumerWorld(World):
             **fields,
         }
         return self.beat(member_id, 0, **asked)
-
-    def check(self) -> None:
-        for shard in self.coordinator._active.values():
-            for group in shard.consumers.groups.values():
-                group.check()
 
 
 @dataclass

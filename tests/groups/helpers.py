@@ -9,7 +9,6 @@ from typing import Any
 
 from fenceline.errors import ErrorCode
 from fenceline.groups.classic.model import Group
-from fenceline.groups.clock import Now
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import (
     Answer,
@@ -23,6 +22,7 @@ from fenceline.groups.messages import (
     KeyValue,
     LeaveRequest,
     MemberIdentity,
+    Now,
     OffsetRewound,
     OffsetToCommit,
     SyncRequest,
@@ -110,7 +110,7 @@ class World:
         return self.coordinator._active[self.coordinator.partition_of(group_id)]
 
     def group(self, group_id: str = GROUP) -> Group:
-        return self.shard(group_id).groups[group_id]
+        return self.shard(group_id).state.classic[group_id]
 
     # --- duties ----------------------------------------
 
@@ -128,9 +128,7 @@ class World:
                     self.held.append(duty)
                 case Append():
                     self._append(duty)
-        for shard in self.coordinator._active.values():
-            for group in shard.groups.values():
-                group.check()
+        self.coordinator.check()
 
     def _append(self, duty: Append) -> None:
         self.log.setdefault(duty.partition, []).extend(duty.records)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from fenceline.groups import records
+from fenceline.groups.classic.records import GroupStored
+from fenceline.groups.offsets.records import OffsetCommitted, offset_record, offset_tombstone
 from fenceline.testing.apache_kafka import ApacheKafka
 from tests.groups.peers import Session
 from tests.groups.scripts import SCRIPTS, what_is_stored
@@ -48,17 +50,17 @@ def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]])
     for key, value in pairs:
         assert key is not None
         meaning = records.decode(key, value)
-        assert isinstance(meaning, records.OffsetCommitted | records.GroupStored)
-        group = meaning.slot.group_id if isinstance(meaning, records.OffsetCommitted) else meaning.group_id
+        assert isinstance(meaning, OffsetCommitted | GroupStored)
+        group = meaning.slot.group_id if isinstance(meaning, OffsetCommitted) else meaning.group_id
         if not group.startswith("stored-"):
             continue
         version = None if value is None else int.from_bytes(value[:2])
         fields: Any = meaning.value
-        if isinstance(meaning, records.OffsetCommitted) and meaning.value is not None:
+        if isinstance(meaning, OffsetCommitted) and meaning.value is not None:
             stored = meaning.value
             kept_ms = stored.expire_timestamp_ms - stored.commit_timestamp_ms if stored.expire_timestamp_ms > 0 else -1
             fields = (stored.offset, stored.leader_epoch, stored.metadata, kept_ms, session.plain(stored.topic_id))
-        elif isinstance(meaning, records.GroupStored) and meaning.value is not None:
+        elif isinstance(meaning, GroupStored) and meaning.value is not None:
             fields = dataclasses.asdict(meaning.value)
             assert fields.pop("current_state_timestamp") > 0
             fields["leader"] = session.plain(fields["leader"])
@@ -87,11 +89,9 @@ def test_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
     count = 0
     for key, value in stored_by_kafka(kafka):
         meaning = records.decode(key, value)
-        if isinstance(meaning, records.OffsetCommitted):
+        if isinstance(meaning, OffsetCommitted):
             again = (
-                records.offset_tombstone(meaning.slot)
-                if meaning.value is None
-                else records.offset_record(meaning.slot, meaning.value)
+                offset_tombstone(meaning.slot) if meaning.value is None else offset_record(meaning.slot, meaning.value)
             )
             assert again == (key, value)
         count += 1

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from fenceline.groups import records
-from fenceline.groups.clock import Now
+from fenceline.groups.classic.records import GroupStored
 from fenceline.groups.consumer import records as consumer
 from fenceline.groups.consumer.settings import ConsumerSettings, Interval
 from fenceline.groups.consumer.topics import TopicHashes
 from fenceline.groups.coordinator import GroupCoordinator
+from fenceline.groups.messages import Now
+from fenceline.groups.offsets.records import OffsetCommitted
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
 from fenceline.records.build import build_batch
@@ -84,7 +86,7 @@ def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]])
             shown["value"] = (meaning.value.epoch, meaning.value.metadata_hash != TopicHashes().of([], image))
         elif isinstance(meaning, consumer.TargetEpochStored) and meaning.value is not None:
             shown["value"] = (meaning.value.assignment_epoch, meaning.value.assignment_timestamp > 0)
-        elif isinstance(meaning, records.GroupStored) and meaning.value is not None:
+        elif isinstance(meaning, GroupStored) and meaning.value is not None:
             shown["value"] = dataclasses.asdict(meaning.value)
             shown["value"].pop("current_state_timestamp")
             shown["value"]["leader"] = session.plain(shown["value"]["leader"])
@@ -144,14 +146,14 @@ def test_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
     count = 0
     for key, value in stored_by_kafka(kafka):
         meaning = records.decode(key, value)
-        if not isinstance(meaning, records.OffsetCommitted | records.GroupStored | records.Unserved):
+        if not isinstance(meaning, OffsetCommitted | GroupStored | records.Unserved):
             assert consumer.encode(meaning) == (key, value)  # type: ignore[arg-type]
             count += 1
         shard.replay(key, value, Now(0, 0))
     assert count > 20
-    described = asyncio.run(_described(kafka, sorted(shard.consumers.groups)))
+    described = asyncio.run(_described(kafka, sorted(shard.state.consumer)))
     for group in described:
-        loaded = shard.consumers.groups[group.group_id]
+        loaded = shard.state.consumer[group.group_id]
         loaded.check()
         assert (str(loaded.state), loaded.epoch, loaded.assignment_epoch) == (
             group.group_state,

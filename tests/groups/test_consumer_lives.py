@@ -83,9 +83,9 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def reload(self) -> None:
-        before = self.world.shard().consumers.groups.get(GROUP)
+        before = self.world.shard().state.consumer.get(GROUP)
         self.world.reload()
-        assert self.world.shard().consumers.groups.get(GROUP) == before
+        assert self.world.shard().state.consumer.get(GROUP) == before
 
     @rule(share=st.sampled_from([0.5, 0.9, 1.0]), drops_tombstones=st.booleans())
     def the_log_is_compacted(self, share: float, drops_tombstones: bool) -> None:
@@ -103,7 +103,7 @@ class Lives(RuleBasedStateMachine):
         client = self.clients.get(name)
         if client is None:
             return
-        before = self.world.shard().consumers.groups.get(GROUP)
+        before = self.world.shard().state.consumer.get(GROUP)
         self.world.hold_appends = True
         asked: dict[str, Any] = {
             "rebalance_timeout_ms": REBALANCE_MS,
@@ -114,7 +114,7 @@ class Lives(RuleBasedStateMachine):
         if self.world.held:
             while self.world.held:
                 self.world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
-            assert self.world.shard().consumers.groups.get(GROUP) == before
+            assert self.world.shard().state.consumer.get(GROUP) == before
             assert ticket.outcome.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
         elif ticket.outcome.error is not ErrorCode.COORDINATOR_NOT_AVAILABLE:
             client.hear(ticket.outcome)

@@ -11,7 +11,6 @@ from random import Random
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.clock import Now
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import (
     Answer,
@@ -20,6 +19,7 @@ from fenceline.groups.messages import (
     Duty,
     FetchOffsetsRequest,
     KeyValue,
+    Now,
     OffsetToCommit,
     TopicToFetch,
 )

@@ -54,7 +54,7 @@ def test_late_deletion_removes_the_group_only_when_it_is_committed() -> None:
         _late(world, world.held[0])
         assert deletion.outcome.errors == ((GROUP, ErrorCode.COORDINATOR_NOT_AVAILABLE),)
         world.release(end)
-        assert (GROUP in world.shard().groups) is is_left
+        assert (GROUP in world.shard().state.classic) is is_left
         offset = world.offset()
         assert offset == (5 if is_left else -1)
 
@@ -88,5 +88,5 @@ def test_each_slot_shows_its_committed_offset_among_many_pending_writes() -> Non
     assert seen() == (1, 4)
     world.release()
     assert seen() == (5, 4)
-    assert world.shard().offsets._pending_writes == {}
-    assert world.shard().offsets._undos == {}
+    assert world.shard().state.offsets._pending_writes == {}
+    assert world.shard().state.offsets._undos == {}

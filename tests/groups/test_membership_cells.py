@@ -218,7 +218,7 @@ def test_every_cell(event: _Event, state: GroupState) -> None:
     else:
         assert event(world, leader, follower) is error
     if after is None:
-        assert GROUP not in world.shard().groups
+        assert GROUP not in world.shard().state.classic
     else:
         assert world.group().state is after
 
@@ -229,7 +229,7 @@ def test_every_cell(event: _Event, state: GroupState) -> None:
 def test_join_to_an_unknown_group_with_a_member_id() -> None:
     world = World()
     assert world.join("m").outcome.error is UNKNOWN
-    assert GROUP not in world.shard().groups
+    assert GROUP not in world.shard().state.classic
 
 
 @pytest.mark.parametrize(

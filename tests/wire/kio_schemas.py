@@ -1,14 +1,16 @@
-"""Derives the schemas of every API from kio's generated classes: source and reference of `fenceline.wire.schemas`.
+"""Derives the schemas of APIs from kio's generated classes: source and reference of `fenceline.wire.schemas`.
 
-    python -m tests.wire.kio_schemas        regenerates the schema modules
+    python -m tests.wire.kio_schemas                regenerates the schema modules
+    python -m tests.wire.kio_schemas end_txn ...    and adds those of these APIs
 
-Run it when kio supports a newer Kafka; `test_schemas.py` fails until then.
+Run it when kio supports a newer Kafka; `test_schemas.py` fails until then. Only APIs that the sources name have one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -32,6 +34,11 @@ class Shape:
     tag: int | None
     default: str | None
     nested: type | None
+
+
+def schema_keys() -> list[int]:
+    """The APIs that have a schema module."""
+    return [key for key in api_key_map if module_path(key).exists()]
 
 
 def kio_versions(api_key: int) -> list[int]:
@@ -165,6 +172,8 @@ def module_path(api_key: int) -> Path:
 
 
 if __name__ == "__main__":
-    _FOLDER.mkdir(exist_ok=True)
-    for key in api_key_map:
-        module_path(key).write_text(module_text(key))
+    unknown = set(sys.argv[1:]) - set(api_key_map.values())
+    assert not unknown, f"no API has the name {unknown}"
+    for key, name in api_key_map.items():
+        if name in sys.argv[1:] or module_path(key).exists():
+            module_path(key).write_text(module_text(key))

@@ -44,9 +44,10 @@ def test_uuids_as_raw_bytes() -> None:
 def test_times() -> None:
     at = datetime(2024, 5, 6, 7, 8, 9, 10_000, tzinfo=UTC)
     for given in (at, int(at.timestamp() * 1000)):
-        fields = {"issue_timestamp": given}
-        body = entities.write_response(ApiKey.CREATE_DELEGATION_TOKEN, 3, fields)
-        assert entities.read_response(ApiKey.CREATE_DELEGATION_TOKEN, 3, body).issue_timestamp == at
+        fields = {"responses": [{"partition_responses": [{"log_append_time": given}]}]}
+        body = entities.write_response(ApiKey.PRODUCE, 9, fields)
+        (topic,) = entities.read_response(ApiKey.PRODUCE, 9, body).responses
+        assert topic.partition_responses[0].log_append_time == at
 
 
 def test_error_codes_from_the_future_stay_numbers() -> None:

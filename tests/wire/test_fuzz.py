@@ -86,7 +86,7 @@ def test_no_prefix_of_a_message_is_a_message(name: str, data: st.DataObject) -> 
 
 
 def test_no_prefix_of_a_kafka_message_is_a_message() -> None:
-    for key in api_key_map:
+    for key in kio_schemas.schema_keys():
         for version in kio_schemas.kio_versions(key):
             for is_request in (True, False):
                 read = entities.read_request if is_request else entities.read_response
@@ -100,7 +100,7 @@ def test_no_prefix_of_a_kafka_message_is_a_message() -> None:
 def test_every_damaged_kafka_message() -> None:
     """Seeded, so that a failure names its message; the property test below searches further."""
     rng = random.Random(7)
-    for key in api_key_map:
+    for key in kio_schemas.schema_keys():
         for version in kio_schemas.kio_versions(key):
             for is_request in (True, False):
                 read = entities.read_request if is_request else entities.read_response

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,19 +13,20 @@ from kio.schema.index import api_key_map
 from fenceline.errors import InternalError
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.schema import Field, Struct, Versions, parse_message
 from tests.wire import kio_schemas
 from tests.wire.strategies import filled, kio_entity, kio_read, kio_write, same, structs
 
 EVERY_VERSION = [
     (key, version, is_request)
-    for key in api_key_map
+    for key in kio_schemas.schema_keys()
     for version in kio_schemas.kio_versions(key)
     for is_request in (True, False)
 ]
 
 
-@pytest.mark.parametrize("key", list(api_key_map))
+@pytest.mark.parametrize("key", kio_schemas.schema_keys())
 def test_schemas_are_those_of_kio(key: int) -> None:
     assert kio_schemas.module_path(key).read_text() == kio_schemas.module_text(key)
 
@@ -68,6 +72,20 @@ def test_any_message(data: st.DataObject) -> None:
 
 def test_kio_and_the_enum_know_the_same_apis() -> None:
     assert {int(key): key.name.lower() for key in ApiKey} == dict(api_key_map)
+
+
+def test_every_schema_is_of_an_api_that_the_sources_name() -> None:
+    sources = Path(__file__).parents[2] / "src" / "fenceline"
+    text = "".join(p.read_text() for p in sources.rglob("*.py") if p != sources / "wire" / "apis.py")
+    named = {int(ApiKey[name]) for name in re.findall(r"ApiKey\.([A-Z_]+)\b", text) if name in ApiKey.__members__}
+    assert set(kio_schemas.schema_keys()) <= named
+
+
+def test_api_without_a_schema_is_rejected() -> None:
+    with pytest.raises(MalformedRequest):
+        entities.read_request(ApiKey.SHARE_FETCH, 1, b"")
+    with pytest.raises(InternalError):
+        entities.write_request(ApiKey.SHARE_FETCH, 1, {})
 
 
 # --- the text form ----------------------------------------------------------------------------------------------------

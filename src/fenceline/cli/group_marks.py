@@ -23,9 +23,11 @@ from fenceline.client.core.offsets import CommittedOffset
 from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import ErrorCode
 from fenceline.groups import records
+from fenceline.groups.messages import Rewind
 from fenceline.groups.offsets.offsets import CommittedOffset as CommittedValue
 from fenceline.groups.offsets.offsets import OffsetSlot
-from fenceline.groups.offsets.rewinds import Rewind, is_at_epoch_end, shows_truncation
+from fenceline.groups.offsets.records import OffsetCommitted, group_of_key, is_offset_key
+from fenceline.groups.offsets.rewinds import is_at_epoch_end, shows_truncation
 from fenceline.groups.partitioning import partition_for
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
@@ -90,10 +92,10 @@ def _steps_back(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[O
         for read in reader.read(ranges, arrow=False) if ranges else ():
             for record in read:
                 key = None if record.key is None else bytes(record.key)
-                if key is None or not records.is_offset_key(key) or records.group_of_key(key) not in group_ids:
+                if key is None or not is_offset_key(key) or group_of_key(key) not in group_ids:
                     continue
                 decoded = records.decode(key, None if record.value is None else bytes(record.value))
-                if not isinstance(decoded, records.OffsetCommitted):
+                if not isinstance(decoded, OffsetCommitted):
                     continue
                 if decoded.value is None:
                     last.pop(decoded.slot, None)

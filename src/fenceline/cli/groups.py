@@ -24,7 +24,7 @@ from fenceline.ids import TopicPartition
 if TYPE_CHECKING:
     from fenceline.client.admin.admin import Admin
     from fenceline.client.admin.groups import GroupDescription, GroupListing
-    from fenceline.groups.offsets.rewinds import Rewind
+    from fenceline.groups.messages import Rewind
 
 groups = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
 

@@ -1,6 +1,6 @@
 """Every broker config of Kafka 4.3.1 and Fenceline's own few, with their synonyms.
 
-Owns the union of the tables. Never reads a file (see `config.node`).
+Owns the union of the tables, and the topic configs that result from it. Never reads a file (see `config.node`).
 
 Rules: controller.md C36, C37; since_4_0.md "Defaults"; docs/configuration.md.
 """
@@ -15,7 +15,7 @@ from typing import Final
 from fenceline.config import broker_coordinators, broker_node, broker_security
 from fenceline.config.definitions import ConfigKey, ConfigType, Importance, OneOf, Range, UpdateMode, table
 from fenceline.config.key_table import read_table
-from fenceline.config.topic import VALIDATE_COMPRESSED
+from fenceline.config.topic import TOPIC_CONFIGS, TOPIC_SYNONYMS, VALIDATE_COMPRESSED
 
 BROKER_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
     chain.from_iterable(read_table(part.TABLE) for part in (broker_node, broker_coordinators, broker_security))
@@ -209,3 +209,21 @@ def update_mode(name: str) -> UpdateMode:
 def is_dynamic(name: str) -> bool:
     """Whether the key can be changed while the broker runs."""
     return update_mode(name) is not UpdateMode.READ_ONLY
+
+
+def topic_defaults(settings: Mapping[str, str]) -> dict[str, str]:
+    """The topic configs that result from the given broker settings; keys without value are omitted."""
+    found: dict[str, str] = {}
+    for name, key in TOPIC_CONFIGS.items():
+        value = key.default if isinstance(key.default, str) else None
+        for synonym in TOPIC_SYNONYMS.get(name, ()):
+            text = settings.get(synonym.name)
+            if text is None:
+                default = ALL_CONFIGS[synonym.name].default
+                text = default if isinstance(default, str) else None
+            if text is not None:
+                value = synonym.converted(text)
+                break
+        if value is not None:
+            found[name] = value.strip()
+    return found

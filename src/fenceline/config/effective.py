@@ -8,18 +8,16 @@ name "" for the default of all brokers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from fenceline.config.broker import ALL_CONFIGS, broker_synonyms
+from fenceline.config.broker import ALL_CONFIGS, broker_synonyms, topic_defaults
 from fenceline.config.definitions import ConfigKey
-from fenceline.config.topic import TOPIC_CONFIGS, TOPIC_SYNONYMS, Synonym
-
-if TYPE_CHECKING:
-    from fenceline.config.node import NodeConfig
+from fenceline.config.node import NodeConfig
+from fenceline.config.topic import TOPIC_CONFIGS, TOPIC_SYNONYMS
 
 Overrides: TypeAlias = Mapping[Any, Mapping[str, str]]
 
@@ -109,7 +107,7 @@ def describe_created_topic(configs: Overrides, own: Mapping[str, str], node: Nod
         for values, source in sources:
             set_here = [one for one in TOPIC_SYNONYMS.get(name, ()) if one.name in values]
             if set_here:
-                found[name] = Effective(_converted(set_here[0], values[set_here[0].name]), source, ())
+                found[name] = Effective(set_here[0].converted(values[set_here[0].name]), source, ())
                 break
     return {name: value for name, value in found.items() if name in own or not TOPIC_CONFIGS[name].internal}
 
@@ -121,11 +119,6 @@ def effective_broker_config(configs: Overrides, node: NodeConfig, name: str) -> 
             if key == name:
                 return value
     return node.text(name)
-
-
-def static_topic_defaults(raw: Mapping[str, str]) -> dict[str, str]:
-    """The topic configs that result from the given broker settings; keys without value are omitted."""
-    return dict(_defaults_of(raw))
 
 
 # --- layers -------------------------------------------------------------------------------------------------------
@@ -142,27 +135,7 @@ def _broker_overrides(configs: Overrides, node: NodeConfig) -> tuple[_Pairs, _Pa
 
 @lru_cache(maxsize=8)
 def _topic_defaults(node: NodeConfig, every: _Pairs, this: _Pairs) -> Mapping[str, str]:
-    return MappingProxyType(dict(_defaults_of({**node.raw, **dict(every), **dict(this)})))
-
-
-def _defaults_of(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, key in TOPIC_CONFIGS.items():
-        value = key.default if isinstance(key.default, str) else None
-        for synonym in TOPIC_SYNONYMS.get(name, ()):
-            text = settings.get(synonym.name)
-            if text is None:
-                default = ALL_CONFIGS[synonym.name].default
-                text = default if isinstance(default, str) else None
-            if text is not None:
-                value = _converted(synonym, text)
-                break
-        if value is not None:
-            yield name, value.strip()
-
-
-def _converted(synonym: Synonym, text: str) -> str:
-    """A broker key's number in the topic config's unit; a negative time means "no limit" in any unit."""
-    return text if synonym.factor == 1 else str(max(-1, int(text) * synonym.factor))
+    return MappingProxyType(topic_defaults({**node.raw, **dict(every), **dict(this)}))
 
 
 def _layers(configs: Overrides, node: NodeConfig, name: str) -> list[Layer]:

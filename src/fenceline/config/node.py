@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS
+from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS, topic_defaults
 from fenceline.config.cordoned import CORDONED, cordoned_dirs
 from fenceline.config.definitions import ConfigType, ConfigValue, InvalidConfig, parse_type
 from fenceline.config.listeners import (
@@ -380,7 +380,6 @@ def own_host_name() -> str:
 
 def check_relations(raw: Mapping[str, str]) -> None:
     """Check values that depend on each other; `raw` has the set values. Raises OperatorError."""
-    from fenceline.config.effective import static_topic_defaults
 
     def number(name: str) -> int | None:
         found = parse_type(name, ConfigType.LONG, _text(raw, name))
@@ -404,6 +403,6 @@ def check_relations(raw: Mapping[str, str]) -> None:
             f"queued.max.request.bytes={queued} must be -1 or at least socket.request.max.bytes={largest}"
         )
     try:
-        validate_topic_configs({}, static_topic_defaults(raw))
+        validate_topic_configs({}, topic_defaults(raw))
     except InvalidConfig as error:
         raise OperatorError(f"The defaults for topics contradict each other: {error.message}") from error

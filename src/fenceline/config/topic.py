@@ -284,6 +284,10 @@ class Synonym(NamedTuple):
     name: str
     factor: int = 1
 
+    def converted(self, text: str) -> str:
+        """The broker key's number in the topic config's unit; a negative time means "no limit" in any unit."""
+        return text if self.factor == 1 else str(max(-1, int(text) * self.factor))
+
 
 _HOURS: Final = 3_600_000
 _MINUTES: Final = 60_000

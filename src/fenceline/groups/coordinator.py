@@ -7,7 +7,7 @@ heap of deadlines, and the conversion of `PeerError` into each API's response. S
 |------------------------|------------------------------------------------------------------------|
 | not ours, failed       | NOT_COORDINATOR (16)                                                   |
 | loading                | COORDINATOR_LOAD_IN_PROGRESS (14); a heartbeat succeeds (0)            |
-| active                 | the result of `Shard` and `Membership`                                 |
+| active                 | the result of `Shard`                                                  |
 """
 
 from __future__ import annotations
@@ -16,15 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer.checks import check_request
-from fenceline.groups.consumer.messages import (
-    ConsumerHeartbeatRequest,
-    ConsumerHeartbeatResponse,
-    DescribedConsumerGroup,
-)
+from fenceline.groups.consumer.model import DescribedConsumerGroup
 from fenceline.groups.consumer.topics import TopicHashes
-from fenceline.groups.messages import Answer, Duty
+from fenceline.groups.messages import Answer, ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Duty, Now
 from fenceline.groups.names import can_be_stored
 from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.partitioning import partition_for
@@ -110,9 +105,9 @@ class GroupCoordinator:
             return []
         del self._loading[shard.partition]
         self._active[shard.partition] = shard
-        shard.consumers.subscriptions.on_topics_created(self._new_topics_at)
+        shard.subscriptions.on_topics_created(self._new_topics_at)
         shard.resume(now)
-        return _pop_duties(shard)
+        return shard.pop_duties()
 
     def fail_load(self, shard: Shard) -> None:
         """The partition cannot be read: it has no coordinator until it gets a new leader epoch."""
@@ -126,7 +121,7 @@ class GroupCoordinator:
         if shard is None:
             return []
         shard.unload(now)
-        return _pop_duties(shard)
+        return shard.pop_duties()
 
     # --- requests that are answered by a duty ----------------------------------------
 
@@ -149,10 +144,10 @@ class GroupCoordinator:
         except PeerError as error:
             return [Answer(ticket, messages.JoinResponse(error.code))]
         try:
-            shard.membership.join(ticket, request, now)
+            shard.join(ticket, request, now)
         except PeerError as error:
-            shard.answer(ticket, rejected(error.code))
-        return _pop_duties(shard)
+            shard.writes.answer(ticket, rejected(error.code))
+        return shard.pop_duties()
 
     def sync(self, ticket: messages.Ticket, request: messages.SyncRequest, now: Now) -> list[Duty]:
         try:
@@ -160,15 +155,15 @@ class GroupCoordinator:
         except PeerError as error:
             return [Answer(ticket, messages.SyncResponse(error.code))]
         try:
-            shard.membership.sync(ticket, request, now)
+            shard.sync(ticket, request, now)
         except PeerError as error:
-            shard.answer(ticket, messages.SyncResponse(error.code))
-        return _pop_duties(shard)
+            shard.writes.answer(ticket, messages.SyncResponse(error.code))
+        return shard.pop_duties()
 
     def heartbeat(self, ticket: messages.Ticket, request: messages.HeartbeatRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
-            return [Answer(ticket, shard.membership.heartbeat(request, now))]
+            return [Answer(ticket, shard.heartbeat(request, now))]
         except PeerError as error:
             # While the group is loading its members are unknown: let the member continue.
             calm = error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -181,15 +176,15 @@ class GroupCoordinator:
             return [Answer(ticket, messages.LeaveResponse(error.code))]
         try:
             writes_before = shard.writes.count
-            outcome = shard.membership.leave(request, now)
+            outcome = shard.leave(request, now)
             if shard.writes.count == writes_before:
-                shard.answer(ticket, outcome)
+                shard.writes.answer(ticket, outcome)
             else:
                 # The last member left: the empty generation is stored first.
                 shard.writes.respond_after_newest(ticket, outcome, messages.LeaveResponse)
         except PeerError as error:
-            shard.answer(ticket, messages.LeaveResponse(error.code))
-        return _pop_duties(shard)
+            shard.writes.answer(ticket, messages.LeaveResponse(error.code))
+        return shard.pop_duties()
 
     def consumer_heartbeat(self, ticket: messages.Ticket, request: ConsumerHeartbeatRequest, now: Now) -> list[Duty]:
         """Of a member of the consumer protocol (KIP-848)."""
@@ -199,10 +194,10 @@ class GroupCoordinator:
         except PeerError as error:
             return [Answer(ticket, ConsumerHeartbeatResponse(error.code, error.message or None))]
         try:
-            shard.consumers.membership.heartbeat(ticket, request, now)
+            shard.consumer_membership.heartbeat(ticket, request, now)
         except PeerError as error:
-            shard.answer(ticket, ConsumerHeartbeatResponse(error.code, error.message or None))
-        return _pop_duties(shard)
+            shard.writes.answer(ticket, ConsumerHeartbeatResponse(error.code, error.message or None))
+        return shard.pop_duties()
 
     def commit(self, ticket: messages.Ticket, request: messages.CommitRequest, now: Now) -> list[Duty]:
         def rejected(code: ErrorCode) -> Answer:
@@ -215,8 +210,8 @@ class GroupCoordinator:
         try:
             shard.offset_requests.commit(ticket, request, now)
         except PeerError as error:
-            return [*_pop_duties(shard), rejected(error.code)]
-        return _pop_duties(shard)
+            return [*shard.pop_duties(), rejected(error.code)]
+        return shard.pop_duties()
 
     def fetch_offsets(self, ticket: messages.Ticket, request: messages.FetchOffsetsRequest) -> list[Duty]:
         try:
@@ -226,16 +221,16 @@ class GroupCoordinator:
         try:
             shard.offset_requests.fetch(ticket, request)
         except PeerError as error:
-            shard.answer(ticket, messages.FetchOffsetsResponse(error.code))
-        return _pop_duties(shard)
+            shard.writes.answer(ticket, messages.FetchOffsetsResponse(error.code))
+        return shard.pop_duties()
 
     def delete_offsets(self, ticket: messages.Ticket, request: messages.DeleteOffsetsRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
-            shard.offset_requests.delete(ticket, request, now)
+            shard.removals.delete_offsets(ticket, request, now)
         except PeerError as error:
             return [Answer(ticket, messages.DeleteOffsetsResponse(error.code))]
-        return _pop_duties(shard)
+        return shard.pop_duties()
 
     def delete_groups(self, ticket: messages.Ticket, group_ids: Sequence[str], now: Now) -> list[Duty]:
         """All of them must belong to one partition: see `by_partition`."""
@@ -244,7 +239,7 @@ class GroupCoordinator:
         except PeerError as error:
             return [Answer(ticket, messages.DeleteGroupsResponse(tuple((name, error.code) for name in group_ids)))]
         shard.removals.delete_groups(ticket, group_ids, now)
-        return _pop_duties(shard)
+        return shard.pop_duties()
 
     def by_partition(self, group_ids: Iterable[str]) -> Mapping[int, list[str]]:
         """The distinct groups, by the partition that coordinates them."""
@@ -266,11 +261,11 @@ class GroupCoordinator:
         others can run in between. Concurrent changes may or may not be included."""
         for partition in list(self._active):
             shard = self._active.get(partition)
-            for group_id in shard.offsets.group_ids if shard is not None else ():
+            for group_id in shard.state.offsets.group_ids if shard is not None else ():
                 if self._active.get(partition) is not shard:
                     break
                 assert shard is not None, "the group has offsets, so it has a slot"
-                found = list(shard.offsets.slots(group_id, topics))
+                found = list(shard.state.offsets.slots(group_id, topics))
                 if found:
                     yield found
 
@@ -278,7 +273,7 @@ class GroupCoordinator:
         """By topic: the partitions for which any group coordinated here has an offset."""
         found: dict[str, set[int]] = {}
         for shard in self._active.values():
-            shard.offsets.partitions_into(found)
+            shard.state.offsets.partitions_into(found)
         return found
 
     def describe(self, group_id: str) -> messages.DescribedGroup:
@@ -287,7 +282,7 @@ class GroupCoordinator:
 
     def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
         """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""
-        return self._shard(group_id).consumers.describe(group_id)
+        return self._shard(group_id).describe_consumer_group(group_id)
 
     # --- the log, the metadata, time ----------------------------------------
 
@@ -295,7 +290,7 @@ class GroupCoordinator:
         """The metadata of this version has new topics that regular expressions may match."""
         self._new_topics_at = version
         for shard in self._active.values():
-            shard.consumers.subscriptions.on_topics_created(version)
+            shard.subscriptions.on_topics_created(version)
 
     def appended(self, partition: int, write_id: int, now: Now) -> list[Duty]:
         return self._complete(partition, lambda shard: shard.writes.committed(write_id, now))
@@ -314,8 +309,8 @@ class GroupCoordinator:
             shard.on_deleted_while_loading(partitions)
         duties: list[Duty] = []
         for shard in self._active.values():
-            shard.offset_requests.on_partitions_deleted(partitions, now)
-            duties.extend(_pop_duties(shard))
+            shard.removals.on_partitions_deleted(partitions, now)
+            duties.extend(shard.pop_duties())
         return duties
 
     def next_deadline_ms(self) -> int | None:
@@ -329,8 +324,13 @@ class GroupCoordinator:
             shard = self._active.get(key.partition)
             if shard is not None:
                 shard.on_timer(key, now)
-                duties.extend(_pop_duties(shard))
+                duties.extend(shard.pop_duties())
         return duties
+
+    def check(self) -> None:
+        """Assert the invariants of all groups and offsets coordinated here: for tests and the simulation."""
+        for shard in self._active.values():
+            shard.check()
 
     # --- small parts ----------------------------------------
 
@@ -339,7 +339,7 @@ class GroupCoordinator:
         if shard is None:
             return []
         complete(shard)
-        return _pop_duties(shard)
+        return shard.pop_duties()
 
     def _named_shard(self, group_id: str) -> Shard:
         if not group_id:
@@ -370,8 +370,3 @@ def _names_can_be_stored(request: messages.JoinRequest) -> bool:
         and can_be_stored(request.protocol_type)
         and all(can_be_stored(name) for name, _ in request.protocols)
     )
-
-
-def _pop_duties(shard: Shard) -> list[Duty]:
-    duties, shard.duties = shard.duties, []
-    return duties

@@ -1,27 +1,37 @@
-"""Inputs and outputs of the coordinator: requests, responses, duties. Data only.
+"""Inputs and outputs of the coordinator: times, requests, responses, duties. Data only; reads no clock.
 
 A ticket is an opaque value of the driver that is returned with the response.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.consumer.messages import ConsumerHeartbeatResponse
-from fenceline.groups.offsets.rewinds import Rewind
 from fenceline.ids import ZERO_UUID
 
 Ticket: TypeAlias = object
 Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
 """Name and metadata of each protocol, in the member's order of preference."""
+Partitions: TypeAlias = Mapping[UUID, frozenset[int]]
+"""By topic id; no topic without a partition."""
 
 NO_MEMBER_ID: Final = ""
 NO_GENERATION: Final = -1
 NO_OFFSET: Final = -1
 ALL_OPERATIONS_UNKNOWN: Final = -(1 << 31)
+
+
+class Now(NamedTuple):
+    """The two times that a coordinator needs, always passed together."""
+
+    wall_ms: int
+    """Milliseconds since the epoch: written into records and used by retention."""
+    monotonic_ms: int
+    """Never decreases: deadlines use this time, so that a clock adjustment does not expire members."""
 
 
 # --- requests ----------------------------------------
@@ -80,6 +90,36 @@ class LeaveRequest:
 
     group_id: str
     members: tuple[MemberIdentity, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHeartbeatRequest:
+    """Of a member of the consumer protocol: heartbeat, join (epoch 0) or leave (-1; -2 for a static one that will
+    return). None means unchanged; for `owned`, not reported."""
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = -1
+    subscribed_names: tuple[str, ...] | None = None
+    subscribed_regex: str | None = None
+    server_assignor: str | None = None
+    owned: Partitions | None = None
+    client_id: str = ""
+    client_host: str = ""
+    must_bring_member_id: bool = True
+    """From version 1 on the client generates its id (KIP-1082)."""
+
+    @property
+    def is_full(self) -> bool:
+        """All fields are set, as after an error: the response must be complete, too."""
+        return (
+            self.rebalance_timeout_ms != -1
+            and (self.subscribed_names is not None or self.subscribed_regex is not None)
+            and self.owned is not None
+        )
 
 
 class OffsetToCommit(NamedTuple):
@@ -189,6 +229,19 @@ class LeaveResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerHeartbeatResponse:
+    """The member's epoch, and its assignment if that has changed."""
+
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    member_id: str | None = None
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    assignment: tuple[tuple[UUID, tuple[int, ...]], ...] | None = None
+    """None: unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommitResponse:
     """One code for each offset of the request, in its order."""
 
@@ -290,6 +343,17 @@ class Answer:
 
     ticket: Ticket
     outcome: Outcome
+
+
+class Rewind(NamedTuple):
+    """A committed position that moved back."""
+
+    from_offset: int
+    from_epoch: int
+    to_offset: int
+    to_epoch: int
+    at_ms: int
+    """When the commit that moved back was made."""
 
 
 @dataclass(frozen=True, slots=True)

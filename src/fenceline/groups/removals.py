@@ -1,28 +1,29 @@
-"""Deletions from one partition of `__consumer_offsets`: groups and offsets, by request or past their retention.
+"""Deletions from one partition of `__consumer_offsets`: groups and offsets, by request or past their retention
+(KIP-211).
 
-Owns their tombstones, and how many are written or checked at a time. `expiry` decides what has expired; a group of the
-consumer protocol writes its own tombstones (`consumer.groups`). Restores whatever the log refused to delete.
+Owns their tombstones, how many are written or checked at a time, and which offsets and groups have expired. A group of
+the consumer protocol writes its own tombstones (`consumer.groups`). Restores whatever the log refused to delete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
-from fenceline.errors import ErrorCode
-from fenceline.groups import records
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.records import group_tombstone
 from fenceline.groups.classic.states import GroupState, Step
-from fenceline.groups.clock import Now
+from fenceline.groups.consumer.change import rejected_outcome
+from fenceline.groups.consumer.groups import ConsumerGroups
 from fenceline.groups.consumer.model import ConsumerGroup
-from fenceline.groups.messages import DeleteGroupsResponse, Ticket
-from fenceline.groups.offsets.expiry import expired, expired_of_consumers
-from fenceline.groups.offsets.offsets import OffsetSlot
-from fenceline.groups.timers import TimerKind
-from fenceline.groups.writes import OnComplete, no_callback
-
-if TYPE_CHECKING:
-    from fenceline.groups.shard import Shard
+from fenceline.groups.messages import DeleteGroupsResponse, DeleteOffsetsRequest, DeleteOffsetsResponse, Now, Ticket
+from fenceline.groups.offsets.offsets import OffsetSlot, OffsetStore, is_expired
+from fenceline.groups.offsets.records import offset_tombstone
+from fenceline.groups.settings import GroupSettings
+from fenceline.groups.state import ShardState
+from fenceline.groups.timers import PartitionTimers, TimerKind
+from fenceline.groups.writes import OnComplete, Writes, no_callback
 
 _MAX_TOMBSTONES: Final = 5_000
 """Per batch; the log rejects a batch larger than the topic's max.message.bytes."""
@@ -34,108 +35,196 @@ _CHECK_PAUSE_MS: Final = 20
 class Removals:
     """Of one shard."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(
+        self,
+        state: ShardState,
+        settings: GroupSettings,
+        consumers: ConsumerGroups,
+        writes: Writes,
+        timers: PartitionTimers,
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._consumers = consumers
+        self._writes = writes
+        self._timers = timers
         self._to_check: list[str] = []
         """Groups still to be checked in this round, the next one last."""
 
     def write_tombstones(self, slots: Sequence[OffsetSlot], groups: Sequence[Group], on_complete: OnComplete) -> None:
         """Remove offsets, then complete groups, in one batch if possible; `on_complete` is called for the last one.
         Deletions that the log rejects are undone."""
-        shard = self._shard
+
+        assert all(group.is_empty for group in groups), "only groups without members are deleted"
 
         def on_decision(error: ErrorCode, now: Now) -> None:
             for group in groups:
                 if error is ErrorCode.NONE:
                     group.transition(Step.REMOVED, now.wall_ms)
-                elif not shard.has_group(group.group_id):
-                    shard.groups[group.group_id] = group
+                elif not self._state.has_group(group.group_id):
+                    self._state.classic[group.group_id] = group
 
         while len(slots) > _MAX_TOMBSTONES:
             some, slots = slots[:_MAX_TOMBSTONES], slots[_MAX_TOMBSTONES:]
-            self._drop_slots(some, shard.writes.begin([records.offset_tombstone(slot) for slot in some], no_callback))
-        batch = [records.offset_tombstone(slot) for slot in slots]
-        batch.extend(records.group_tombstone(group.group_id) for group in groups)
-        self._drop_slots(slots, shard.writes.begin(batch, on_complete, on_decision))
+            self._drop_slots(some, self._writes.begin([offset_tombstone(slot) for slot in some], no_callback))
+        batch = [offset_tombstone(slot) for slot in slots]
+        batch.extend(group_tombstone(group.group_id) for group in groups)
+        self._drop_slots(slots, self._writes.begin(batch, on_complete, on_decision))
         for group in groups:
-            del shard.groups[group.group_id]
+            del self._state.classic[group.group_id]
+
+    def delete_offsets(self, ticket: Ticket, request: DeleteOffsetsRequest, now: Now) -> None:
+        group: Group | ConsumerGroup | None = self._state.consumer.get(request.group_id)
+        if group is None:
+            group = self._classic_for_delete(request.group_id)
+        errors = tuple(
+            ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed_to(topic) else ErrorCode.NONE
+            for topic, _ in request.partitions
+        )
+        slots = [
+            slot
+            for (topic, partition), error in zip(request.partitions, errors, strict=True)
+            if error is ErrorCode.NONE
+            for slot in (OffsetSlot(request.group_id, topic, partition),)
+            if self._state.offsets.latest(slot) is not None or self._state.offsets.is_unstable(slot)
+        ]
+        if not slots:
+            self._writes.answer(ticket, DeleteOffsetsResponse(errors=errors))
+            return
+
+        def on_complete(error: ErrorCode, now: Now) -> None:
+            self._writes.answer(ticket, DeleteOffsetsResponse(error) if error else DeleteOffsetsResponse(errors=errors))
+
+        self.write_tombstones(slots, (), on_complete)
+
+    def _classic_for_delete(self, group_id: str) -> Group:
+        group = self._state.classic.get(group_id)
+        if group is None or group.state is GroupState.DEAD:
+            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND)
+        if group.state is not GroupState.EMPTY and not group.is_consumer_group:
+            raise PeerError(ErrorCode.NON_EMPTY_GROUP)
+        return group
+
+    def on_partitions_deleted(self, partitions: Iterable[tuple[str, int]], now: Now) -> None:
+        """The topics were deleted: these offsets are useless."""
+        slots = self._state.offsets.on_partitions(set(partitions))
+        if slots:
+            self.write_tombstones(slots, (), no_callback)
 
     def delete_groups(self, ticket: Ticket, group_ids: Sequence[str], now: Now) -> None:
         """All groups that can be deleted, with all their offsets, in one batch."""
-        shard = self._shard
         results: list[tuple[str, ErrorCode]] = []
-        doomed: list[Group] = []
-        going: list[ConsumerGroup] = []
+        doomed: list[Group | ConsumerGroup] = []
         for group_id in group_ids:
-            group = shard.groups.get(group_id)
-            consumer_group = shard.consumers.groups.get(group_id)
-            if consumer_group is not None and not consumer_group.is_empty:
-                results.append((group_id, ErrorCode.NON_EMPTY_GROUP))
-            elif consumer_group is not None:
-                results.append((group_id, ErrorCode.NONE))
-                going.append(consumer_group)
-            elif group is None or group.state is GroupState.DEAD:
+            group = self._state.consumer.get(group_id) or self._state.classic.get(group_id)
+            if group is None or (isinstance(group, Group) and group.state is GroupState.DEAD):
                 results.append((group_id, ErrorCode.GROUP_ID_NOT_FOUND))
-            elif group.state is not GroupState.EMPTY:
+            elif not group.is_empty:
                 results.append((group_id, ErrorCode.NON_EMPTY_GROUP))
             else:
                 results.append((group_id, ErrorCode.NONE))
                 doomed.append(group)
-        if not doomed and not going:
-            shard.answer(ticket, DeleteGroupsResponse(tuple(results)))
+        outcome = DeleteGroupsResponse(tuple(results))
+        if not doomed:
+            self._writes.answer(ticket, outcome)
             return
-
-        def on_complete(error: ErrorCode, now: Now) -> None:
-            shard.answer(ticket, DeleteGroupsResponse(tuple((name, error or code) for name, code in results)))
-
-        names = [*(each.group_id for each in doomed), *(each.group_id for each in going)]
+        classic, consumer = _by_kind(doomed)
+        names = [each.group_id for each in classic] + [each.group_id for each in consumer]
         slots = [slot for name in names for slot in self._all_slots(name)]
-        if not going:
-            self.write_tombstones(slots, doomed, on_complete)
+        if not consumer:
+            self.write_tombstones(
+                slots,
+                classic,
+                lambda error, _: self._writes.answer(ticket, rejected_outcome(outcome, error) if error else outcome),
+            )
             return
-        if slots or doomed:
-            self.write_tombstones(slots, doomed, no_callback)
-        for consumer_group in going:
-            shard.consumers.remove(consumer_group, now)
-        shard.consumers.respond_when_idle(ticket, DeleteGroupsResponse(tuple(results)), names)
+        self._remove(slots, classic, consumer, now)
+        self._consumers.respond_when_idle(ticket, outcome, names)
+
+    def _remove(
+        self, slots: Sequence[OffsetSlot], classic: Sequence[Group], consumer: Sequence[ConsumerGroup], now: Now
+    ) -> None:
+        if slots or classic:
+            self.write_tombstones(slots, classic, no_callback)
+        for group in consumer:
+            self._consumers.remove(group, now)
 
     def arm_expiry(self, now: Now) -> None:
         """The next round begins in `offsets.retention.check.interval.ms`."""
-        interval_ms = self._shard.settings.offsets_retention_check_interval_ms
-        self._shard.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + interval_ms)
+        interval_ms = self._settings.offsets_retention_check_interval_ms
+        self._timers.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + interval_ms)
 
     def expire_some(self, now: Now) -> None:
         """Remove what is past its retention (KIP-211), for a limited number of offsets at a time."""
-        shard = self._shard
+        state, retention_ms = self._state, self._settings.offsets_retention_ms
         if not self._to_check:
-            self._to_check = [*shard.consumers.groups, *reversed(shard.groups)]
-        some: list[Group] = []
-        consumers: list[ConsumerGroup] = []
+            self._to_check = [*state.consumer, *reversed(state.classic)]
+        slots: list[OffsetSlot] = []
+        doomed: list[Group | ConsumerGroup] = []
         left = _OFFSETS_A_LOOK
         while self._to_check and left > 0:
             group_id = self._to_check.pop()
-            group, consumer_group = shard.groups.get(group_id), shard.consumers.groups.get(group_id)
-            if group is not None:
-                some.append(group)
-            elif consumer_group is not None:
-                consumers.append(consumer_group)
-            left -= 1 + shard.offsets.count(group_id)
-        slots, doomed = expired(some, shard.offsets, shard.settings.offsets_retention_ms, now)
-        consumer_slots, going = expired_of_consumers(consumers, shard.offsets, shard.settings.offsets_retention_ms, now)
-        slots.extend(consumer_slots)
-        if slots or doomed:
-            self.write_tombstones(slots, doomed, no_callback)
-        for consumer_group in going:
-            shard.consumers.remove(consumer_group, now)
+            left -= 1 + state.offsets.count(group_id)
+            group = state.classic.get(group_id) or state.consumer.get(group_id)
+            if group is None:
+                continue
+            found, keeps_some = _expired_slots(group, state.offsets, retention_ms, now)
+            slots.extend(found)
+            if group.is_empty and not keeps_some and not state.offsets.has_open_transaction(group_id):
+                doomed.append(group)
+        self._remove(slots, *_by_kind(doomed), now)
         if self._to_check:
-            shard.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + _CHECK_PAUSE_MS)
+            self._timers.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + _CHECK_PAUSE_MS)
         else:
             self.arm_expiry(now)
 
     def _drop_slots(self, slots: Sequence[OffsetSlot], write_id: int) -> None:
         for slot in slots:
-            self._shard.offsets.put(slot, None, write_id)
+            self._state.offsets.put(slot, None, write_id)
 
     def _all_slots(self, group_id: str) -> list[OffsetSlot]:
-        offsets = self._shard.offsets
+        offsets = self._state.offsets
         return sorted({slot for slot, _ in offsets.slots(group_id)} | offsets.open_slots(group_id))
+
+
+def _by_kind(groups: Sequence[Group | ConsumerGroup]) -> tuple[list[Group], list[ConsumerGroup]]:
+    return [each for each in groups if isinstance(each, Group)], [
+        each for each in groups if isinstance(each, ConsumerGroup)
+    ]
+
+
+def _expired_slots(
+    group: Group | ConsumerGroup, offsets: OffsetStore, retention_ms: int, now: Now
+) -> tuple[list[OffsetSlot], bool]:
+    """The expired offsets of a group, and whether it has any other. Retention counts from the commit of each, or from
+    when the group became empty."""
+    if not offsets.has_any(group.group_id):
+        return [], False
+    since_empty_ms = None
+    is_subscribed_to: Callable[[str], bool]
+    if isinstance(group, ConsumerGroup):
+        is_subscribed_to = group.subscribed_topics().__contains__
+    else:
+        is_subscribed_to = group.is_subscribed_to
+        if group.protocol_type is None:
+            pass  # a simple group
+        elif group.is_empty:
+            since_empty_ms = group.state_since_ms if group.state_since_ms >= 0 else None
+        elif not (group.state is GroupState.STABLE and group.is_consumer_group and group.subscribed_topics is not None):
+            return [], True
+    found, keeps_some = [], False
+    for slot, value in offsets.slots(group.group_id):
+        if (
+            not is_subscribed_to(slot.topic)
+            and not offsets.is_unstable(slot)
+            and is_expired(
+                value,
+                base_timestamp_ms=value.commit_timestamp_ms if since_empty_ms is None else since_empty_ms,
+                now_ms=now.wall_ms,
+                retention_ms=retention_ms,
+            )
+        ):
+            found.append(slot)
+        else:
+            keeps_some = True
+    return found, keeps_some

@@ -1,6 +1,6 @@
-"""Rebuilds a shard's state from the records of its partition of `__consumer_offsets`.
+"""Rebuilds the state of a partition of `__consumer_offsets` from its records.
 
-Owns the meaning of each record; `records` owns the encoding. Sends no response and arms no timer: that begins after the
+Owns the effect of each record; `records` owns the encoding. Sends no response and arms no timer: that begins after the
 replay.
 
 Nearly all records are offsets of known groups and topics, in one shape: those are applied without decoding each field
@@ -12,19 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-from fenceline.errors import InternalError
-from fenceline.groups import records
-from fenceline.groups.classic.model import Group, Member
-from fenceline.groups.classic.states import GroupState
-from fenceline.groups.clock import Now
+from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.records import GroupStored, restored
 from fenceline.groups.consumer.records import EpochStored
+from fenceline.groups.consumer.replay import applied
+from fenceline.groups.messages import Now
 from fenceline.groups.offsets.offsets import PartitionOffsets
 from fenceline.groups.offsets.packed import are_packed, is_not_below, is_packed
-
-if TYPE_CHECKING:
-    from fenceline.groups.shard import Shard
+from fenceline.groups.offsets.records import (
+    OffsetCommitted,
+    decode_slot,
+    is_offset_key,
+    partition_of_key,
+    partitions_of_keys,
+)
+from fenceline.groups.records import ForeignGroup, Meaning, Unserved, decode
+from fenceline.groups.state import ShardState
 
 _PARTITION_BYTES: Final = 4
 """An offset's key ends with its partition; the bytes before name the group and the topic."""
@@ -46,22 +51,22 @@ class KeyAndValue(Protocol):
 class Replay:
     """Of one partition's log, batch by batch."""
 
-    __slots__ = ("_known", "_shard")
+    __slots__ = ("_known", "_state")
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
         self._known: dict[bytes, PartitionOffsets] = {}
         """By an offset's key without its partition: the mapping it belongs to. Its group exists."""
 
     def batch(self, batch: Sequence[KeyAndValue], now: Now, transaction_of: int | None = None) -> None:
         """Apply the records of one batch; `transaction_of` is the producer id of a transactional one."""
-        if transaction_of is not None or self._shard.offsets.has_open_transactions:
+        if transaction_of is not None or self._state.offsets.has_open_transactions:
             for record in batch:  # the later one counts: offsets are numbered
                 self._apply_one(record.key, record.value, now, transaction_of)
             return
         if len(batch) >= _MANY and self._apply_commit(batch, now):
             return
-        known, partition_of = self._known, records.partition_of_key
+        known, partition_of = self._known, partition_of_key
         for record in batch:
             key, value = record.key, record.value
             if key is None or value is None or not is_packed(value):
@@ -69,7 +74,7 @@ class Replay:
                 continue
             partitions = known.get(key[:-_PARTITION_BYTES])
             if partitions is None:
-                if not records.is_offset_key(key):
+                if not is_offset_key(key):
                     self._apply_one(key, value, now, None)
                     continue
                 partitions = self._find_topic(key, now)
@@ -83,9 +88,9 @@ class Replay:
     def _apply_commit(self, batch: Sequence[KeyAndValue], now: Now) -> bool:
         """Apply a batch of packed offsets of one group and topic. Returns whether it is such a batch of new ones."""
         keys, values = list(map(_KEY, batch)), list(map(_VALUE, batch))
-        if None in keys or None in values or not records.is_offset_key(keys[0]) or not are_packed(values):
+        if None in keys or None in values or not is_offset_key(keys[0]) or not are_packed(values):
             return False
-        indexes = records.partitions_of_keys(keys)
+        indexes = partitions_of_keys(keys)
         if indexes is None:
             return False
         found = dict(zip(indexes, values, strict=True))
@@ -101,97 +106,73 @@ class Replay:
 
     def _find_topic(self, key: bytes, now: Now) -> PartitionOffsets:
         """Look up a group's topic by the first of its offsets."""
-        slot = records.decode_slot(key)
-        _create_group(self._shard, slot.group_id, now)
-        partitions = self._known[key[:-_PARTITION_BYTES]] = self._shard.offsets.partition_offsets(slot)
+        slot = decode_slot(key)
+        _create_group(self._state, slot.group_id, now)
+        partitions = self._known[key[:-_PARTITION_BYTES]] = self._state.offsets.partition_offsets(slot)
         return partitions
 
     def _apply_one(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None) -> None:
-        meaning = replay_record(self._shard, key, value, now, transaction_of)
+        meaning = replay_record(self._state, key, value, now, transaction_of)
         match meaning:
-            case records.OffsetCommitted(slot, committed):
+            case OffsetCommitted(slot, committed):
                 assert key is not None, "the record has been decoded"
-                if not records.is_offset_key(key):
+                if not is_offset_key(key):
                     self._known.clear()  # from before Kafka 0.9: the same slots under other keys
                 elif committed is None:
                     self._known.pop(key[:-_PARTITION_BYTES], None)
-                elif value is not None and not self._shard.offsets.has_open_transactions:
-                    self._shard.offsets.pack(slot, value)
-            case records.GroupStored(_, None) | records.ForeignGroup() | EpochStored(_, None):
+                elif value is not None and not self._state.offsets.has_open_transactions:
+                    self._state.offsets.pack(slot, value)
+            case GroupStored(_, None) | ForeignGroup() | EpochStored(_, None):
                 # The next offset of a deleted group creates it again.
                 self._known.clear()
 
 
 def replay_record(
-    shard: Shard, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None
-) -> records.Meaning:
+    state: ShardState, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None
+) -> Meaning:
     """Apply one record of the log; `transaction_of` is the producer id of a transactional batch. Returns its meaning.
 
     Raises InternalError on an unreadable record: the resulting state would be wrong.
     """
-    meaning = records.decode(key, value)
+    meaning = decode(key, value)
     match meaning:
-        case records.OffsetCommitted(slot, None):
-            shard.offsets.put(slot, None)
-        case records.OffsetCommitted(slot, committed) if committed is not None:
-            _create_group(shard, slot.group_id, now)
+        case OffsetCommitted(slot, None):
+            state.offsets.put(slot, None)
+        case OffsetCommitted(slot, committed) if committed is not None:
+            _create_group(state, slot.group_id, now)
             if transaction_of is None:
-                shard.offsets.put(slot, committed)
+                state.offsets.put(slot, committed)
             else:
-                shard.offsets.put_open(transaction_of, slot, committed)
-        case records.GroupStored(group_id, stored):
+                state.offsets.put_open(transaction_of, slot, committed)
+        case GroupStored(group_id, stored):
             if stored is None:
-                shard.groups.pop(group_id, None)
+                state.classic.pop(group_id, None)
             else:
-                shard.groups[group_id] = _restored(group_id, stored)
-                shard.consumers.groups.pop(group_id, None)
-        case records.ForeignGroup(group_id, exists):
-            shard.skipped_record_count += 1
+                state.classic[group_id] = restored(group_id, stored)
+                state.consumer.pop(group_id, None)
+        case ForeignGroup(group_id, exists):
+            state.skipped_record_count += 1
             if exists:
-                shard.foreign_groups.add(group_id)
-                shard.groups.pop(group_id, None)
+                state.foreign.add(group_id)
+                state.classic.pop(group_id, None)
             else:
-                shard.foreign_groups.discard(group_id)
-        case records.Unserved():
-            shard.skipped_record_count += 1
-        case records.OffsetCommitted():
+                state.foreign.discard(group_id)
+        case Unserved():
+            state.skipped_record_count += 1
+        case OffsetCommitted():
             raise AssertionError("all other meanings have their cases")
         case _:
-            shard.consumers.replay(meaning)
+            after = applied(state.consumer.get(meaning.group_id), meaning)
+            if after is None:
+                state.consumer.pop(meaning.group_id, None)
+            else:
+                state.consumer[meaning.group_id] = after
+                # A group without members that exists for its offsets, which came first.
+                state.classic.pop(meaning.group_id, None)
     return meaning
 
 
-def _create_group(shard: Shard, group_id: str, now: Now) -> None:
+def _create_group(state: ShardState, group_id: str, now: Now) -> None:
     """A group with offsets exists, at least as a simple one."""
-    if not shard.has_group(group_id):
-        shard.groups[group_id] = Group(group_id, now.wall_ms)
-
-
-def _restored(group_id: str, stored: records.GroupMetadataValue) -> Group:
-    group = Group(
-        group_id,
-        stored.current_state_timestamp,
-        state=GroupState.STABLE if stored.members else GroupState.EMPTY,
-        previous_state=GroupState.EMPTY,
-        generation=stored.generation,
-        protocol_type=stored.protocol_type or None,
-        protocol_name=stored.protocol,
-    )
-    for each in stored.members:
-        if stored.protocol is None:
-            raise InternalError(f"group {group_id} was stored with members but without a protocol")
-        group.add(
-            Member(
-                each.member_id,
-                each.group_instance_id,
-                each.client_id,
-                each.client_host,
-                each.session_timeout if each.rebalance_timeout == -1 else each.rebalance_timeout,
-                each.session_timeout,
-                ((stored.protocol, each.subscription),),
-                each.assignment,
-            )
-        )
-    group.leader_id = stored.leader
-    group.subscribed_topics = group.read_subscriptions()
-    return group
+    if not state.has_group(group_id):
+        state.classic[group_id] = Group(group_id, now.wall_ms)

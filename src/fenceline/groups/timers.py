@@ -89,3 +89,25 @@ class Timers:
         del self._in_heap_ms[key]
         del self._deadline_ms[key]
         return key
+
+
+class PartitionTimers:
+    """The timers of one partition's groups."""
+
+    __slots__ = ("_partition", "_timers")
+
+    def __init__(self, timers: Timers, partition: int) -> None:
+        self._timers = timers
+        self._partition = partition
+
+    def arm(self, kind: TimerKind, group_id: str, member_id: str, deadline_ms: int) -> None:
+        self._timers.arm(TimerKey(self._partition, kind, group_id, member_id), deadline_ms)
+
+    def disarm(self, kind: TimerKind, group_id: str, member_id: str = "") -> None:
+        self._timers.disarm(TimerKey(self._partition, kind, group_id, member_id))
+
+    def is_armed(self, kind: TimerKind, group_id: str, member_id: str = "") -> bool:
+        return self._timers.deadline_ms(TimerKey(self._partition, kind, group_id, member_id)) is not None
+
+    def disarm_all(self) -> None:
+        self._timers.disarm_partition(self._partition)

@@ -1,7 +1,7 @@
-"""The pending writes of one partition of `__consumer_offsets`, and the requests that wait for them.
+"""The duties of one partition of `__consumer_offsets`: its pending writes, and the requests that wait for them.
 
 Owns the order of writes and responses. Never appends by itself: it requests appends with `messages.Append` and gets the
-results.
+results. Knows no group.
 
 Invariants: a change that a client saw is in the log; a write that the log rejected leaves no trace in the offsets; a
 response that depends on a write is sent when that write is complete, never before. A request that has waited too long
@@ -12,16 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from fenceline.errors import ErrorCode
-from fenceline.groups import records
-from fenceline.groups.classic.model import Group
-from fenceline.groups.clock import Now
-from fenceline.groups.messages import Append, KeyValue, Outcome, Ticket
-
-if TYPE_CHECKING:
-    from fenceline.groups.shard import Shard
+from fenceline.groups.messages import Answer, Append, Duty, KeyValue, Now, OffsetRewound, Outcome, Ticket
 
 OnComplete: TypeAlias = Callable[[ErrorCode, Now], None]
 """Called once when a write is committed (NONE) or rejected; for a waiting request also when it takes too long."""
@@ -56,48 +50,57 @@ class _Write:
     on_idle: list[OnIdle] = field(default_factory=list)
 
 
+class PendingValues(Protocol):
+    """The values that a write has changed before the log's decision (`offsets.offsets.OffsetStore`)."""
+
+    def confirm(self, write_id: int) -> None: ...
+    def undo(self, write_id: int) -> None: ...
+
+
 class Writes:
     """Of one shard."""
 
-    def __init__(self, shard: Shard, next_write_id: Callable[[], int]) -> None:
-        self._shard = shard
+    def __init__(self, partition: int, epoch: int, next_write_id: Callable[[], int], values: PendingValues) -> None:
+        self._partition = partition
+        self._epoch = epoch
         self._next_write_id = next_write_id
+        self._values = values
+        self._duties: list[Duty] = []
         self._open: dict[int, _Write] = {}
         """Pending, oldest first."""
         self.count = 0
         """Number of writes begun."""
+
+    def pop_duties(self) -> list[Duty]:
+        """Everything to do since the last call, in order."""
+        duties, self._duties = self._duties, []
+        return duties
+
+    def answer(self, ticket: Ticket, outcome: Outcome) -> None:
+        self._duties.append(Answer(ticket, outcome))
+
+    def report(self, rewound: Sequence[OffsetRewound]) -> None:
+        """Log these for the operator."""
+        self._duties.extend(rewound)
 
     def begin(
         self, batch: Sequence[KeyValue], on_complete: OnComplete = no_callback, on_decision: OnComplete | None = None
     ) -> int:
         """Request one append; `on_complete` sends the response, `on_decision` gets the log's decision. Returns the
         write id."""
-        shard = self._shard
         write_id = self._next_write_id()
+        assert not self._open or write_id > next(reversed(self._open)), "writes complete in the order of their ids"
         self._open[write_id] = _Write([on_complete], on_decision)
         self.count += 1
-        shard.duties.append(Append(shard.partition, shard.epoch, write_id, tuple(batch)))
+        self._duties.append(Append(self._partition, self._epoch, write_id, tuple(batch)))
         return write_id
-
-    def store_group(
-        self,
-        group: Group,
-        on_complete: OnComplete = no_callback,
-        assignments: Mapping[str, bytes] | None = None,
-    ) -> None:
-        """Store a group. `assignments`: those to store if the members do not have them yet."""
-        self.begin((records.group_record(group, assignments),), on_complete)
-
-    def store_new_group(self, group: Group) -> None:
-        """Store that the group exists; no request waits for it."""
-        self.begin((records.new_group_record(group),))
 
     def respond_after_newest(
         self, ticket: Ticket, outcome: Outcome, on_rejected: Callable[[ErrorCode], Outcome]
     ) -> None:
         """Respond when the newest write is complete; with `on_rejected` if the log rejects it."""
         self._newest().on_complete.append(
-            lambda error, now: self._shard.answer(ticket, on_rejected(error) if error else outcome)
+            lambda error, now: self.answer(ticket, on_rejected(error) if error else outcome)
         )
 
     def committed(self, write_id: int, now: Now) -> None:
@@ -146,9 +149,9 @@ class Writes:
         if write is None:
             return
         if error is ErrorCode.NONE:
-            self._shard.offsets.confirm(write_id)
+            self._values.confirm(write_id)
         else:
-            self._shard.offsets.undo(write_id)
+            self._values.undo(write_id)
         if write.on_decision is not None:
             write.on_decision(error, now)
         for on_complete in write.on_complete:

@@ -1,4 +1,5 @@
-"""All APIs except Produce and Fetch: requests and responses as objects with attributes, and from plain mappings.
+"""The APIs that Fenceline speaks, except Produce and Fetch: requests and responses as objects with attributes, and from
+plain mappings.
 
 Owns the lookup from (api key, version) to compiled codecs, and the Python types of scalars. The schemas are in
 `fenceline.wire.schemas`, generated from kio; a module is imported and a codec compiled with the first message of that
@@ -152,14 +153,14 @@ def _writer(api_key: int, version: int, is_request: bool) -> Write:
 def _schema_of_version(api_key: int, version: int, is_request: bool) -> Message | None:
     try:
         message = _schema(api_key, is_request)
-    except ValueError:
+    except (ValueError, ModuleNotFoundError):
         return None
     return message if version in message.versions else None
 
 
 @cache
 def _schema(api_key: int, is_request: bool) -> Message:
-    """Raises ValueError for unknown keys."""
+    """Raises ValueError for unknown keys, ModuleNotFoundError for an API that nothing here names."""
     module = import_module(f"fenceline.wire.schemas.{ApiKey(api_key).name.lower()}")
     return parse_message(module.REQUEST if is_request else module.RESPONSE)
 

@@ -241,7 +241,7 @@ def test_invalid_request_changes_nothing(
     assert answer.error is error
     assert answer.message
     assert not world.log
-    assert not any(shard.consumers.groups for shard in world.coordinator._active.values())
+    assert not any(shard.state.consumer for shard in world.coordinator._active.values())
 
 
 def test_an_older_client_is_given_an_id() -> None:
@@ -548,7 +548,7 @@ def test_only_an_empty_group_can_be_deleted() -> None:
     assert not world.has_consumers()
     world.reload()
     assert not world.has_consumers()
-    assert world.shard().offsets.latest(OffsetSlot(GROUP, "t", 0)) is None
+    assert world.shard().state.offsets.latest(OffsetSlot(GROUP, "t", 0)) is None
 
 
 def test_an_empty_group_expires_with_its_offsets() -> None:
@@ -558,7 +558,7 @@ def test_an_empty_group_expires_with_its_offsets() -> None:
     world.beat("a", -1)
     world.advance(world.settings.offsets_retention_ms + 2 * world.settings.offsets_retention_check_interval_ms)
     assert not world.has_consumers()
-    assert not world.shard().offsets.has_any(GROUP)
+    assert not world.shard().state.offsets.has_any(GROUP)
 
 
 def test_settings_are_read_by_their_names() -> None:

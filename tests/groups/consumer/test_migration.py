@@ -68,7 +68,7 @@ def test_first_consumer_member_converts_a_classic_group() -> None:
     new = Client(world, "new")
     assert new.beat() is ErrorCode.NONE
     assert world.has_consumers()
-    assert GROUP not in world.shard().groups
+    assert GROUP not in world.shard().state.classic
     member = world.consumers().members[old]
     assert member.uses_classic
     assert member.assigned == {id_of("t"): dict.fromkeys(range(4), 1)}
@@ -136,7 +136,7 @@ def test_crash_during_a_migration_changes_nothing() -> None:
     before = world.consumers()
     world.reload()
     assert world.consumers() == before
-    assert GROUP not in world.shard().groups
+    assert GROUP not in world.shard().state.classic
     world.beat("new", -1)
     world.reload()
     assert not world.has_consumers()
@@ -149,10 +149,10 @@ def test_compaction_during_a_migration_changes_nothing(share: float, drops_tombs
     world = ConsumerWorld()
 
     def compact_and_crash() -> None:
-        consumers, classic = dict(world.shard().consumers.groups), _seen(world)
+        consumers, classic = dict(world.shard().state.consumer), _seen(world)
         world.compact(share, drops_tombstones=drops_tombstones)
         world.reload()
-        assert (world.shard().consumers.groups, _seen(world)) == (consumers, classic)
+        assert (world.shard().state.consumer, _seen(world)) == (consumers, classic)
 
     world.commit(7)
     old = _classic(world, "old", 0, 1, 2, 3)
@@ -176,7 +176,7 @@ def test_compaction_during_a_migration_changes_nothing(share: float, drops_tombs
 
 
 def _seen(world: ConsumerWorld) -> object:
-    group = world.shard().groups.get(GROUP)
+    group = world.shard().state.classic.get(GROUP)
     return group and (
         group.generation,
         group.protocol_type,
@@ -286,7 +286,7 @@ def test_consumer_group_stays_if_removal_of_the_deleted_classic_group_is_rejecte
         world.release()
     world.hold_appends = False
     assert set(world.consumers().members) == {"a"}
-    assert GROUP not in world.shard().groups
+    assert GROUP not in world.shard().state.classic
     assert world.offset() == 7
 
 
@@ -356,7 +356,7 @@ def test_classic_member_that_does_not_rejoin_is_removed() -> None:
     for _ in range(4):
         new.beat()
         world.advance(5_000)
-    assert GROUP in world.shard().consumers.groups
+    assert GROUP in world.shard().state.consumer
     assert list(world.consumers().members) == ["new"]
     settle(world, [new], rounds=2)
     assert len(new.uses) == 4

@@ -8,9 +8,12 @@ import pytest
 
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.groups import records
+from fenceline.groups.classic import records as classic_records
+from fenceline.groups.classic.records import GroupMetadataValue, GroupStored, MemberMetadata
 from fenceline.groups.classic.states import GroupState
 from fenceline.groups.messages import DeleteOffsetsResponse, FetchedOffset, OffsetToCommit, TopicToFetch
 from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.records import OffsetCommitted, offset_record
 from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.timers import TimerKey, TimerKind
@@ -69,7 +72,7 @@ def test_rejected_commit_leaves_no_trace(refused_with: ErrorCode, told: ErrorCod
     world.release(refused_with)
     assert ticket.outcome.errors == (told,)
     assert world.offset() == -1
-    assert GROUP not in world.shard().groups
+    assert GROUP not in world.shard().state.classic
 
 
 def test_rejected_commit_does_not_revert_a_later_one() -> None:
@@ -121,7 +124,7 @@ def test_committed_offset_is_packed_if_its_bytes_hold_every_field() -> None:
     world = World()
 
     def is_packed(partition: int) -> bool:
-        return isinstance(world.shard().offsets._by_group[GROUP]["t"][partition], bytes)
+        return isinstance(world.shard().state.offsets._by_group[GROUP]["t"][partition], bytes)
 
     world.hold_appends = True
     world.commit(offsets=(OffsetToCommit("t", 0, 9, 3), OffsetToCommit("t", 1, 2, metadata="m")))
@@ -152,9 +155,9 @@ def test_offset_of_another_topic_id_is_not_returned() -> None:
 def test_offsets_survive_a_reload_with_all_their_fields() -> None:
     world = World()
     world.commit(offsets=(OffsetToCommit("t", 0, 7, 3, "note", ONE), OffsetToCommit("ü", 1, 8)))
-    before = sorted(world.shard().offsets.slots(GROUP))
+    before = sorted(world.shard().state.offsets.slots(GROUP))
     world.reload()
-    assert [(slot, value._replace(order=0)) for slot, value in sorted(world.shard().offsets.slots(GROUP))] == [
+    assert [(slot, value._replace(order=0)) for slot, value in sorted(world.shard().state.offsets.slots(GROUP))] == [
         (slot, value._replace(order=0)) for slot, value in before
     ]
 
@@ -211,7 +214,7 @@ def test_deleting_a_group_deletes_its_offsets() -> None:
     assert world.delete_groups(GROUP, "nobody", GROUP) == {GROUP: NONE, "nobody": ErrorCode.GROUP_ID_NOT_FOUND}
     world.reload()
     assert (world.offset(), world.offset(group="h")) == (-1, 8)
-    assert GROUP not in world.shard().groups
+    assert GROUP not in world.shard().state.classic
 
 
 def test_group_is_restored_if_its_deletion_is_rejected() -> None:
@@ -241,8 +244,7 @@ def test_offsets_of_deleted_partitions_are_deleted() -> None:
 
 def _expire(world: World) -> None:
     world.shard().on_timer(TimerKey(world.shard().partition, TimerKind.EXPIRY), world.now)
-    duties, world.shard().duties = world.shard().duties, []
-    world.do(duties)
+    world.do(world.shard().pop_duties())
 
 
 def test_offsets_of_a_simple_group_expire_after_their_commit() -> None:
@@ -253,9 +255,9 @@ def test_offsets_of_a_simple_group_expire_after_their_commit() -> None:
     world.advance(DAY_MS // 2)
     assert (world.offset(), world.offset(partition=1)) == (-1, 2)
     world.advance(DAY_MS // 2 + world.settings.offsets_retention_check_interval_ms)
-    assert GROUP not in world.shard().groups
+    assert GROUP not in world.shard().state.classic
     world.reload()
-    assert GROUP not in world.shard().groups
+    assert GROUP not in world.shard().state.classic
 
 
 def test_offsets_of_an_empty_group_expire_after_it_became_empty() -> None:
@@ -271,7 +273,7 @@ def test_offsets_of_an_empty_group_expire_after_it_became_empty() -> None:
     world.advance(DAY_MS - 600_001)
     assert world.offset() == 1
     world.advance(1_200_002)
-    assert GROUP not in world.shard().groups
+    assert GROUP not in world.shard().state.classic
 
 
 def test_active_group_loses_only_offsets_of_unsubscribed_topics() -> None:
@@ -313,12 +315,12 @@ def test_commit_with_its_own_retention_expires_accordingly() -> None:
 
 def test_the_bytes_of_an_offset_commit() -> None:
     slot = OffsetSlot("g", "t", 2)
-    key, value = records.offset_record(slot, CommittedOffset(5, 3, "m", START_MS))
+    key, value = offset_record(slot, CommittedOffset(5, 3, "m", START_MS))
     assert key.hex() == "000100016700017400000002"
     assert value is not None
     assert value.hex() == "0004000000000000000500000003026d" + START_MS.to_bytes(8).hex() + "00"
-    assert records.decode(key, value) == records.OffsetCommitted(slot, CommittedOffset(5, 3, "m", START_MS))
-    _, with_id = records.offset_record(slot, CommittedOffset(5, 3, "m", START_MS, -1, ONE))
+    assert records.decode(key, value) == OffsetCommitted(slot, CommittedOffset(5, 3, "m", START_MS))
+    _, with_id = offset_record(slot, CommittedOffset(5, 3, "m", START_MS, -1, ONE))
     assert with_id is not None
     assert with_id.hex().endswith("010010" + ONE.hex)
 
@@ -337,15 +339,15 @@ def test_every_version_of_an_offset_commit_is_read(value: str, expected: Committ
     for key_type in ("0000", "0001"):
         key = bytes.fromhex(key_type + "00016700017400000002")
         meaning = records.decode(key, bytes.fromhex(value))
-        assert meaning == records.OffsetCommitted(OffsetSlot("g", "t", 2), expected)
+        assert meaning == OffsetCommitted(OffsetSlot("g", "t", 2), expected)
 
 
 @pytest.mark.parametrize("version", range(5))
 def test_every_version_of_a_group_is_read(version: int) -> None:
-    member = records.MemberMetadata("m", "i" if version >= 3 else None, "c", "/h", 7 if version else -1, 6, b"s", b"a")
-    stored = records.GroupMetadataValue("consumer", 4, "range", "m", 9 if version >= 2 else -1, (member,))
-    value = version.to_bytes(2) + records._GROUP_VALUE.encode(version, stored)
-    assert records.decode(b"\x00\x02\x00\x01g", value) == records.GroupStored("g", stored)
+    member = MemberMetadata("m", "i" if version >= 3 else None, "c", "/h", 7 if version else -1, 6, b"s", b"a")
+    stored = GroupMetadataValue("consumer", 4, "range", "m", 9 if version >= 2 else -1, (member,))
+    value = version.to_bytes(2) + classic_records._GROUP_VALUE.encode(version, stored)
+    assert records.decode(b"\x00\x02\x00\x01g", value) == GroupStored("g", stored)
     world = World()
     world.shard().replay(b"\x00\x02\x00\x01g", value, world.now)
     assert world.group().members["m"].rebalance_timeout_ms == (7 if version else 6)
@@ -363,7 +365,7 @@ def test_records_of_other_group_types_are_skipped() -> None:
     shard.replay(b"\x00\x0b\x00\x01g", b"\x00\x00\x00\x00\x00\x01\x00", world.now)
     shard.replay(b"\x00\x0d\x00\x01g\x00\x01m", b"\x00\x00\x01\x00", world.now)
     shard.replay(b"\x00\x63whatever", b"?", world.now)
-    assert shard.skipped_record_count == 3
+    assert shard.state.skipped_record_count == 3
     assert world.join().outcome.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert world.commit().outcome.errors == (ErrorCode.UNKNOWN_MEMBER_ID,)
     shard.replay(b"\x00\x0b\x00\x01g", None, world.now)
@@ -374,7 +376,7 @@ def test_records_of_other_group_types_are_skipped() -> None:
 
 
 def _pair(offset: int, partition: int = 0) -> tuple[bytes, bytes | None]:
-    return records.offset_record(OffsetSlot(GROUP, "t", partition), CommittedOffset(offset, -1, "", START_MS))
+    return offset_record(OffsetSlot(GROUP, "t", partition), CommittedOffset(offset, -1, "", START_MS))
 
 
 def test_transactional_offsets_are_visible_after_the_transaction_ends() -> None:
@@ -403,7 +405,7 @@ def test_a_group_with_an_open_transaction_is_not_removed() -> None:
     world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS))
     world.shard().replay(*_pair(5), world.now, transaction_of=9)
     world.advance(3 * DAY_MS)
-    assert GROUP in world.shard().groups
+    assert GROUP in world.shard().state.classic
 
 
 @pytest.mark.parametrize(
@@ -432,7 +434,7 @@ def test_retention_of_many_groups_is_checked_in_parts() -> None:
     world.advance(DAY_MS - 1)
     world.batches.clear()
     world.advance(world.settings.offsets_retention_check_interval_ms)
-    while world.shard(groups[0]).groups:
+    while world.shard(groups[0]).state.classic:
         world.advance(20)
     assert 4 <= len(world.batches) <= 8
     assert sum(len(batch) for batch in world.batches) == len(groups) * 1_001
@@ -447,4 +449,4 @@ def test_large_group_is_deleted_in_batches_that_the_log_accepts() -> None:
     assert world.delete_groups(GROUP) == {GROUP: NONE}
     assert [len(batch) for batch in world.batches] == [5_000, 5_000, 2_001]
     world.reload()
-    assert GROUP not in world.shard().groups
+    assert GROUP not in world.shard().state.classic

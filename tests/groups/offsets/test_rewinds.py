@@ -7,9 +7,9 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.messages import OffsetRewound
+from fenceline.groups.messages import OffsetRewound, Rewind
 from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
-from fenceline.groups.offsets.rewinds import Rewind, is_at_epoch_end, shows_truncation, step_back
+from fenceline.groups.offsets.rewinds import is_at_epoch_end, shows_truncation, step_back
 from fenceline.ids import ZERO_UUID
 from tests.groups.helpers import GROUP, START_MS, World
 
@@ -66,7 +66,7 @@ def test_coordinator_queries_the_local_log_for_the_epoch_end() -> None:
 
 
 def _mark(world: World) -> Rewind | None:
-    stored = world.shard().offsets.committed(SLOT)
+    stored = world.shard().state.offsets.committed(SLOT)
     assert stored is not None
     return stored.rewound
 
@@ -105,7 +105,7 @@ def test_rewind_is_restored_by_a_load() -> None:
     assert expected is not None
     world.reload()
     assert _mark(world) == expected
-    other = world.shard().offsets.committed(OffsetSlot(GROUP, "t", 1))
+    other = world.shard().state.offsets.committed(OffsetSlot(GROUP, "t", 1))
     assert other is not None
     assert other.rewound is None
     assert world.told == [OffsetRewound(GROUP, "t", 0, expected)], "a load reports nothing again"
@@ -124,7 +124,7 @@ def test_transactional_commit_is_compared_when_its_transaction_ends() -> None:
     world = World()
     world.commit_all({("t", 0): (100, 3)})
     shard = world.shard()
-    shard.offsets.put_open(9, SLOT, CommittedOffset(90, 4, "", 5))
+    shard.state.offsets.put_open(9, SLOT, CommittedOffset(90, 4, "", 5))
     assert _mark(world) is None
     shard.replay_marker(9, committed=True)
     assert _mark(world) == Rewind(100, 3, 90, 4, 5)

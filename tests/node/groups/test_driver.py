@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups import records
 from fenceline.groups.messages import CommitRequest, FetchOffsetsRequest, JoinRequest, OffsetToCommit, TopicToFetch
 from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.records import offset_record
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import TopicPartition
 from fenceline.log.partition.reading import LogRead
@@ -128,7 +128,7 @@ def _batch(pairs: Iterable[tuple[bytes | None, bytes | None]], **more: object) -
 
 
 def _pair(offset: int) -> tuple[bytes | None, bytes | None]:
-    return records.offset_record(OffsetSlot(GROUP, "t", 0), CommittedOffset(offset, -1, "", 1))
+    return offset_record(OffsetSlot(GROUP, "t", 0), CommittedOffset(offset, -1, "", 1))
 
 
 @on_loop
@@ -450,7 +450,7 @@ async def test_many_loads_do_not_block_the_event_loop() -> None:
     for partition in range(10):
         driver.on_leader(partition, 0)
     while _is_loading(driver):
-        seen.append(sum(shard.offsets.has_any(GROUP) for shard in driver.coordinator._loading.values()))
+        seen.append(sum(shard.state.offsets.has_any(GROUP) for shard in driver.coordinator._loading.values()))
         await asyncio.sleep(0)
     turns_each = (30 * FIRST_SLICE_RECORDS - FIRST_SLICE_RECORDS) // LOAD_SLICE_RECORDS
     assert len(seen) >= 10 * turns_each

@@ -19,13 +19,13 @@ into responses.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Set as AbstractSet
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import Group, Member, StoredMember
 from fenceline.groups.classic.rebalance import DISPLACED, Rebalance
-from fenceline.groups.classic.states import GroupState, Step
-from fenceline.groups.clock import Now
+from fenceline.groups.classic.records import new_group_record
+from fenceline.groups.classic.states import GroupState
 from fenceline.groups.messages import (
     NO_MEMBER_ID,
     HeartbeatRequest,
@@ -36,70 +36,84 @@ from fenceline.groups.messages import (
     LeaveResponse,
     LeftMember,
     MemberIdentity,
+    Now,
     SyncRequest,
     SyncResponse,
     Ticket,
 )
-from fenceline.groups.timers import TimerKind
-
-if TYPE_CHECKING:
-    from fenceline.groups.shard import Shard
+from fenceline.groups.timers import PartitionTimers, TimerKind
+from fenceline.groups.writes import Writes
+from fenceline.ids import random_id
+from fenceline.rng import Rng
 
 
 class Membership:
-    __slots__ = ("_rebalance", "_shard")
+    """Of the classic groups of one shard."""
 
-    def __init__(self, shard: Shard, rebalance: Rebalance) -> None:
-        self._shard = shard
+    def __init__(
+        self,
+        groups: dict[str, Group],
+        foreign: AbstractSet[str],
+        max_size: int,
+        new_member_join_timeout_ms: int,
+        rebalance: Rebalance,
+        writes: Writes,
+        timers: PartitionTimers,
+        rng: Rng,
+    ) -> None:
+        """`foreign`: the share and streams groups, whose names no classic group can have."""
+        self._groups = groups
+        self._foreign = foreign
+        self._max_size = max_size
+        self._new_member_join_timeout_ms = new_member_join_timeout_ms
         self._rebalance = rebalance
+        self._writes = writes
+        self._timers = timers
+        self._rng = rng
 
     # --- JoinGroup ----------------------------------------
 
     def join(self, ticket: Ticket, request: JoinRequest, now: Now) -> None:
-        shard = self._shard
-        if shard.consumers.classic.serves(request.group_id):
-            shard.consumers.classic.join(ticket, request, now)
-            return
-        shard.consumers.classic.remove_if_empty(request.group_id, now)
         is_unknown = request.member_id == NO_MEMBER_ID
-        group = shard.groups.get(request.group_id)
+        group = self._groups.get(request.group_id)
         is_new_group = group is None
         if group is None:
             if not is_unknown:
                 raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
-            group = shard.create_group(request.group_id, now)
-        writes_before = shard.writes.count
+            if request.group_id in self._foreign:
+                raise PeerError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+            group = self._groups[request.group_id] = Group(request.group_id, now.wall_ms)
+        writes_before = self._writes.count
         if not self._has_room(group, request.member_id):
             self._rebalance.remove_member(group, request.member_id)
-            shard.answer(ticket, JoinResponse(ErrorCode.GROUP_MAX_SIZE_REACHED))
+            self._writes.answer(ticket, JoinResponse(ErrorCode.GROUP_MAX_SIZE_REACHED))
         elif group.state is GroupState.DEAD:
             raise PeerError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         elif not group.supports(request.protocol_type, request.protocols):
-            shard.answer(ticket, JoinResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+            self._writes.answer(ticket, JoinResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
         elif is_unknown:
             self._join_new(ticket, request, group, now)
         else:
             self._join_known(ticket, request, group, now)
-        if is_new_group and shard.writes.count == writes_before:
-            shard.writes.store_new_group(group)
+        if is_new_group and self._writes.count == writes_before:
+            self._writes.begin((new_group_record(group),))
 
     def _has_room(self, group: Group, member_id: str) -> bool:
         """`group.max.size`; during the join phase waiting members count, so that the last to rejoin are rejected."""
-        max_size = self._shard.settings.max_size
         match group.state:
             case GroupState.EMPTY | GroupState.DEAD:
                 return True
             case GroupState.PREPARING_REBALANCE:
                 member = group.members.get(member_id)
                 is_waiting = member is not None and member.join_ticket is not None
-                return is_waiting or group.parked_join_count < max_size
+                return is_waiting or group.parked_join_count < self._max_size
             case _:
-                return member_id in group.members or len(group.members) < max_size
+                return member_id in group.members or len(group.members) < self._max_size
 
     def _join_new(self, ticket: Ticket, request: JoinRequest, group: Group, now: Now) -> None:
-        shard = self._shard
         instance_id = request.group_instance_id
-        member_id = shard.new_member_id(request.client_id if instance_id is None else instance_id)
+        prefix = request.client_id if instance_id is None else instance_id
+        member_id = f"{prefix}-{random_id(self._rng)}"
         if instance_id is not None:
             current_id = group.static_members.get(instance_id)
             if current_id is not None:
@@ -107,8 +121,10 @@ class Membership:
                 return
         elif request.must_know_member_id:
             group.pending_joins.add(member_id)
-            shard.arm(TimerKind.SESSION, group.group_id, member_id, now.monotonic_ms + request.session_timeout_ms)
-            shard.answer(ticket, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+            self._timers.arm(
+                TimerKind.SESSION, group.group_id, member_id, now.monotonic_ms + request.session_timeout_ms
+            )
+            self._writes.answer(ticket, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
             return
         self._add(ticket, request, group, member_id, now)
 
@@ -122,15 +138,15 @@ class Membership:
         try:
             member = group.require_member(request.member_id, request.group_instance_id)
         except PeerError as error:
-            self._shard.answer(ticket, JoinResponse(error.code, request.member_id))
+            self._writes.answer(ticket, JoinResponse(error.code, request.member_id))
             return
         is_unchanged = member.protocols == request.protocols
         match group.state:
             case GroupState.COMPLETING_REBALANCE if is_unchanged:
                 # It may not have received the response to its JoinGroup: send it again.
-                self._shard.answer(ticket, self._rebalance.joined(group, member))
+                self._writes.answer(ticket, self._rebalance.joined(group, member))
             case GroupState.STABLE if is_unchanged and group.leader_id != member.member_id:
-                self._shard.answer(ticket, self._rebalance.joined(group, member, show_members=False))
+                self._writes.answer(ticket, self._rebalance.joined(group, member, show_members=False))
             case GroupState.PREPARING_REBALANCE | GroupState.COMPLETING_REBALANCE | GroupState.STABLE:
                 group.update(member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
                 self._rebalance.park_join(group, member, ticket)
@@ -155,14 +171,13 @@ class Membership:
         if group.state is GroupState.PREPARING_REBALANCE and group.previous_state is GroupState.EMPTY:
             group.new_member_added = True
         group.add(member)
-        self._rebalance.keep_alive(group, member, now, self._shard.settings.new_member_join_timeout_ms)
+        self._rebalance.keep_alive(group, member, now, self._new_member_join_timeout_ms)
         self._rebalance.membership_changed(group, now)
 
     def _replace_static(
         self, ticket: Ticket, request: JoinRequest, group: Group, member: Member, new_id: str, now: Now
     ) -> None:
         """An instance returned without its member id, as after a restart: the old id is fenced, its place is kept."""
-        shard = self._shard
         old_id, old_leader = member.member_id, group.leader_id
         if not member.open_replacements:
             # Otherwise an instance returned twice, and the id before this one may never be in the log.
@@ -170,7 +185,7 @@ class Membership:
                 old_id, member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms
             )
         self._rebalance.fail_parked_requests(group, member, ErrorCode.FENCED_INSTANCE_ID, member_id=old_id)
-        shard.disarm(TimerKind.SESSION, group.group_id, old_id)
+        self._timers.disarm(TimerKind.SESSION, group.group_id, old_id)
         group.rename_static(member, new_id)
         member.is_new = False
         self._rebalance.keep_alive(group, member, now)
@@ -195,10 +210,10 @@ class Membership:
                         assert kept is not None, "set at the first replacement"
                         parked = group.unpark_join(member)
                         group.update(member, kept.protocols, kept.rebalance_timeout_ms, kept.session_timeout_ms)
-                        shard.disarm(TimerKind.SESSION, group.group_id, new_id)
+                        self._timers.disarm(TimerKind.SESSION, group.group_id, new_id)
                         group.rename_static(member, kept.member_id)
                         self._rebalance.keep_alive(group, member, then)
-                        shard.answer(
+                        self._writes.answer(
                             parked,
                             JoinResponse(
                                 error,
@@ -216,9 +231,11 @@ class Membership:
                         else:
                             # An old client that leads would assign again; with the old leader's id it does not.
                             outcome = self._rebalance.joined(group, member, show_members=False, leader=old_leader)
-                        shard.answer(parked, outcome)
+                        self._writes.answer(parked, outcome)
+                        # Its session may have ended while it waited.
+                        self._rebalance.keep_alive(group, member, then)
 
-                shard.writes.store_group(group, stored)
+                self._rebalance.store(group, stored)
             case GroupState.COMPLETING_REBALANCE:
                 # The leader may have received the old id already: its assignment would miss the new one.
                 self._rebalance.prepare(group, now)
@@ -230,11 +247,7 @@ class Membership:
     # --- SyncGroup ----------------------------------------
 
     def sync(self, ticket: Ticket, request: SyncRequest, now: Now) -> None:
-        shard = self._shard
-        if shard.consumers.classic.serves(request.group_id):
-            shard.consumers.classic.sync(ticket, request, now)
-            return
-        group = shard.groups.get(request.group_id)
+        group = self._groups.get(request.group_id)
         if group is None or group.state is GroupState.EMPTY:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         if group.state is GroupState.DEAD:
@@ -248,22 +261,20 @@ class Membership:
             raise PeerError(ErrorCode.REBALANCE_IN_PROGRESS)
         group.pending_syncs.discard(member.member_id)
         if not group.pending_syncs:
-            shard.disarm(TimerKind.SYNC, group.group_id)
+            self._timers.disarm(TimerKind.SYNC, group.group_id)
         if group.state is GroupState.STABLE:
-            shard.answer(ticket, self._rebalance.synced(group, member))
+            self._writes.answer(ticket, self._rebalance.synced(group, member))
             return
         displaced, member.sync_ticket = member.sync_ticket, ticket
         if displaced is not None:
-            shard.answer(displaced, SyncResponse(DISPLACED))
+            self._writes.answer(displaced, SyncResponse(DISPLACED))
         if group.leader_id == member.member_id:
             self._rebalance.store_assignment(group, dict(request.assignments), now)
 
     # --- Heartbeat, LeaveGroup ----------------------------------------
 
     def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatResponse:
-        if self._shard.consumers.classic.serves(request.group_id):
-            return self._shard.consumers.classic.heartbeat(request, now)
-        group = self._shard.groups.get(request.group_id)
+        group = self._groups.get(request.group_id)
         if group is None:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         if group.state is GroupState.DEAD:
@@ -277,9 +288,7 @@ class Membership:
         return HeartbeatResponse()
 
     def leave(self, request: LeaveRequest, now: Now) -> LeaveResponse:
-        if self._shard.consumers.classic.serves(request.group_id):
-            return self._shard.consumers.classic.leave(request, now)
-        group = self._shard.groups.get(request.group_id)
+        group = self._groups.get(request.group_id)
         if group is None:
             return LeaveResponse(
                 members=tuple(LeftMember(*each, ErrorCode.UNKNOWN_MEMBER_ID) for each in request.members)
@@ -313,7 +322,7 @@ class Membership:
     # --- time ----------------------------------------
 
     def on_session_timeout(self, group_id: str, member_id: str, now: Now) -> None:
-        group = self._shard.groups.get(group_id)
+        group = self._groups.get(group_id)
         if group is None:
             return
         member = group.members.get(member_id)
@@ -335,14 +344,8 @@ class Membership:
         """The group was just loaded: each member has one session timeout to send a heartbeat."""
         for member in group.members.values():
             self._rebalance.keep_alive(group, member, now)
-        if len(group.members) > self._shard.settings.max_size:
+        if len(group.members) > self._max_size:
             self._rebalance.prepare(group, now)
-
-    def unload(self, group: Group, now: Now) -> None:
-        """Another broker coordinates the group now: all waiting members must look it up."""
-        group.transition(Step.REMOVED, now.wall_ms)
-        for member in group.members.values():
-            self._rebalance.fail_parked_requests(group, member, ErrorCode.NOT_COORDINATOR, member_id=member.member_id)
 
 
 def _differs(asked: str | None, actual: str | None) -> bool:

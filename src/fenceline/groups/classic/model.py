@@ -114,6 +114,10 @@ class Group:
     # --- reading ----------------------------------------
 
     @property
+    def is_empty(self) -> bool:
+        return self.state is GroupState.EMPTY
+
+    @property
     def is_consumer_group(self) -> bool:
         return self.protocol_type == CONSUMER_PROTOCOL_TYPE
 
@@ -188,7 +192,7 @@ class Group:
         if member.group_instance_id is not None:
             assert member.group_instance_id not in self.static_members, "one member per instance id"
             self.static_members[member.group_instance_id] = member.member_id
-        assert member.member_id not in self.members, "a member joins once"
+        assert member.member_id not in self.members, f"member {member.member_id} joins group {self.group_id} once"
         self.members[member.member_id] = member
         self.leader_id = self.leader_id or member.member_id
         self._count(member.protocols, 1)
@@ -219,6 +223,7 @@ class Group:
 
     def park_join(self, member: Member, ticket: Ticket) -> Ticket | None:
         """Park a JoinGroup until the join phase ends. Returns the ticket that it displaces."""
+        assert self.members.get(member.member_id) is member, f"{member.member_id} is no member of group {self.group_id}"
         displaced, member.join_ticket = member.join_ticket, ticket
         self._parked_joins += displaced is None
         return displaced
@@ -232,6 +237,7 @@ class Group:
         """A static member returned under a new id: same place, assignment and leadership."""
         old_member_id = member.member_id
         assert member.group_instance_id is not None, "only static members are replaced"
+        assert new_member_id not in self.members, f"member id {new_member_id} is new in group {self.group_id}"
         # The order of members is the order of joining: keep the place.
         self.members = {
             (new_member_id if member_id == old_member_id else member_id): other
@@ -258,6 +264,9 @@ class Group:
         return True
 
     def start_generation(self, now_ms: int) -> None:
+        assert all(member.join_ticket is not None or member.is_static for member in self.members.values()), (
+            f"group {self.group_id}: a dynamic member that did not join is in no generation"
+        )
         self.generation += 1
         self.pending_syncs.clear()
         if self.members:

@@ -6,27 +6,33 @@ and the commit of an assignment are the only places where a group with members c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from fenceline.errors import ErrorCode
 from fenceline.groups.classic.model import Group, Member
+from fenceline.groups.classic.records import group_record
 from fenceline.groups.classic.states import GroupState, Step
-from fenceline.groups.clock import Now
-from fenceline.groups.messages import NO_MEMBER_ID, JoinResponse, SyncResponse, Ticket
-from fenceline.groups.timers import TimerKind
-
-if TYPE_CHECKING:
-    from fenceline.groups.shard import Shard
+from fenceline.groups.messages import NO_MEMBER_ID, JoinResponse, Now, SyncResponse, Ticket
+from fenceline.groups.timers import PartitionTimers, TimerKind
+from fenceline.groups.writes import OnComplete, Writes, no_callback
 
 DISPLACED: Final = ErrorCode.REBALANCE_IN_PROGRESS
 """The error of a parked request when the same member has sent another one."""
 
 
 class Rebalance:
-    __slots__ = ("_shard",)
+    """Of the classic groups of one shard."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    __slots__ = ("_groups", "_initial_delay_ms", "_timers", "_writes")
+
+    def __init__(
+        self, groups: Mapping[str, Group], initial_delay_ms: int, writes: Writes, timers: PartitionTimers
+    ) -> None:
+        self._groups = groups
+        self._initial_delay_ms = initial_delay_ms
+        self._writes = writes
+        self._timers = timers
 
     # --- the join phase ----------------------------------------
 
@@ -38,27 +44,26 @@ class Rebalance:
             self.prepare(group, now)
 
     def prepare(self, group: Group, now: Now) -> None:
-        shard = self._shard
         if group.state is GroupState.COMPLETING_REBALANCE:
             for member in group.members.values():
                 member.assignment = b""
             self.answer_syncs(group, now, ErrorCode.REBALANCE_IN_PROGRESS)
         group.pending_syncs.clear()
-        shard.disarm(TimerKind.SYNC, group.group_id)
-        is_initial = group.state is GroupState.EMPTY
+        self._timers.disarm(TimerKind.SYNC, group.group_id)
+        is_initial = group.is_empty
         group.transition(Step.REBALANCE, now.wall_ms)
         group.new_member_added = False
         if is_initial:
-            delay_ms = shard.settings.initial_rebalance_delay_ms
+            delay_ms = self._initial_delay_ms
             group.initial_delay_ms = delay_ms
             group.initial_remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
-            shard.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + delay_ms)
+            self._timers.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + delay_ms)
             return
         group.initial_remaining_ms = None
         if group.all_joined:
             self.complete_join(group, now)
         else:
-            shard.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
+            self._timers.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
 
     def maybe_complete_join(self, group: Group, now: Now) -> None:
         """End the join phase early when all members have joined; an initial rebalance waits for its full delay."""
@@ -70,47 +75,47 @@ class Rebalance:
             self.complete_join(group, now)
 
     def complete_join(self, group: Group, now: Now) -> None:
-        shard = self._shard
-        shard.disarm(TimerKind.JOIN, group.group_id)
+        assert group.state is GroupState.PREPARING_REBALANCE, f"group {group.group_id} has no join phase to complete"
+        self._timers.disarm(TimerKind.JOIN, group.group_id)
         group.initial_remaining_ms = None
         for member in [m for m in group.members.values() if m.join_ticket is None and not m.is_static]:
             self.remove_member(group, member.member_id)
         if not group.elect_joined_leader() and group.members:
             # Only static members are left and none of them has joined: wait for one, or for their sessions to end.
-            shard.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
+            self._timers.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
             return
         group.start_generation(now.wall_ms)
-        if group.state is GroupState.EMPTY:
-            shard.writes.store_group(group)
+        if group.is_empty:
+            self.store(group)
             return
         for member in group.members.values():
             ticket = group.unpark_join(member)
             if ticket is not None:
-                shard.answer(ticket, self.joined(group, member))
+                self._writes.answer(ticket, self.joined(group, member))
             self.keep_alive(group, member, now)
             member.is_new = False
             group.pending_syncs.add(member.member_id)
-        shard.arm(TimerKind.SYNC, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
+        self._timers.arm(TimerKind.SYNC, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
 
     def on_join_timeout(self, group_id: str, now: Now) -> None:
         """The join phase, or one part of the initial delay, is over."""
-        group = self._shard.groups.get(group_id)
+        group = self._groups.get(group_id)
         if group is None or group.state is not GroupState.PREPARING_REBALANCE:
             return
         remaining_ms = group.initial_remaining_ms
         if remaining_ms and group.new_member_added:
             # A member joined during the delay: others may follow, wait once more (KIP-134).
             group.new_member_added = False
-            delay_ms = min(self._shard.settings.initial_rebalance_delay_ms, remaining_ms)
+            delay_ms = min(self._initial_delay_ms, remaining_ms)
             group.initial_remaining_ms = max(remaining_ms - group.initial_delay_ms, 0)
             group.initial_delay_ms = delay_ms
-            self._shard.arm(TimerKind.JOIN, group_id, "", now.monotonic_ms + delay_ms)
+            self._timers.arm(TimerKind.JOIN, group_id, "", now.monotonic_ms + delay_ms)
         else:
             self.complete_join(group, now)
 
     def on_sync_timeout(self, group_id: str, now: Now) -> None:
         """Remove members that joined but never requested their assignment."""
-        group = self._shard.groups.get(group_id)
+        group = self._groups.get(group_id)
         if group is None or group.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             return
         if group.pending_syncs:
@@ -142,6 +147,7 @@ class Rebalance:
 
     def store_assignment(self, group: Group, assignments: dict[str, bytes], now: Now) -> None:
         """The group is stable once the leader's assignment is committed, unless another rebalance began meanwhile."""
+        assert group.state is GroupState.COMPLETING_REBALANCE, f"group {group.group_id} awaits no assignment"
         generation = group.generation
 
         def stored(error: ErrorCode, then: Now) -> None:
@@ -155,13 +161,19 @@ class Rebalance:
             else:
                 group.transition(Step.ASSIGNED, then.wall_ms)
 
-        self._shard.writes.store_group(group, stored, assignments)
+        self.store(group, stored, assignments)
+
+    def store(
+        self, group: Group, on_complete: OnComplete = no_callback, assignments: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Write the group. `assignments`: those to write if the members do not have them yet."""
+        self._writes.begin((group_record(group, assignments),), on_complete)
 
     def answer_syncs(self, group: Group, now: Now, error: ErrorCode) -> None:
         for member in group.members.values():
             ticket, member.sync_ticket = member.sync_ticket, None
             if ticket is not None:
-                self._shard.answer(ticket, SyncResponse(error) if error else self.synced(group, member))
+                self._writes.answer(ticket, SyncResponse(error) if error else self.synced(group, member))
                 self.keep_alive(group, member, now)
 
     @staticmethod
@@ -173,12 +185,12 @@ class Rebalance:
     def keep_alive(self, group: Group, member: Member, now: Now, timeout_ms: int | None = None) -> None:
         """A request proves that the member is alive, a commit as well as a heartbeat: restart its session timeout."""
         timeout_ms = member.session_timeout_ms if timeout_ms is None else timeout_ms
-        self._shard.arm(TimerKind.SESSION, group.group_id, member.member_id, now.monotonic_ms + timeout_ms)
+        self._timers.arm(TimerKind.SESSION, group.group_id, member.member_id, now.monotonic_ms + timeout_ms)
 
     def park_join(self, group: Group, member: Member, ticket: Ticket) -> None:
         displaced = group.park_join(member, ticket)
         if displaced is not None:
-            self._shard.answer(displaced, JoinResponse(DISPLACED, member.member_id))
+            self._writes.answer(displaced, JoinResponse(DISPLACED, member.member_id))
 
     def remove_member(self, group: Group, member_id: str) -> None:
         """Remove a member or a pending one. Its parked requests end with UNKNOWN_MEMBER_ID, so that it rejoins."""
@@ -186,14 +198,35 @@ class Rebalance:
         if member is not None:
             self.fail_parked_requests(group, member, ErrorCode.UNKNOWN_MEMBER_ID)
         group.remove(member_id)
-        self._shard.disarm(TimerKind.SESSION, group.group_id, member_id)
+        self._timers.disarm(TimerKind.SESSION, group.group_id, member_id)
 
     def fail_parked_requests(
         self, group: Group, member: Member, error: ErrorCode, member_id: str = NO_MEMBER_ID
     ) -> None:
         parked = group.unpark_join(member)
         if parked is not None:
-            self._shard.answer(parked, JoinResponse(error, member_id))
+            self._writes.answer(parked, JoinResponse(error, member_id))
         ticket, member.sync_ticket = member.sync_ticket, None
         if ticket is not None:
-            self._shard.answer(ticket, SyncResponse(error))
+            self._writes.answer(ticket, SyncResponse(error))
+
+    def check(self, group: Group) -> None:
+        """Assert the group's own invariants, and that each state has the timers that end it, and no others."""
+        group.check()
+        is_armed, group_id = self._timers.is_armed, group.group_id
+        joins = group.state is GroupState.PREPARING_REBALANCE
+        assert is_armed(TimerKind.JOIN, group_id) == joins, f"group {group_id}, {group.state}: a join phase has an end"
+        waits = bool(group.pending_syncs)
+        assert not waits or is_armed(TimerKind.SYNC, group_id), f"group {group_id} waits for SyncGroup without end"
+        for member in group.members.values():
+            assert member.is_kept_alive_by_waiting or is_armed(TimerKind.SESSION, group_id, member.member_id), (
+                f"member {member.member_id} of group {group_id} has no session"
+            )
+        for member_id in group.pending_joins:
+            assert is_armed(TimerKind.SESSION, group_id, member_id), f"pending member {member_id} has no deadline"
+
+    def unload(self, group: Group, now: Now) -> None:
+        """The group has no coordinator here any more: all waiting members must look it up."""
+        group.transition(Step.REMOVED, now.wall_ms)
+        for member in group.members.values():
+            self.fail_parked_requests(group, member, ErrorCode.NOT_COORDINATOR, member_id=member.member_id)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from fenceline.groups.consumer.model import Partitions
+from fenceline.groups.messages import Partitions
 
 UNIFORM: Final = "uniform"
 RANGE: Final = "range"

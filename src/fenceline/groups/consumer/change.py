@@ -1,6 +1,7 @@
 """One change to a group of the consumer protocol, collected before it is written.
 
-Owns the order of its records, and the response to a client that waits for a change that the log rejected.
+Owns the order of its records, those that remove a member or a group, and the response to a client that waits for a
+change that the log rejected.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from typing import TypeAlias
 
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.groups.classic.model import Group
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
-from fenceline.groups.consumer.messages import ConsumerHeartbeatResponse
 from fenceline.groups.consumer.model import ConsumerGroup
 from fenceline.groups.consumer.replay import applied
 from fenceline.groups.messages import (
+    ConsumerHeartbeatResponse,
     DeleteGroupsResponse,
     JoinResponse,
     KeyValue,
     LeaveResponse,
+    Now,
     Outcome,
     SyncResponse,
 )
@@ -88,4 +89,13 @@ def tombstones(group: ConsumerGroup) -> list[records.ConsumerMeaning]:
         *(records.RegexStored(group_id, regex, None) for regex in sorted(group.regexes)),
         records.OldMetadataStored(group_id, exists=False),
         records.EpochStored(group_id, None),
+    ]
+
+
+def removal_records(group_id: str, member_id: str) -> list[records.ConsumerMeaning]:
+    """The records that remove a member, in order."""
+    return [
+        records.CurrentStored(group_id, member_id, None),
+        records.TargetStored(group_id, member_id, None),
+        records.MemberStored(group_id, member_id, None),
     ]

@@ -1,21 +1,25 @@
-"""Validation of ConsumerGroupHeartbeat requests: codes and messages as in Kafka 4.3.1.
+"""Validation of requests to groups of the consumer protocol: codes and messages as in Kafka 4.3.1.
 
-Owns the checks of a request by itself, and against its member. Changes nothing.
+Owns the checks of a heartbeat by itself and against its member, and of the members that commit and fetch offsets.
+Changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from uuid import UUID
+
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.consumer.messages import ConsumerHeartbeatRequest
 from fenceline.groups.consumer.model import (
     JOINING_EPOCH,
     LEAVING_EPOCH,
     STATIC_LEAVING_EPOCH,
+    ConsumerGroup,
     ConsumerMember,
     Held,
-    Partitions,
 )
 from fenceline.groups.consumer.settings import ConsumerSettings
+from fenceline.groups.messages import ConsumerHeartbeatRequest, Partitions
 from fenceline.groups.names import can_be_stored
 
 
@@ -96,3 +100,45 @@ def _is_part(owned: Partitions | None, held: Held) -> bool:
     return all(partition in held.get(topic_id, {}) for topic_id, used in owned.items() for partition in used) and all(
         topic_id in held for topic_id in owned
     )
+
+
+# --- offsets ----------------------------------------
+
+
+def check_commit(
+    group: ConsumerGroup,
+    member_id: str,
+    epoch: int,
+    partitions: Sequence[tuple[UUID, int]],
+    *,
+    may_be_member: bool,
+) -> None:
+    """Raises PeerError if these offsets must not be committed. A member may commit with an older epoch the
+    partitions it got before (KIP-1251). `may_be_member`: from OffsetCommit v9 on."""
+    if epoch < 0 and group.is_empty:
+        return
+    member = group.members.get(member_id)
+    if member is None:
+        raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
+    if not member.uses_classic and not may_be_member:
+        raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
+    if epoch == member.epoch:
+        return
+    stale = ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH
+    if epoch > member.epoch:
+        raise PeerError(stale)
+    for topic_id, partition in partitions:
+        since = member.epoch_of(topic_id, partition)
+        if since is None or epoch < since:
+            raise PeerError(stale)
+
+
+def check_fetch(group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
+    """Raises PeerError if this member must not fetch offsets."""
+    if member_id is None and epoch < 0:
+        return
+    member = None if member_id is None else group.members.get(member_id)
+    if member is None:
+        raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
+    if epoch != member.epoch:
+        raise PeerError(ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH)

@@ -10,11 +10,9 @@ to join when asked, and to sync after it has joined.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer.change import Change
 from fenceline.groups.consumer.checks import check_not_fenced, unknown_member
 from fenceline.groups.consumer.embedded import (
@@ -24,7 +22,12 @@ from fenceline.groups.consumer.embedded import (
     without_epochs,
     write_assignment,
 )
+from fenceline.groups.consumer.groups import ConsumerGroups
+from fenceline.groups.consumer.membership import ConsumerMembership
+from fenceline.groups.consumer.migration import Migration
 from fenceline.groups.consumer.model import ClassicMember, ConsumerGroup, ConsumerMember, MemberState
+from fenceline.groups.consumer.subscriptions import Subscriptions
+from fenceline.groups.consumer.targets import Targets
 from fenceline.groups.messages import (
     NO_MEMBER_ID,
     HeartbeatRequest,
@@ -34,44 +37,45 @@ from fenceline.groups.messages import (
     LeaveRequest,
     LeaveResponse,
     LeftMember,
+    Now,
     SyncRequest,
     SyncResponse,
     Ticket,
 )
-from fenceline.groups.timers import TimerKind
-
-if TYPE_CHECKING:
-    from fenceline.groups.consumer.groups import ConsumerGroups
+from fenceline.groups.timers import PartitionTimers, TimerKind
+from fenceline.groups.writes import Writes
 
 
 class ClassicMembers:
     """The classic requests of one shard to groups of the consumer protocol. They raise PeerError before anything has
     changed."""
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_groups", "_membership", "_migration", "_subscriptions", "_targets", "_timers", "_writes")
 
-    def __init__(self, groups: ConsumerGroups) -> None:
+    def __init__(
+        self,
+        groups: ConsumerGroups,
+        subscriptions: Subscriptions,
+        targets: Targets,
+        migration: Migration,
+        membership: ConsumerMembership,
+        writes: Writes,
+        timers: PartitionTimers,
+    ) -> None:
         self._groups = groups
-
-    def serves(self, group_id: str) -> bool:
-        """Whether it is a group of the consumer protocol with members."""
-        group = self._groups.groups.get(group_id)
-        return group is not None and not group.is_empty
-
-    def remove_if_empty(self, group_id: str, now: Now) -> None:
-        """Delete an empty group of the consumer protocol, so that a classic one can have its name."""
-        group = self._groups.groups.get(group_id)
-        if group is not None and group.is_empty:
-            self._groups.remove(group, now)
+        self._subscriptions = subscriptions
+        self._targets = targets
+        self._migration = migration
+        self._membership = membership
+        self._writes = writes
+        self._timers = timers
 
     # --- JoinGroup ----------------------------------------
 
-    def join(self, ticket: Ticket, request: JoinRequest, now: Now) -> None:
-        groups = self._groups
-        membership = groups.membership
-        group = groups.groups[request.group_id]
+    def join(self, group: ConsumerGroup, ticket: Ticket, request: JoinRequest, now: Now) -> None:
+        groups, membership = self._groups, self._membership
         is_unknown = request.member_id == NO_MEMBER_ID
-        member_id = groups.shard.new_consumer_id() if is_unknown else request.member_id
+        member_id = membership.new_member_id() if is_unknown else request.member_id
         membership.check_not_full(group, member_id)
         names = (name for name, _ in request.protocols)
         if (
@@ -81,7 +85,7 @@ class ClassicMembers:
         ):
             raise PeerError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if is_unknown and request.group_instance_id is None and request.must_know_member_id:
-            groups.shard.answer(ticket, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+            self._writes.answer(ticket, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
             return
         try:
             wants = read_subscription(request.protocols[0][1])
@@ -89,7 +93,7 @@ class ClassicMembers:
             raise PeerError(ErrorCode.UNKNOWN_SERVER_ERROR) from None
         change = Change(group)
         known = group.static_member(request.group_instance_id)
-        is_downgrade = groups.migration.may_downgrade_with(group, known)
+        is_downgrade = self._migration.may_downgrade_with(group, known)
         if request.group_instance_id is None:
             member = group.members.get(member_id) or ConsumerMember(member_id)
         else:
@@ -107,8 +111,8 @@ class ClassicMembers:
             client_host=request.client_host,
             classic=ClassicMember(request.session_timeout_ms, request.protocols),
         )
-        subscribed = groups.subscriptions.subscribe(change, member, updated)
-        groups.targets.refresh(change, subscribed.has_changed)
+        subscribed = self._subscriptions.subscribe(change, member, updated)
+        self._targets.refresh(change, subscribed.has_changed)
         owned = by_id(wants.owned, groups.image)
 
         def answer(joined: ConsumerMember) -> JoinResponse:
@@ -122,24 +126,22 @@ class ClassicMembers:
         if is_downgrade:
             is_outdated = change.group.epoch > change.group.assignment_epoch
             if not is_outdated:
-                updated = groups.targets.reconcile(change, updated, owned, subscribed.has_changed, now)
+                updated = self._targets.reconcile(change, updated, owned, subscribed.has_changed, now)
             left = list(change.group.members.values())
-            groups.migration.downgrade(
-                change, left, now, rebalances=is_outdated, ticket=ticket, outcome=answer(updated)
-            )
+            self._migration.downgrade(change, left, now, rebalances=is_outdated, ticket=ticket, outcome=answer(updated))
             return
-        groups.targets.compute(change, now)
-        updated = groups.targets.reconcile(change, updated, owned, subscribed.has_changed, now)
-        groups.shard.disarm(TimerKind.JOIN, request.group_id, member_id)
-        groups.arm(TimerKind.SESSION, request.group_id, member_id, now, request.session_timeout_ms)
-        groups.arm(TimerKind.SYNC, request.group_id, member_id, now, request.rebalance_timeout_ms)
+        self._targets.compute(change, now)
+        updated = self._targets.reconcile(change, updated, owned, subscribed.has_changed, now)
+        self._timers.disarm(TimerKind.JOIN, request.group_id, member_id)
+        groups.keep_alive(group, updated, now)
+        sync_ms = now.monotonic_ms + request.rebalance_timeout_ms
+        self._timers.arm(TimerKind.SYNC, request.group_id, member_id, sync_ms)
         groups.commit(change, now, ticket, answer(updated))
 
     # --- SyncGroup ----------------------------------------
 
-    def sync(self, ticket: Ticket, request: SyncRequest, now: Now) -> None:
+    def sync(self, group: ConsumerGroup, ticket: Ticket, request: SyncRequest, now: Now) -> None:
         groups = self._groups
-        group = groups.groups[request.group_id]
         member, classic = self._member(group, request.member_id, request.group_instance_id)
         if member.epoch != request.generation:
             raise PeerError(ErrorCode.ILLEGAL_GENERATION)
@@ -151,8 +153,8 @@ class ClassicMembers:
         if group.assignment_epoch > member.epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
             self._ask_to_join(group, member, now)
             raise PeerError(ErrorCode.REBALANCE_IN_PROGRESS)
-        groups.shard.disarm(TimerKind.SYNC, request.group_id, member.member_id)
-        groups.membership.keep_alive(group, member, now)
+        self._timers.disarm(TimerKind.SYNC, request.group_id, member.member_id)
+        groups.keep_alive(group, member, now)
         try:
             version = read_subscription(metadata).version
         except MalformedSubscription:
@@ -163,14 +165,13 @@ class ClassicMembers:
 
     # --- Heartbeat, LeaveGroup ----------------------------------------
 
-    def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatResponse:
+    def heartbeat(self, group: ConsumerGroup, request: HeartbeatRequest, now: Now) -> HeartbeatResponse:
         """Asks the member to rejoin if the target is newer than its assignment, if it has to revoke partitions, and if
         the partitions it waits for are free."""
-        group = self._groups.groups[request.group_id]
         member, _ = self._member(group, request.member_id, request.group_instance_id)
         if member.epoch != request.generation:
             raise PeerError(ErrorCode.ILLEGAL_GENERATION)
-        self._groups.membership.keep_alive(group, member, now)
+        self._groups.keep_alive(group, member, now)
         if (
             member.epoch < group.assignment_epoch
             or member.state is MemberState.UNREVOKED_PARTITIONS
@@ -180,9 +181,8 @@ class ClassicMembers:
             return HeartbeatResponse(ErrorCode.REBALANCE_IN_PROGRESS)
         return HeartbeatResponse()
 
-    def leave(self, request: LeaveRequest, now: Now) -> LeaveResponse:
+    def leave(self, group: ConsumerGroup, request: LeaveRequest, now: Now) -> LeaveResponse:
         """An administrator can also remove members of the consumer protocol this way."""
-        group = self._groups.groups[request.group_id]
         left: list[LeftMember] = []
         going: dict[str, ConsumerMember] = {}
         for member_id, instance_id in request.members:
@@ -203,7 +203,7 @@ class ClassicMembers:
             going[found.member_id] = found
             left.append(LeftMember(member_id, instance_id, ErrorCode.NONE))
         if going:
-            self._groups.migration.fence(group, tuple(going.values()), now)
+            self._migration.fence(group, tuple(going.values()), now)
         return LeaveResponse(members=tuple(left))
 
     # --- small parts ----------------------------------------
@@ -223,6 +223,6 @@ class ClassicMembers:
 
     def _ask_to_join(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
         """Its time to join starts when it is first asked."""
-        shard = self._groups.shard
-        if not shard.is_armed(TimerKind.JOIN, group.group_id, member.member_id):
-            self._groups.arm(TimerKind.JOIN, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
+        if not self._timers.is_armed(TimerKind.JOIN, group.group_id, member.member_id):
+            deadline_ms = now.monotonic_ms + member.rebalance_timeout_ms
+            self._timers.arm(TimerKind.JOIN, group.group_id, member.member_id, deadline_ms)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from fenceline.groups.consumer.model import Partitions
+from fenceline.groups.messages import Partitions
 from fenceline.metadata.image import MetadataImage
 
 _HIGHEST_VERSION: Final = 3

@@ -2,45 +2,40 @@
 
 Owns how a change gets into the log: it is collected in a `Change`, applied to the group at once, appended as one batch,
 and undone if the log rejects it. `consumer.membership`, `consumer.classic_members` and `consumer.migration` decide the
-changes. Never appends by itself (see `shard`).
+changes. Never appends by itself (see `writes`).
 
 Invariants: a change that a client saw is in the log; a response is sent when all writes before it are complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
-from uuid import UUID
+from typing import Final
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE, Group
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
 from fenceline.groups.consumer.change import Change, rejected_outcome, tombstones
-from fenceline.groups.consumer.classic_members import ClassicMembers
-from fenceline.groups.consumer.membership import ConsumerMembership
-from fenceline.groups.consumer.messages import DescribedConsumerGroup, DescribedConsumerMember
-from fenceline.groups.consumer.migration import Migration
-from fenceline.groups.consumer.model import GROUP_TYPE, ConsumerGroup, ConsumerMember, MemberState
-from fenceline.groups.consumer.replay import applied
+from fenceline.groups.consumer.model import (
+    GROUP_TYPE,
+    ConsumerGroup,
+    ConsumerMember,
+    DescribedConsumerGroup,
+    DescribedConsumerMember,
+)
 from fenceline.groups.consumer.settings import (
     ASSIGNMENT_INTERVAL_CONFIG,
     HEARTBEAT_INTERVAL_CONFIG,
     SESSION_TIMEOUT_CONFIG,
     ConsumerSettings,
 )
-from fenceline.groups.consumer.subscriptions import Subscriptions
-from fenceline.groups.consumer.targets import Targets
 from fenceline.groups.consumer.topics import TopicHashes
-from fenceline.groups.messages import ListedGroup, Outcome, Ticket
-from fenceline.groups.timers import TimerKey, TimerKind
-from fenceline.metadata.image import ConfigResourceType
-
-if TYPE_CHECKING:
-    from fenceline.groups.shard import Shard
-    from fenceline.metadata.image import MetadataImage
+from fenceline.groups.messages import ListedGroup, Now, Outcome, Ticket
+from fenceline.groups.timers import PartitionTimers, TimerKind
+from fenceline.groups.writes import Writes
+from fenceline.metadata.image import ConfigResourceType, MetadataImage
 
 
 @dataclass(slots=True)
@@ -56,14 +51,24 @@ class _Undo:
 
 
 class ConsumerGroups:
-    def __init__(self, shard: Shard, image: Callable[[], MetadataImage], hashes: TopicHashes) -> None:
-        self.shard = shard
-        self.groups: dict[str, ConsumerGroup] = {}
-        self.membership: Final = ConsumerMembership(self)
-        self.subscriptions: Final = Subscriptions(self)
-        self.targets: Final = Targets(self)
-        self.classic: Final = ClassicMembers(self)
-        self.migration: Final = Migration(self)
+    def __init__(
+        self,
+        groups: dict[str, ConsumerGroup],
+        classic: dict[str, Group],
+        foreign: AbstractSet[str],
+        settings: ConsumerSettings,
+        writes: Writes,
+        timers: PartitionTimers,
+        image: Callable[[], MetadataImage],
+        hashes: TopicHashes,
+    ) -> None:
+        """`classic` and `foreign` (share and streams): the groups of the other kinds, for migration and names."""
+        self.groups: Final = groups
+        self.settings: Final = settings
+        self._classic = classic
+        self._foreign = foreign
+        self._writes = writes
+        self._timers = timers
         self._image = image
         self._hashes = hashes
         self._undos: dict[str, list[_Undo]] = {}
@@ -71,10 +76,6 @@ class ConsumerGroups:
         """By group: the topics for which its metadata hash was last checked."""
 
     # --- what the cluster says ----------------------------------------
-
-    @property
-    def settings(self) -> ConsumerSettings:
-        return self.shard.settings.consumer
 
     @property
     def image(self) -> MetadataImage:
@@ -122,26 +123,28 @@ class ConsumerGroups:
         self._undos.setdefault(group_id, []).append(undo)
         self._put(group_id, None if change.becomes is not None else change.group)
         for meaning in change.meanings:
-            if (
+            if isinstance(meaning, records.CurrentStored) and undo.group is not None and change.becomes is None:
+                change.group.check_step(undo.group, meaning.member_id)
+            elif (
                 isinstance(meaning, records.MemberStored)
                 and meaning.value is None
                 and meaning.member_id not in change.group.members
             ):
                 self._disarm_all(group_id, meaning.member_id)
         if change.replaces is not None:
-            self.shard.groups.pop(group_id, None)
+            self._classic.pop(group_id, None)
         if change.becomes is not None:
-            self.shard.groups[group_id] = change.becomes
+            self._classic[group_id] = change.becomes
 
         def on_complete(error: ErrorCode, now: Now) -> None:
             if ticket is not None and outcome is not None:
                 why = error or undo.error
-                self.shard.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
+                self._writes.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
 
         def on_decision(error: ErrorCode, now: Now) -> None:
             self._decided(group_id, undo, change, error, now)
 
-        self.shard.writes.begin(batch, on_complete, on_decision)
+        self._writes.begin(batch, on_complete, on_decision)
 
     def respond_when_idle(self, ticket: Ticket, outcome: Outcome, group_ids: Iterable[str]) -> None:
         """Respond once no pending write is left that the response may depend on: changes of these groups. If one of
@@ -150,13 +153,14 @@ class ConsumerGroups:
 
         def on_idle(error: ErrorCode) -> None:
             why = error or next((undo.error for undo in rests_on if undo.error), ErrorCode.NONE)
-            self.shard.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
+            self._writes.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
 
-        if not self.shard.writes.when_idle(on_idle):
-            self.shard.answer(ticket, outcome)
+        if not self._writes.when_idle(on_idle):
+            self._writes.answer(ticket, outcome)
 
     def remove(self, group: ConsumerGroup, now: Now) -> None:
-        """Delete an empty group; the shard owns its offsets."""
+        """Delete an empty group; `removals` owns its offsets."""
+        assert group.is_empty, f"group {group.group_id} has members and cannot be deleted"
         change = Change(group)
         for meaning in tombstones(group):
             change.add(meaning)
@@ -180,15 +184,15 @@ class ConsumerGroups:
         if not error or undo.is_void:
             return
         self._checked_topics.pop(group_id, None)
-        if change.becomes is not None and self.shard.groups.get(group_id) is change.becomes:
-            del self.shard.groups[group_id]
-        if group_id not in self.shard.groups:
+        if change.becomes is not None and self._classic.get(group_id) is change.becomes:
+            del self._classic[group_id]
+        if group_id not in self._classic:
             # Otherwise it was an empty one, and a classic group has its name now.
             self._put(group_id, undo.group)
             if undo.group is not None:
                 self._watch(undo.group, now)
         if undo.classic is not None:
-            self.shard.groups[group_id] = undo.classic
+            self._classic[group_id] = undo.classic
         if change.on_rejected is not None:
             change.on_rejected(now)
 
@@ -200,16 +204,7 @@ class ConsumerGroups:
         if group is None or group.is_empty:
             self._checked_topics.pop(group_id, None)  # it refers to the metadata of that time
 
-    # --- replay, life and end ----------------------------------------
-
-    def replay(self, meaning: records.ConsumerMeaning) -> None:
-        """Apply one record of the log."""
-        group_id = meaning.group_id
-        after = applied(self.groups.get(group_id), meaning)
-        self._put(group_id, after)
-        if after is not None:
-            # A group without members that exists for its offsets, which came first.
-            self.shard.groups.pop(group_id, None)
+    # --- life and end ----------------------------------------
 
     def resume(self, now: Now) -> None:
         """The groups were just loaded: each member has one session timeout to send a heartbeat."""
@@ -219,10 +214,24 @@ class ConsumerGroups:
     def _watch(self, group: ConsumerGroup, now: Now) -> None:
         """Arm the timers that remove a member that is silent, or that does not revoke its partitions."""
         for member in group.members.values():
-            if not self.shard.is_armed(TimerKind.SESSION, group.group_id, member.member_id):
-                self.membership.keep_alive(group, member, now)
-            if _must_revoke(member) and not self.shard.is_armed(TimerKind.REBALANCE, group.group_id, member.member_id):
-                self.arm(TimerKind.REBALANCE, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
+            if not self._timers.is_armed(TimerKind.SESSION, group.group_id, member.member_id):
+                self.keep_alive(group, member, now)
+            if member.must_revoke and not self._timers.is_armed(TimerKind.REBALANCE, group.group_id, member.member_id):
+                deadline_ms = now.monotonic_ms + member.rebalance_timeout_ms
+                self._timers.arm(TimerKind.REBALANCE, group.group_id, member.member_id, deadline_ms)
+
+    def check(self) -> None:
+        """Assert the invariants of each group, and that its members have the timers that end them."""
+        for group_id, group in self.groups.items():
+            group.check()
+            assert group_id not in self._classic, f"group {group_id} is of two kinds"
+            for member in group.members.values():
+                assert self._timers.is_armed(TimerKind.SESSION, group_id, member.member_id), (
+                    f"member {member.member_id} of group {group_id} has no session"
+                )
+                assert not member.must_revoke or self._timers.is_armed(
+                    TimerKind.REBALANCE, group_id, member.member_id
+                ), f"member {member.member_id} of group {group_id} may revoke without end"
 
     def unload(self) -> None:
         """Another broker coordinates them now."""
@@ -230,29 +239,17 @@ class ConsumerGroups:
         self._undos.clear()
         self._checked_topics.clear()
 
-    def arm(self, kind: TimerKind, group_id: str, member_id: str, now: Now, delay_ms: int) -> None:
-        self.shard.arm(kind, group_id, member_id, now.monotonic_ms + delay_ms)
+    def keep_alive(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
+        """Restart the member's session timeout."""
+        timeout_ms = (
+            self.session_timeout_ms(group.group_id) if member.classic is None else member.classic.session_timeout_ms
+        )
+        self._timers.arm(TimerKind.SESSION, group.group_id, member.member_id, now.monotonic_ms + timeout_ms)
 
     def _disarm_all(self, group_id: str, member_id: str) -> None:
         """Cancel all timers of this member."""
         for kind in (TimerKind.SESSION, TimerKind.REBALANCE, TimerKind.JOIN, TimerKind.SYNC):
-            self.shard.disarm(kind, group_id, member_id)
-
-    def on_timer(self, key: TimerKey, now: Now) -> None:
-        """A member was silent for too long, or missed its revocation deadline."""
-        group = self.groups.get(key.group_id)
-        member = None if group is None else group.members.get(key.member_id)
-        if group is None or member is None:
-            return
-        if key.kind is TimerKind.REBALANCE and not _must_revoke(member):
-            return
-        if key.kind in (TimerKind.JOIN, TimerKind.SYNC) and not member.uses_classic:
-            return  # it changed its protocol since
-        try:
-            self.migration.fence(group, (member,), now)
-        except PeerError:
-            # The subscriptions of the remaining members cannot be read: they cannot become a classic group.
-            self.migration.remove_members(group, (member,), now)
+            self._timers.disarm(kind, group_id, member_id)
 
     # --- groups as a whole ----------------------------------------
 
@@ -264,9 +261,7 @@ class ConsumerGroups:
         """Raises PeerError GROUP_ID_NOT_FOUND."""
         group = self.groups.get(group_id)
         if group is None:
-            known = group_id in self.shard.groups or group_id in self.shard.foreign_groups
-            why = "is not a consumer group" if known else "not found"
-            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
+            raise self.not_found(group_id)
         return DescribedConsumerGroup(
             group_id,
             group.state.value,
@@ -279,46 +274,7 @@ class ConsumerGroups:
             ),
         )
 
-    # --- offsets ----------------------------------------
-
-    def check_commit(
-        self,
-        group: ConsumerGroup,
-        member_id: str,
-        epoch: int,
-        partitions: Sequence[tuple[UUID, int]],
-        *,
-        may_be_member: bool,
-    ) -> None:
-        """Raises PeerError if these offsets must not be committed. A member may commit with an older epoch the
-        partitions it got before (KIP-1251). `may_be_member`: from OffsetCommit v9 on."""
-        if epoch < 0 and group.is_empty:
-            return
-        member = group.members.get(member_id)
-        if member is None:
-            raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
-        if not member.uses_classic and not may_be_member:
-            raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
-        if epoch == member.epoch:
-            return
-        stale = ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH
-        if epoch > member.epoch:
-            raise PeerError(stale)
-        for topic_id, partition in partitions:
-            since = member.epoch_of(topic_id, partition)
-            if since is None or epoch < since:
-                raise PeerError(stale)
-
-    def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
-        """Raises PeerError if this member must not fetch offsets."""
-        if member_id is None and epoch < 0:
-            return
-        member = None if member_id is None else group.members.get(member_id)
-        if member is None:
-            raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
-        if epoch != member.epoch:
-            raise PeerError(ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH)
-
-
-def _must_revoke(member: ConsumerMember) -> bool:
-    return member.state is MemberState.UNREVOKED_PARTITIONS and not member.uses_classic
+    def not_found(self, group_id: str) -> PeerError:
+        known = group_id in self._classic or group_id in self._foreign
+        why = "is not a consumer group" if known else "not found"
+        return PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")

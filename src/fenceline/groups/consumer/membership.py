@@ -22,15 +22,14 @@ partitions and returns the assignment. Each step may add records to the one chan
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
-from fenceline.groups.consumer.change import Change
+from fenceline.groups.consumer.change import Change, removal_records
 from fenceline.groups.consumer.checks import check_member_epoch, check_not_fenced, unknown_member
-from fenceline.groups.consumer.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse
+from fenceline.groups.consumer.groups import ConsumerGroups
+from fenceline.groups.consumer.migration import Migration
 from fenceline.groups.consumer.model import (
     JOINING_EPOCH,
     LEAVING_EPOCH,
@@ -39,22 +38,28 @@ from fenceline.groups.consumer.model import (
     ConsumerGroup,
     ConsumerMember,
     Held,
-    Partitions,
 )
-from fenceline.groups.messages import Ticket
-from fenceline.groups.timers import TimerKind
-
-if TYPE_CHECKING:
-    from fenceline.groups.consumer.groups import ConsumerGroups
+from fenceline.groups.consumer.subscriptions import Subscriptions
+from fenceline.groups.consumer.targets import Targets
+from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Now, Partitions, Ticket
+from fenceline.groups.timers import TimerKey, TimerKind
+from fenceline.ids import encode_uuid, random_id
+from fenceline.rng import Rng
 
 
 class ConsumerMembership:
     """The heartbeats of one shard. They raise PeerError before anything has changed."""
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_groups", "_migration", "_rng", "_subscriptions", "_targets")
 
-    def __init__(self, groups: ConsumerGroups) -> None:
+    def __init__(
+        self, groups: ConsumerGroups, subscriptions: Subscriptions, targets: Targets, migration: Migration, rng: Rng
+    ) -> None:
         self._groups = groups
+        self._subscriptions = subscriptions
+        self._targets = targets
+        self._migration = migration
+        self._rng = rng
 
     # --- the heartbeat ----------------------------------------
 
@@ -64,9 +69,9 @@ class ConsumerMembership:
             return
         groups = self._groups
         is_joining = request.member_epoch == JOINING_EPOCH
-        change = groups.migration.group_for_heartbeat(request.group_id, is_joining)
+        change = self._migration.group_for_heartbeat(request.group_id, is_joining)
         self.check_not_full(change.group, request.member_id)
-        member_id = request.member_id or groups.shard.new_consumer_id()
+        member_id = request.member_id or self.new_member_id()
         if request.instance_id is None:
             member = self._dynamic(change.group, member_id, request, is_joining)
         else:
@@ -91,11 +96,11 @@ class ConsumerMembership:
             client_host=request.client_host,
             classic=None,
         )
-        subscribed = groups.subscriptions.subscribe(change, member, updated)
-        groups.targets.refresh(change, subscribed.needs_epoch)
-        groups.targets.compute(change, now)
-        updated = groups.targets.reconcile(change, updated, request.owned, subscribed.has_changed, now)
-        groups.arm(TimerKind.SESSION, request.group_id, member_id, now, groups.session_timeout_ms(request.group_id))
+        subscribed = self._subscriptions.subscribe(change, member, updated)
+        self._targets.refresh(change, subscribed.needs_epoch)
+        self._targets.compute(change, now)
+        updated = self._targets.reconcile(change, updated, request.owned, subscribed.has_changed, now)
+        groups.keep_alive(change.group, updated, now)
         is_sent = is_joining or request.is_full or updated.assigned != member.assigned
         groups.commit(
             change,
@@ -108,8 +113,8 @@ class ConsumerMembership:
                 assignment=_to_response(updated.assigned) if is_sent else None,
             ),
         )
-        groups.migration.converted(change, now)
-        groups.subscriptions.resolve_regexes(
+        self._migration.converted(change, now)
+        self._subscriptions.resolve_regexes(
             request.group_id, subscribed.brings_new_regex, bool(updated.subscribed_regex), now
         )
 
@@ -178,8 +183,7 @@ class ConsumerMembership:
         groups, group_id = self._groups, request.group_id
         group = groups.groups.get(group_id)
         if group is None:
-            groups.describe(group_id)  # raises the reason
-            raise AssertionError("the group is not a consumer group")
+            raise groups.not_found(group_id)
         if request.instance_id is None:
             member = group.members.get(request.member_id)
             if member is None:
@@ -191,32 +195,36 @@ class ConsumerMembership:
             check_not_fenced(member, request.member_id, request.instance_id)
         answer = ConsumerHeartbeatResponse(member_id=request.member_id, member_epoch=request.member_epoch)
         if request.instance_id is None or request.member_epoch == LEAVING_EPOCH:
-            groups.migration.fence(group, (member,), now, ticket, answer)
+            self._migration.fence(group, (member,), now, ticket, answer)
             return
         change = Change(group)
         away = replace(member, epoch=STATIC_LEAVING_EPOCH, assigned=_at_epoch_zero(member.assigned), revoking=NONE_HELD)
         change.add(records.current_stored(group_id, away))
         groups.commit(change, now, ticket, answer)
 
+    # --- time ----------------------------------------
+
+    def on_timer(self, key: TimerKey, now: Now) -> None:
+        """A member was silent for too long, or missed its revocation deadline."""
+        group = self._groups.groups.get(key.group_id)
+        member = None if group is None else group.members.get(key.member_id)
+        if group is None or member is None:
+            return
+        if key.kind is TimerKind.REBALANCE and not member.must_revoke:
+            return
+        if key.kind in (TimerKind.JOIN, TimerKind.SYNC) and not member.uses_classic:
+            return  # it changed its protocol since
+        try:
+            self._migration.fence(group, (member,), now)
+        except PeerError:
+            # The subscriptions of the remaining members cannot be read: they cannot become a classic group.
+            self._migration.remove_members(group, (member,), now)
+
     # --- small parts ----------------------------------------
 
-    def keep_alive(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
-        """Restart the session timeout."""
-        timeout_ms = (
-            self._groups.session_timeout_ms(group.group_id)
-            if member.classic is None
-            else member.classic.session_timeout_ms
-        )
-        self._groups.arm(TimerKind.SESSION, group.group_id, member.member_id, now, timeout_ms)
-
-
-def removal_records(group_id: str, member_id: str) -> list[records.ConsumerMeaning]:
-    """The records that remove a member, in order."""
-    return [
-        records.CurrentStored(group_id, member_id, None),
-        records.TargetStored(group_id, member_id, None),
-        records.MemberStored(group_id, member_id, None),
-    ]
+    def new_member_id(self) -> str:
+        """Of a member that did not generate its own: in the form of Kafka's ids."""
+        return encode_uuid(random_id(self._rng))
 
 
 def _at_epoch_zero(held: Held) -> Held:

@@ -16,15 +16,16 @@ An empty group of either protocol does not block the other one: it is deleted, i
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE, Group, Member
+from fenceline.groups.classic.rebalance import Rebalance
+from fenceline.groups.classic.records import group_record, group_tombstone
 from fenceline.groups.classic.states import GroupState
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
-from fenceline.groups.consumer.change import Change, tombstones
+from fenceline.groups.consumer.change import Change, removal_records, tombstones
 from fenceline.groups.consumer.embedded import (
     MalformedSubscription,
     by_id,
@@ -32,32 +33,43 @@ from fenceline.groups.consumer.embedded import (
     read_subscription,
     write_assignment,
 )
-from fenceline.groups.consumer.membership import removal_records
-from fenceline.groups.consumer.model import ClassicMember, ConsumerGroup, ConsumerMember, Held, Partitions
-from fenceline.groups.messages import Outcome, Ticket
-from fenceline.groups.records import group_record, group_tombstone
-from fenceline.groups.timers import TimerKind
-
-if TYPE_CHECKING:
-    from fenceline.groups.consumer.groups import ConsumerGroups
+from fenceline.groups.consumer.groups import ConsumerGroups
+from fenceline.groups.consumer.model import ClassicMember, ConsumerGroup, ConsumerMember, Held
+from fenceline.groups.messages import Now, Outcome, Partitions, Ticket
+from fenceline.groups.timers import PartitionTimers, TimerKind
 
 
 class Migration:
-    __slots__ = ("_groups",)
+    """Of the groups of one shard."""
 
-    def __init__(self, groups: ConsumerGroups) -> None:
+    __slots__ = ("_classic", "_classic_max_size", "_foreign", "_groups", "_rebalance", "_timers")
+
+    def __init__(
+        self,
+        groups: ConsumerGroups,
+        classic: Mapping[str, Group],
+        foreign: AbstractSet[str],
+        rebalance: Rebalance,
+        timers: PartitionTimers,
+        classic_max_size: int,
+    ) -> None:
+        """`classic` and `foreign` (share and streams): the groups of the other kinds."""
         self._groups = groups
+        self._classic = classic
+        self._foreign = foreign
+        self._rebalance = rebalance
+        self._timers = timers
+        self._classic_max_size = classic_max_size
 
     # --- up ----------------------------------------
 
     def group_for_heartbeat(self, group_id: str, is_joining: bool) -> Change:
         """The group, a new one, or one that replaces a classic one. Raises PeerError."""
-        groups = self._groups
-        group = groups.groups.get(group_id)
+        group = self._groups.groups.get(group_id)
         if group is not None:
             return Change(group)
-        classic = groups.shard.groups.get(group_id)
-        if classic is None and group_id not in groups.shard.foreign_groups:
+        classic = self._classic.get(group_id)
+        if classic is None and group_id not in self._foreign:
             if not is_joining:
                 raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
             return Change(ConsumerGroup(group_id))
@@ -115,23 +127,21 @@ class Migration:
         classic = change.replaces
         if classic is None or not classic.members:
             return
-        shard = self._groups.shard
+        rebalance, timers = self._rebalance, self._timers
         for kind in (TimerKind.JOIN, TimerKind.SYNC):
-            shard.disarm(kind, classic.group_id)
+            timers.disarm(kind, classic.group_id)
         for pending in classic.pending_joins:
-            shard.disarm(TimerKind.SESSION, classic.group_id, pending)
+            timers.disarm(TimerKind.SESSION, classic.group_id, pending)
         for member in classic.members.values():
-            shard.rebalance.fail_parked_requests(
-                classic, member, ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id
-            )
-            shard.rebalance.keep_alive(classic, member, now)
+            rebalance.fail_parked_requests(classic, member, ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
+            rebalance.keep_alive(classic, member, now)
 
         def on_rejected(then: Now) -> None:
             if classic.state is GroupState.PREPARING_REBALANCE:
                 delay_ms = then.monotonic_ms + classic.rebalance_timeout_ms
-                shard.arm(TimerKind.JOIN, classic.group_id, "", delay_ms)
+                timers.arm(TimerKind.JOIN, classic.group_id, "", delay_ms)
             elif classic.state is GroupState.COMPLETING_REBALANCE:
-                shard.rebalance.prepare(classic, then)
+                rebalance.prepare(classic, then)
 
         change.on_rejected = on_rejected
 
@@ -193,8 +203,7 @@ class Migration:
         )
 
     def _allows_downgrade(self, size: int) -> bool:
-        settings = self._groups.shard.settings
-        return settings.consumer.migration_policy.allows_downgrade and size <= settings.max_size
+        return self._groups.settings.migration_policy.allows_downgrade and size <= self._classic_max_size
 
     def downgrade(
         self,
@@ -208,18 +217,18 @@ class Migration:
     ) -> None:
         """The remaining members become a classic group, with the group's epoch as its generation."""
         groups, group = self._groups, change.group
-        shard = groups.shard
+        rebalance = self._rebalance
         classic = self._classic_of(group, left, now)
         for meaning in tombstones(group):
             change.add(meaning)
         change.last = [group_record(classic)]
         change.becomes = classic
-        change.on_rejected = lambda then: shard.membership.unload(classic, then)
+        change.on_rejected = lambda then: rebalance.unload(classic, then)
         groups.commit(change, now, ticket, outcome)
         for member in classic.members.values():
-            shard.rebalance.keep_alive(classic, member, now)
+            rebalance.keep_alive(classic, member, now)
         if rebalances:
-            shard.rebalance.prepare(classic, now)
+            rebalance.prepare(classic, now)
 
     def _classic_of(self, group: ConsumerGroup, left: Collection[ConsumerMember], now: Now) -> Group:
         classic = Group(

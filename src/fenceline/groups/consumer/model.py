@@ -25,12 +25,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from immutables import Map
 
-from fenceline.groups.messages import Protocols
+from fenceline.groups.messages import Partitions, Protocols
 
 GROUP_TYPE: Final = "consumer"
 INITIAL_EPOCH: Final = 1
@@ -41,8 +41,6 @@ STATIC_LEAVING_EPOCH: Final = -2
 """A static member that will return: its place is kept for its session timeout."""
 NEW_MEMBER_PREVIOUS_EPOCH: Final = -1
 
-Partitions: TypeAlias = Mapping[UUID, frozenset[int]]
-"""By topic id; no topic without a partition."""
 Held: TypeAlias = Mapping[UUID, Mapping[int, int]]
 """By topic id and partition: the assignment epoch at which the member got it (KIP-1251)."""
 SubscriptionKey: TypeAlias = tuple[frozenset[str], str]
@@ -110,6 +108,11 @@ class ConsumerMember:
     @property
     def subscription_key(self) -> SubscriptionKey:
         return self.subscribed_names, self.subscribed_regex
+
+    @property
+    def must_revoke(self) -> bool:
+        """Whether it has to revoke partitions within its rebalance timeout."""
+        return self.state is MemberState.UNREVOKED_PARTITIONS and not self.uses_classic
 
     def is_reconciled_to(self, assignment_epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.epoch == assignment_epoch
@@ -270,6 +273,19 @@ class ConsumerGroup:
             subscription_counts=_updated_counts(self.subscription_counts, before, None),
         )
 
+    def check_step(self, before: ConsumerGroup, member_id: str) -> None:
+        """Assert that no epoch of the group or of this member went back, and that none is ahead of its target."""
+        assert before.epoch <= self.epoch, f"group {self.group_id}: epoch {before.epoch} before {self.epoch}"
+        assert self.assignment_epoch <= self.epoch, f"group {self.group_id}: a target of a future epoch"
+        was, member = before.members.get(member_id), self.members.get(member_id)
+        if member is None:
+            return
+        assert member.epoch <= self.assignment_epoch, f"member {member_id} has reached no target at {member.epoch}"
+        # One that joins again, or leaves for a while, starts over.
+        assert was is None or was.epoch <= member.epoch or member.epoch <= JOINING_EPOCH, (
+            f"member {member_id} of group {self.group_id}: epoch {was.epoch} before {member.epoch}"
+        )
+
     def check(self) -> None:
         """Assert the invariants of this module's docstring."""
         held: dict[tuple[UUID, int], str] = {}
@@ -288,6 +304,23 @@ class ConsumerGroup:
         assert all(
             self.members[member_id].instance_id == instance for instance, member_id in self.static_members.items()
         ), "an instance id belongs to its member"
+
+
+class DescribedConsumerMember(NamedTuple):
+    member: ConsumerMember
+    target: Partitions
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedConsumerGroup:
+    """The fields of ConsumerGroupDescribe."""
+
+    group_id: str
+    state: str
+    epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: tuple[DescribedConsumerMember, ...]
 
 
 def _updated_counts(

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.consumer.model import NONE_HELD, ConsumerMember, Held, MemberState, Partitions
+from fenceline.groups.consumer.model import NONE_HELD, ConsumerMember, Held, MemberState
+from fenceline.groups.messages import Partitions
 
 
 @dataclass(frozen=True, slots=True)

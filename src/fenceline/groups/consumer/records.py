@@ -17,8 +17,8 @@ from uuid import UUID
 from immutables import Map
 
 from fenceline.errors import InternalError
-from fenceline.groups.consumer.model import ClassicMember, ConsumerMember, Held, MemberState, Partitions, ResolvedRegex
-from fenceline.groups.messages import KeyValue
+from fenceline.groups.consumer.model import ClassicMember, ConsumerMember, Held, MemberState, ResolvedRegex
+from fenceline.groups.messages import KeyValue, Partitions
 from fenceline.ids import ZERO_UUID
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.message import MessageCodec, codec, kafka

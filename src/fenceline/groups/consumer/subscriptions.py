@@ -8,18 +8,17 @@ owns membership.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
 from fenceline.groups.consumer.change import Change
+from fenceline.groups.consumer.groups import ConsumerGroups
 from fenceline.groups.consumer.model import ConsumerGroup, ConsumerMember, ResolvedRegex
+from fenceline.groups.consumer.targets import Targets
+from fenceline.groups.messages import Now
 from fenceline.groups.regex.automaton import InvalidRegex
 from fenceline.groups.regex.search import topic_regex
-
-if TYPE_CHECKING:
-    from fenceline.groups.consumer.groups import ConsumerGroups
 
 REGEX_REFRESH_PAUSE_MS: Final = 10_000
 """Minimum time between two resolutions of a group's regular expressions."""
@@ -38,10 +37,11 @@ class Subscribed:
 class Subscriptions:
     """Of the groups of one shard. They raise PeerError before anything has changed."""
 
-    __slots__ = ("_groups", "_new_topics_at")
+    __slots__ = ("_groups", "_new_topics_at", "_targets")
 
-    def __init__(self, groups: ConsumerGroups) -> None:
+    def __init__(self, groups: ConsumerGroups, targets: Targets) -> None:
         self._groups = groups
+        self._targets = targets
         self._new_topics_at = -1
 
     def on_topics_created(self, version: int) -> None:
@@ -116,5 +116,5 @@ class Subscriptions:
             known = group.regexes.get(regex)
             needs_epoch |= found != (frozenset() if known is None else known.topics)
             change.add(records.RegexStored(group_id, regex, ResolvedRegex(found, max(image.offset, 0), now.wall_ms)))
-        groups.targets.raise_epoch(change, needs_epoch)
+        self._targets.raise_epoch(change, needs_epoch)
         groups.commit(change, now)

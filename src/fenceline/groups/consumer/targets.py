@@ -7,29 +7,26 @@ membership or subscriptions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fenceline.groups.clock import Now
 from fenceline.groups.consumer import records
 from fenceline.groups.consumer.assignors import MemberSubscription
 from fenceline.groups.consumer.change import Change
-from fenceline.groups.consumer.model import ConsumerMember, MemberState, Partitions
+from fenceline.groups.consumer.groups import ConsumerGroups
+from fenceline.groups.consumer.model import ConsumerMember, MemberState
 from fenceline.groups.consumer.reconcile import StepContext, next_step
 from fenceline.groups.consumer.topics import topic_ids
 from fenceline.groups.consumer.uniform import ASSIGNORS
-from fenceline.groups.timers import TimerKind
-
-if TYPE_CHECKING:
-    from fenceline.groups.consumer.groups import ConsumerGroups
+from fenceline.groups.messages import Now, Partitions
+from fenceline.groups.timers import PartitionTimers, TimerKind
 
 
 class Targets:
     """Of the groups of one shard."""
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_groups", "_timers")
 
-    def __init__(self, groups: ConsumerGroups) -> None:
+    def __init__(self, groups: ConsumerGroups, timers: PartitionTimers) -> None:
         self._groups = groups
+        self._timers = timers
 
     def refresh(self, change: Change, needs_epoch: bool) -> None:
         """Raise the group's epoch if a subscription has changed, or its topics."""
@@ -70,6 +67,8 @@ class Targets:
             topic_id: len(image.topics_by_id[topic_id].partitions) for member in members for topic_id in member.topics
         }
         target = assignor(members, counts, group.is_homogeneous())
+        given = [(topic_id, one) for share in target.values() for topic_id, ones in share.items() for one in ones]
+        assert len(given) == len(set(given)), f"group {group.group_id}: a partition is assigned twice"
         for member in members:
             share = target.get(member.member_id, {})
             if group.target.get(member.member_id) != share:
@@ -99,10 +98,16 @@ class Targets:
         )
         if after == member:
             return member
+        assert all(
+            group.owners.get((topic_id, partition), member.member_id) == member.member_id
+            for topic_id, partitions in after.assigned.items()
+            for partition in partitions
+        ), f"member {member.member_id} of group {group.group_id} gets a partition that another one still owns"
         change.add(records.current_stored(group.group_id, after))
         if not after.uses_classic:
             if after.state is MemberState.UNREVOKED_PARTITIONS:
-                groups.arm(TimerKind.REBALANCE, group.group_id, after.member_id, now, after.rebalance_timeout_ms)
+                deadline_ms = now.monotonic_ms + after.rebalance_timeout_ms
+                self._timers.arm(TimerKind.REBALANCE, group.group_id, after.member_id, deadline_ms)
             else:
-                groups.shard.disarm(TimerKind.REBALANCE, group.group_id, after.member_id)
+                self._timers.disarm(TimerKind.REBALANCE, group.group_id, after.member_id)
         return after

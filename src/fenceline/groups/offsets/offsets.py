@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
+from fenceline.groups.messages import Rewind
 from fenceline.groups.offsets.packed import is_packed, pack, unpack
-from fenceline.groups.offsets.rewinds import Rewind, shows_truncation, step_back
+from fenceline.groups.offsets.rewinds import shows_truncation, step_back
 from fenceline.ids import ZERO_UUID
 
 
@@ -176,6 +177,7 @@ class OffsetStore:
                 pending.pop(slot, None)
             return None
         stored = value.after(before, self._assign_order())
+        assert stored.rewound is None or stored.rewound.to_offset < stored.rewound.from_offset, "a rewind goes back"
         self._store(slot, stored)
         return stored.rewound
 
@@ -246,6 +248,18 @@ class OffsetStore:
             current = self.latest(slot)
             if committed and (current is None or current.order < value.order):
                 self._store(slot, value.after(current, value.order))
+
+    def check(self) -> None:
+        """Assert that each pending write can be undone, slot by slot."""
+        pending = {
+            (slot, write_id)
+            for slots in self._pending_writes.values()
+            for slot, writes in slots.items()
+            for write_id in writes
+        }
+        assert pending == {(slot, write_id) for write_id, undo in self._undos.items() for slot in undo}, (
+            "a pending write and what it replaced belong together"
+        )
 
     def _assign_order(self) -> int:
         order = self._next_order

@@ -14,21 +14,10 @@ Rules: epochs.md E61.
 
 from __future__ import annotations
 
-from typing import NamedTuple
 from uuid import UUID
 
+from fenceline.groups.messages import Rewind
 from fenceline.ids import ZERO_UUID
-
-
-class Rewind(NamedTuple):
-    """A position that moved back."""
-
-    from_offset: int
-    from_epoch: int
-    to_offset: int
-    to_epoch: int
-    at_ms: int
-    """When the commit that moved back was made."""
 
 
 def step_back(before: tuple[int, int, UUID], after: tuple[int, int, UUID], at_ms: int) -> Rewind | None:

@@ -18,14 +18,17 @@ from typing import Final, Protocol, TypeVar, cast
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
-from fenceline.groups.clock import Now
-from fenceline.groups.consumer.messages import (
+from fenceline.groups.consumer.model import DescribedConsumerGroup
+from fenceline.groups.coordinator import GroupCoordinator
+from fenceline.groups.messages import (
+    Answer,
+    Append,
     ConsumerHeartbeatRequest,
     ConsumerHeartbeatResponse,
-    DescribedConsumerGroup,
+    Duty,
+    Now,
+    OffsetRewound,
 )
-from fenceline.groups.coordinator import GroupCoordinator
-from fenceline.groups.messages import Answer, Append, Duty, OffsetRewound
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.core.errors import StorageError

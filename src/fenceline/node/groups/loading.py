@@ -25,9 +25,8 @@ from concurrent.futures import Executor
 from typing import Final, Protocol, TypeAlias
 
 from fenceline.errors import ErrorCode, FencelineError, InternalError, PeerError
-from fenceline.groups.clock import Now
 from fenceline.groups.coordinator import GroupCoordinator
-from fenceline.groups.messages import Duty
+from fenceline.groups.messages import Duty, Now
 from fenceline.groups.records import transaction_end
 from fenceline.groups.shard import Shard
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
@@ -185,7 +184,7 @@ class GroupsLoading:
                 partition=shard.partition,
                 leader_epoch=shard.epoch,
                 records=load.record_count,
-                groups=len(shard.groups) + len(shard.consumers.groups),
+                groups=len(shard.state.classic) + len(shard.state.consumer),
                 took_ms=now.monotonic_ms - load.began_ms,
             )
         self._carry_out(self._coordinator.finish_load(shard, now))

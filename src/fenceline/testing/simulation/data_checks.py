@@ -205,6 +205,7 @@ class DataChecks:
         if image.offset > self.image.offset:
             self._image_changed(image, process)
         broker = node.broker
+        broker.groups.coordinator.check()
         losses = broker.losses
         if losses.undelivered != node.undelivered:
             node.undelivered = losses.undelivered

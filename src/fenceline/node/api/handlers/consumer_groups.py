@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.consumer.embedded import without_epochs
-from fenceline.groups.consumer.messages import (
+from fenceline.groups.consumer.model import DescribedConsumerMember
+from fenceline.groups.messages import (
+    ALL_OPERATIONS_UNKNOWN,
     ConsumerHeartbeatRequest,
     ConsumerHeartbeatResponse,
-    DescribedConsumerMember,
+    Partitions,
 )
-from fenceline.groups.consumer.model import Partitions
-from fenceline.groups.messages import ALL_OPERATIONS_UNKNOWN
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.features import GROUP_VERSION
 from fenceline.metadata.image import MetadataImage

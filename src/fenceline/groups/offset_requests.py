@@ -1,6 +1,7 @@
-"""Offset requests: commit, fetch and delete by members, by standalone consumers, by administrators.
+"""Offset requests: commit and fetch, by members, by standalone consumers, by administrators.
 
-Owns the checks of each request and its response; `offsets.OffsetStore` keeps the values, the shard writes them.
+Owns the checks of each request and its response; `offsets.OffsetStore` keeps the values, `writes` the order of
+writes and responses.
 
 Invariants: an offset that a client saw is in the log; a commit that the log rejected leaves no trace.
 
@@ -9,46 +10,54 @@ Rules: since_4_0.md K5, K32; epochs.md E61; KIP-447 (stable offsets).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups import records
 from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.rebalance import Rebalance
 from fenceline.groups.classic.states import GroupState
-from fenceline.groups.clock import Now
-from fenceline.groups.consumer.model import ConsumerGroup
+from fenceline.groups.consumer.checks import check_commit, check_fetch
 from fenceline.groups.messages import (
     CommitRequest,
     CommitResponse,
-    DeleteOffsetsRequest,
-    DeleteOffsetsResponse,
     FetchedOffset,
     FetchOffsetsRequest,
     FetchOffsetsResponse,
     KeyValue,
+    Now,
     OffsetRewound,
     Ticket,
 )
 from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.records import offset_record
 from fenceline.groups.offsets.rewinds import is_at_epoch_end
-from fenceline.groups.writes import no_callback
-
-if TYPE_CHECKING:
-    from fenceline.groups.shard import Shard
+from fenceline.groups.state import ShardState
+from fenceline.groups.writes import Writes
 
 
 class OffsetRequests:
     """The requests of one shard. They raise PeerError before anything has changed."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(
+        self,
+        state: ShardState,
+        metadata_max_chars: int,
+        rebalance: Rebalance,
+        writes: Writes,
+        epoch_end: Callable[[str, int, int], int],
+    ) -> None:
+        """`epoch_end`: where a leader epoch ends now in the log of a topic partition; -1 if unknown here."""
+        self._state = state
+        self._metadata_max_chars = metadata_max_chars
+        self._rebalance = rebalance
+        self._writes = writes
+        self._epoch_end = epoch_end
 
     def commit(self, ticket: Ticket, request: CommitRequest, now: Now) -> None:
         """One batch for all offsets of the request; the response is sent once it is committed."""
         group = self._group_for_commit(request, now)
         if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
-            self._shard.rebalance.keep_alive(group, group.members[request.member_id], now)
+            self._rebalance.keep_alive(group, group.members[request.member_id], now)
         expire_ms = -1 if request.retention_ms == -1 else now.wall_ms + request.retention_ms
         errors: list[ErrorCode] = []
         batch: list[KeyValue] = []
@@ -62,24 +71,24 @@ class OffsetRequests:
             slot = OffsetSlot(request.group_id, each.topic, each.partition)
             value = CommittedOffset(each.offset, each.leader_epoch, metadata, now.wall_ms, expire_ms, each.topic_id)
             values.append((slot, value))
-            batch.append(records.offset_record(slot, value))
+            batch.append(offset_record(slot, value))
         if not batch:
-            self._shard.answer(ticket, CommitResponse(tuple(errors)))
+            self._writes.answer(ticket, CommitResponse(tuple(errors)))
             return
         went_back: list[OffsetRewound] = []
 
         def on_complete(error: ErrorCode, now: Now) -> None:
             if error is ErrorCode.NONE:
-                self._shard.answer(ticket, CommitResponse(tuple(errors)))
-                self._shard.duties.extend(went_back)
+                self._writes.answer(ticket, CommitResponse(tuple(errors)))
+                self._writes.report(went_back)
             else:
-                self._shard.answer(ticket, CommitResponse((error,) * len(errors)))
+                self._writes.answer(ticket, CommitResponse((error,) * len(errors)))
                 self._remove_if_bare(request.group_id)
 
-        write_id = self._shard.writes.begin(batch, on_complete)
+        write_id = self._writes.begin(batch, on_complete)
         for slot, value in values:
-            before = self._shard.offsets.latest(slot)
-            rewound = self._shard.offsets.put(slot, self._with_rewind_mark(slot, before, value), write_id)
+            before = self._state.offsets.latest(slot)
+            rewound = self._state.offsets.put(slot, self._with_rewind_mark(slot, before, value), write_id)
             if rewound is not None and (before is None or rewound is not before.rewound):
                 went_back.append(OffsetRewound(*slot, rewound))
 
@@ -88,18 +97,17 @@ class OffsetRequests:
     ) -> CommittedOffset:
         """The offset with its rewind mark, if it moves back to exactly where the log was truncated."""
         step = value.step_from(before)
-        if step is None or not is_at_epoch_end(step, self._shard.epoch_end(slot, step.from_epoch)):
+        if step is None or not is_at_epoch_end(step, self._epoch_end(slot.topic, slot.partition, step.from_epoch)):
             return value
         return value._replace(rewound=step)
 
     def _group_for_commit(self, request: CommitRequest, now: Now) -> Group | None:
         """The group, or a new simple one; None for one of the consumer protocol. Raises PeerError in Kafka's order of
         checks."""
-        consumers = self._shard.consumers
-        consumer_group = consumers.groups.get(request.group_id)
+        consumer_group = self._state.consumer.get(request.group_id)
         if consumer_group is not None:
             partitions = [(each.topic_id, each.partition) for each in request.offsets]
-            consumers.check_commit(
+            check_commit(
                 consumer_group,
                 request.member_id,
                 request.generation,
@@ -107,15 +115,16 @@ class OffsetRequests:
                 may_be_member=request.knows_group_not_found,
             )
             return None
-        group = self._shard.groups.get(request.group_id)
+        group = self._state.classic.get(request.group_id)
         has_generation = request.generation >= 0
-        if request.group_id in self._shard.foreign_groups:
+        if request.group_id in self._state.foreign:
             # The error of a group of another kind for a client that is not its member.
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         if group is None:
             if not has_generation:
                 # A consumer that manages its partitions itself, or an administrator: a simple group is enough.
-                return self._shard.create_group(request.group_id, now)
+                group = self._state.classic[request.group_id] = Group(request.group_id, now.wall_ms)
+                return group
             if request.knows_group_not_found:
                 raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND)
             raise PeerError(ErrorCode.ILLEGAL_GENERATION)
@@ -134,7 +143,7 @@ class OffsetRequests:
         return group
 
     def _is_too_large(self, metadata: str) -> bool:
-        limit = self._shard.settings.offset_metadata_max_chars
+        limit = self._metadata_max_chars
         # Kafka counts UTF-16 code units; only characters outside the basic plane have two.
         return len(metadata) > limit or (
             2 * len(metadata) > limit and len(metadata.encode("utf-16-le", "surrogatepass")) // 2 > limit
@@ -142,21 +151,21 @@ class OffsetRequests:
 
     def fetch(self, ticket: Ticket, request: FetchOffsetsRequest) -> None:
         """`require_stable` waits for pending writes and returns offsets in open transactions as unstable."""
-        consumer_group = self._shard.consumers.groups.get(request.group_id)
+        consumer_group = self._state.consumer.get(request.group_id)
         if consumer_group is not None:
-            self._shard.consumers.check_fetch(consumer_group, request.member_id, request.member_epoch)
+            check_fetch(consumer_group, request.member_id, request.member_epoch)
 
         def answer_now(error: ErrorCode) -> None:
-            self._shard.answer(ticket, FetchOffsetsResponse(error) if error else self._read(request))
+            self._writes.answer(ticket, FetchOffsetsResponse(error) if error else self._read(request))
 
-        if not (request.require_stable and self._shard.writes.when_idle(answer_now)):
-            self._shard.answer(ticket, self._read(request))
+        if not (request.require_stable and self._writes.when_idle(answer_now)):
+            self._writes.answer(ticket, self._read(request))
 
     def _read(self, request: FetchOffsetsRequest) -> FetchOffsetsResponse:
         group_id = request.group_id
         topics: dict[str, list[FetchedOffset]] = {}
         if request.topics is None:
-            for slot, value in self._shard.offsets.committed_slots(group_id):
+            for slot, value in self._state.offsets.committed_slots(group_id):
                 topics.setdefault(slot.topic, []).append(self._fetched(slot, value, request.require_stable))
             return FetchOffsetsResponse(topics=tuple((topic, tuple(found)) for topic, found in topics.items()))
         answer: list[tuple[str, tuple[FetchedOffset, ...]]] = []
@@ -164,7 +173,7 @@ class OffsetRequests:
             found = []
             for partition in topic.partitions:
                 slot = OffsetSlot(group_id, topic.topic, partition)
-                stored = self._shard.offsets.committed(slot)
+                stored = self._state.offsets.committed(slot)
                 if stored is not None and not stored.belongs_to(topic.topic_id):
                     stored = None
                 found.append(self._fetched(slot, stored, request.require_stable))
@@ -172,59 +181,21 @@ class OffsetRequests:
         return FetchOffsetsResponse(topics=tuple(answer))
 
     def _fetched(self, slot: OffsetSlot, value: CommittedOffset | None, require_stable: bool) -> FetchedOffset:
-        if require_stable and self._shard.offsets.is_unstable(slot):
+        if require_stable and self._state.offsets.is_unstable(slot):
             return FetchedOffset(slot.partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
         if value is None:
             return FetchedOffset(slot.partition)
         return FetchedOffset(slot.partition, value.offset, value.leader_epoch, value.metadata)
 
-    def delete(self, ticket: Ticket, request: DeleteOffsetsRequest, now: Now) -> None:
-        group: Group | ConsumerGroup | None = self._shard.consumers.groups.get(request.group_id)
-        if group is None:
-            group = self._classic_for_delete(request.group_id)
-        errors = tuple(
-            ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed_to(topic) else ErrorCode.NONE
-            for topic, _ in request.partitions
-        )
-        slots = [
-            slot
-            for (topic, partition), error in zip(request.partitions, errors, strict=True)
-            if error is ErrorCode.NONE
-            for slot in (OffsetSlot(request.group_id, topic, partition),)
-            if self._shard.offsets.latest(slot) is not None or self._shard.offsets.is_unstable(slot)
-        ]
-        if not slots:
-            self._shard.answer(ticket, DeleteOffsetsResponse(errors=errors))
-            return
-
-        def on_complete(error: ErrorCode, now: Now) -> None:
-            self._shard.answer(ticket, DeleteOffsetsResponse(error) if error else DeleteOffsetsResponse(errors=errors))
-
-        self._shard.removals.write_tombstones(slots, (), on_complete)
-
-    def _classic_for_delete(self, group_id: str) -> Group:
-        group = self._shard.groups.get(group_id)
-        if group is None or group.state is GroupState.DEAD:
-            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND)
-        if group.state is not GroupState.EMPTY and not group.is_consumer_group:
-            raise PeerError(ErrorCode.NON_EMPTY_GROUP)
-        return group
-
-    def on_partitions_deleted(self, partitions: Iterable[tuple[str, int]], now: Now) -> None:
-        """The topics were deleted: these offsets are useless."""
-        slots = self._shard.offsets.on_partitions(set(partitions))
-        if slots:
-            self._shard.removals.write_tombstones(slots, (), no_callback)
-
     def _remove_if_bare(self, group_id: str) -> None:
         """Remove a simple group that only existed for a commit which the log rejected."""
-        group = self._shard.groups.get(group_id)
+        group = self._state.classic.get(group_id)
         if (
             group is not None
             and group.state is GroupState.EMPTY
             and group.protocol_type is None
             and group.generation == 0
             and not group.pending_joins
-            and not self._shard.offsets.has_any(group_id)
+            and not self._state.offsets.has_any(group_id)
         ):
-            del self._shard.groups[group_id]
+            del self._state.classic[group_id]
