@@ -26,10 +26,12 @@ from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.metadata.changes import difference
 from fenceline.metadata.image import BrokerImage, Endpoint, LeaderRecoveryState, MetadataImage, PartitionImage
 from fenceline.node.api.fetch.fetching import FetchHandler
+from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
 from fenceline.node.api.handlers import log_dirs, offsets, producers
+from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.api.produce.producing import ProduceHandler
 from fenceline.node.broker import Broker
-from fenceline.node.context import RequestContext
+from fenceline.node.context import NodeView, RequestContext
 from fenceline.node.metadata.format import format_directory
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection import PendingAnswer
@@ -63,7 +65,6 @@ ME: Final = 1
 OTHERS: Final = (2, 3)
 RECOVERING: Final = LeaderRecoveryState.RECOVERING
 _DATA: Final = "/data"
-_HANDLERS: Final = {api.key: api.handler for module in (log_dirs, offsets, producers) for api in module.APIS}
 
 
 class _Controller:
@@ -132,8 +133,6 @@ class Desk:
     """Broker 1 of three. Create it inside a running loop, `close` it at the end."""
 
     checkpoint = Broker.checkpoint
-    leader_hint = Broker.leader_hint
-    node_endpoints = Broker.node_endpoints
 
     def __init__(self, partitions: int = 1, *, settings: dict[str, str] | None = None, directories: int = 1) -> None:
         self.loop = asyncio.get_running_loop()
@@ -202,16 +201,38 @@ class Desk:
         self.losses = SimpleNamespace(moved=lambda log_dir, receipts: self.carried.append((log_dir, receipts)))
         self.moves = DirectoryMoves(self)  # type: ignore[arg-type]
         self.partitions.on_stopped = self.moves.replica_removed
+        node = NodeView(ME, CLUSTER, self.config, lambda: self.image)
+        shared: dict[str, Any] = {
+            "loop": self.loop,
+            "clock": self.clock,
+            "metrics": self.metrics,
+            "hints": LeaderHints(node.images),
+        }
+        chooses_by_rack = self.config.get("replica.selector.class") is not None
         self.fetching = FetchHandler(
-            self,  # type: ignore[arg-type]
+            self.partitions,
+            self.replication,
+            threads=self.disk_threads,
             max_response_bytes=50 << 20,
             max_load_bytes=64 << 20,
             load_floor_byte_rate=0,
             max_sessions=10,
             rng=Random(1),
-            chooses_by_rack=self.config.get("replica.selector.class") is not None,
+            preferred=PreferredReplicas(ME, self.config.rack, node.images, self.clock) if chooses_by_rack else None,
+            **shared,
         )
-        self.producing = ProduceHandler(self)  # type: ignore[arg-type]
+        self.producing = ProduceHandler(
+            self.partitions, flush_up_to=self.flushes.up_to, rejected=self.storage_trouble.rejected, **shared
+        )
+        missing: Any = None
+        apis = (
+            *log_dirs.apis(node, self.partitions, self.log_dirs, self.moves, self.disk_threads),
+            *offsets.apis(
+                self.partitions, self.replication.deletions, self.loss_expiry.log_start_moved, self.disk_threads
+            ),
+            *producers.apis(missing, missing, self.partitions),
+        )
+        self._handlers = {api.key: api.handler for api in apis}
 
     async def close(self) -> None:
         await self.moves.close()
@@ -291,7 +312,7 @@ class Desk:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def context(self, version: int, listener: str = "PLAINTEXT") -> RequestContext:
-        return RequestContext(self, version, 7, "test", "peer", "host", listener)  # type: ignore[arg-type]
+        return RequestContext(version, 7, "test", "peer", "host", listener)
 
     def fetch(self, *wanted: FetchPartition, version: int = 17, **fields: Any) -> Answer:
         given: dict[str, Any] = {
@@ -332,7 +353,7 @@ class Desk:
 
     async def ask(self, key: ApiKey, version: int, **fields: Any) -> Any:
         request = read_request(key, version, write_request(key, version, fields))
-        answer = _HANDLERS[key](self.context(version), request)
+        answer = self._handlers[key](self.context(version), request)
         if not isinstance(answer, (bytes, dict)):
             answer = await answer
         body = answer if isinstance(answer, bytes) else write_response(key, version, answer)

@@ -15,12 +15,11 @@ Owns the order of start and stop, and the services available to handlers. Contai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from random import Random
 from typing import Final
-from uuid import UUID
 
 from fenceline.config.effective import effective_broker_config, effective_topic_config
 from fenceline.config.listeners import Listener
@@ -38,9 +37,14 @@ from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.api.fetch.fetching import RACK_AWARE_SELECTOR, FetchHandler
+from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
 from fenceline.node.api.handlers.producers import ProducerIds
+from fenceline.node.api.leader_hints import LeaderHints
+from fenceline.node.api.metrics import NodeCollector
 from fenceline.node.api.produce.producing import ProduceHandler
+from fenceline.node.api.tables import broker_apis, data_path, with_api_versions
 from fenceline.node.clock import Clock, SystemClock
+from fenceline.node.context import NodeView
 from fenceline.node.controller.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_node import run_until, unless_failed
 from fenceline.node.groups.driver import GroupsDriver
@@ -55,10 +59,9 @@ from fenceline.node.losses.delivery import LossDelivery
 from fenceline.node.losses.expiry import LossExpiry
 from fenceline.node.losses.keeper import LossCollector, LossKeeper
 from fenceline.node.metadata.metadata_log import METADATA_PARTITION
-from fenceline.node.metrics import MetricsEndpoint, NodeCollector, NodeMetrics, open_endpoint
-from fenceline.node.net.server import RawHandler, Server
+from fenceline.node.metrics import MetricsEndpoint, NodeMetrics, open_endpoint
+from fenceline.node.net.server import Server, ServerLimits
 from fenceline.node.quorum_node import QuorumNode
-from fenceline.node.replication.absent_brokers import Absent
 from fenceline.node.replication.metrics import ReplicationCollector
 from fenceline.node.replication.removed_replicas import RemovedReplicas
 from fenceline.node.replication.replica import Replica
@@ -76,8 +79,6 @@ from fenceline.node.storage.log_recovery import checkpoint_recovery_points, reco
 from fenceline.node.storage.maintenance import Maintenance
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.node.transactions.support import TransactionSupport
-from fenceline.wire.apis import ApiKey
-from fenceline.wire.produce import NodeEndpoint
 
 log = Logger("broker")
 
@@ -89,6 +90,22 @@ _RECEIVE_BUDGET_BYTES: Final = 512 << 20
 def _explicit_int(config: NodeConfig, key: str) -> int:
     """The value of an explicitly set key; -1, the system's choice, otherwise."""
     return config.get_int(key) if config.is_set(key) else -1
+
+
+def server_limits(config: NodeConfig) -> ServerLimits:
+    """The limits of a broker's listeners."""
+    budget_bytes = config.get_int("queued.max.request.bytes")
+    return ServerLimits(
+        max_request_bytes=config.get_int("socket.request.max.bytes"),
+        receive_budget_bytes=budget_bytes if budget_bytes > 0 else _RECEIVE_BUDGET_BYTES,
+        max_connections=config.get_int("max.connections"),
+        backlog=config.get_int("socket.listen.backlog.size"),
+        idle_timeout_ms=config.get_int("connections.max.idle.ms"),
+        # Kafka's default buffers would split requests and responses into ten pieces each; the system's buffers grow
+        # with use.
+        send_buffer_bytes=_explicit_int(config, "socket.send.buffer.bytes"),
+        receive_buffer_bytes=_explicit_int(config, "socket.receive.buffer.bytes"),
+    )
 
 
 class Broker:
@@ -125,7 +142,7 @@ class Broker:
         """Holds the lock of `metadata.log.dir` if that is a separate directory."""
         self._started: list[str] = []
 
-    # --- what handlers see ----------------------------------------------------------------------------------------
+    # --- what the parts see ---------------------------------------------------------------------------------------
 
     @property
     def image(self) -> MetadataImage:
@@ -142,23 +159,6 @@ class Broker:
         return self.lifecycle.broker_epoch
 
     @property
-    def finalized_features(self) -> Mapping[str, int]:
-        return self.controller.finalized_features
-
-    @property
-    def finalized_features_epoch(self) -> int:
-        return self.image.offset
-
-    @property
-    def absent(self) -> Absent:
-        """Brokers for which Metadata responses differ from the image."""
-        return self.replication.absent_now()
-
-    @property
-    def offline_partition_count(self) -> int:
-        return len(self.partitions.offline)
-
-    @property
     def ready_line(self) -> str:
         """The line that `fenceline start` prints when ready; ends in host:port of the first listener."""
         first = self.endpoints[0]
@@ -170,10 +170,6 @@ class Broker:
         if topic_partition == METADATA_PARTITION:
             return self.controller.log.end_offset
         return self.partitions.log_end_offset(topic_partition)
-
-    async def topics_created(self, names: Collection[str], timeout_s: float) -> None:
-        """Wait until this node can serve the newly created topics, at most `timeout_s`."""
-        await self.partitions.vacated(names, timeout_s)
 
     def log_config(self, topic: str) -> Mapping[str, str | None]:
         """Every topic config that has a value (`controller.md C37`), with the broker's defaults for all logs."""
@@ -187,25 +183,6 @@ class Broker:
         if replica is None or replica.is_being_cut:
             return -1
         return replica.log.end_offset_for_epoch(leader_epoch)[1]
-
-    def leader_hint(self, topic: str | None, topic_id: bytes | None, index: int) -> tuple[int, int] | None:
-        """Leader and epoch for a fetch that was sent to the wrong node (KIP-951)."""
-        image = self.image
-        found = image.topics_by_id.get(UUID(bytes=topic_id)) if topic_id else image.topics_by_name.get(topic or "")
-        if found is None or not 0 <= index < len(found.partitions):
-            return None
-        partition = found.partitions[index]
-        return partition.leader, partition.leader_epoch
-
-    def node_endpoints(self, node_ids: Iterable[int], listener: str = "PLAINTEXT") -> tuple[NodeEndpoint, ...]:
-        """Addresses of nodes that a response names as leaders (KIP-951)."""
-        found = []
-        for node_id in sorted(node_ids):
-            broker = self.image.brokers.get(node_id)
-            endpoint = broker.endpoint(listener) if broker is not None else None
-            if broker is not None and endpoint is not None:
-                found.append(NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack))
-        return tuple(found)
 
     async def auto_create(self, names: Sequence[str]) -> dict[str, Outcome]:
         """Create requested topics automatically; internal topics get their required configs."""
@@ -305,7 +282,6 @@ class Broker:
         self.cleaner = LogCleaner(self)
         self.partitions.on_dirty = self.cleaner.mark
         self.cordons = DirectoryCordons(self)
-        self.producer_ids = ProducerIds(self)
         offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(
             offsets_log,
@@ -373,7 +349,7 @@ class Broker:
         self.loss_expiry.start()
         if config.get_int("fenceline.metrics.port") >= 0:
             collectors = [
-                NodeCollector(self, self.metrics),
+                NodeCollector(self.metrics, self._fetching, self.groups, self.partitions, self.log_dirs),
                 ReplicationCollector(self),
                 LossCollector(self.losses),
                 CleanerCollector(self.cleaner),
@@ -428,43 +404,60 @@ class Broker:
         self.disk_threads.shutdown()
 
     def _make_server(self) -> Server:
-        from fenceline.node.api.handlers import entity_apis
-
-        config = self.config
-        producing = ProduceHandler(self)
-        fetching = FetchHandler(
-            self,
+        config, controller = self.config, self.controller
+        node = NodeView(self.node_id, self.cluster_id, config, lambda: controller.image)
+        hints = LeaderHints(node.images)
+        producing = ProduceHandler(
+            self.partitions,
+            loop=self.loop,
+            clock=self.clock,
+            metrics=self.metrics,
+            hints=hints,
+            flush_up_to=self.flushes.up_to,
+            rejected=self.storage_trouble.rejected,
+        )
+        chooses_by_rack = config.get("replica.selector.class") == RACK_AWARE_SELECTOR
+        self._fetching = FetchHandler(
+            self.partitions,
+            self.replication,
+            loop=self.loop,
+            clock=self.clock,
+            metrics=self.metrics,
+            hints=hints,
+            threads=self.disk_threads,
+            rng=self.rng,
             max_response_bytes=config.get_int("fetch.max.bytes"),
             max_load_bytes=config.get_int("fenceline.fetch.load.max.bytes"),
             load_floor_byte_rate=config.get_int("fenceline.fetch.load.min.byte.rate"),
             max_sessions=config.get_int("max.incremental.fetch.session.cache.slots"),
-            rng=self.rng,
-            chooses_by_rack=config.get("replica.selector.class") == RACK_AWARE_SELECTOR,
+            preferred=PreferredReplicas(self.node_id, config.rack, node.images, self.clock)
+            if chooses_by_rack
+            else None,
         )
-        from fenceline.node.api.fetch import fetching as fetch_api
-        from fenceline.node.api.produce import producing as produce_api
-
-        raw: dict[ApiKey, tuple[int, int, RawHandler]] = {
-            ApiKey.PRODUCE: (produce_api.MIN_VERSION, produce_api.MAX_VERSION, producing.handle),
-            ApiKey.FETCH: (fetch_api.MIN_VERSION, fetch_api.MAX_VERSION, fetching.handle),
-        }
-        budget_bytes = config.get_int("queued.max.request.bytes")
+        apis = broker_apis(
+            node,
+            controller=controller,
+            replicas=self.partitions,
+            replication=self.replication,
+            log_start_moved=self.loss_expiry.log_start_moved,
+            coordinator=self.groups,
+            transactions=self.transaction_support,
+            producer_ids=ProducerIds(self.node_id, lambda: self.broker_epoch, controller.submit),
+            directories=self.log_dirs,
+            moves=self.moves,
+            threads=self.disk_threads,
+            auto_create=self.auto_create,
+            create_offsets_topic=self.offsets_topic.create,
+        )
         channel = self.quorum.channel if self.quorum is not None else None
         return Server(
-            self,
-            entity_apis(),
-            raw,
-            forward=channel.forward if channel is not None else None,
-            max_request_bytes=config.get_int("socket.request.max.bytes"),
-            receive_budget_bytes=budget_bytes if budget_bytes > 0 else _RECEIVE_BUDGET_BYTES,
-            max_connections=config.get_int("max.connections"),
-            backlog=config.get_int("socket.listen.backlog.size"),
-            idle_timeout_ms=config.get_int("connections.max.idle.ms"),
-            # Kafka's default buffers would split requests and responses into ten pieces each; the system's buffers grow
-            # with use.
-            send_buffer_bytes=_explicit_int(config, "socket.send.buffer.bytes"),
-            receive_buffer_bytes=_explicit_int(config, "socket.receive.buffer.bytes"),
+            apis,
+            with_api_versions(node, controller, apis, data_path(producing, self._fetching)),
+            server_limits(config),
             metrics=self.metrics,
+            threads=self.disk_threads,
+            forward=channel.forward if channel is not None else None,
+            has_urgent_requests=self._fetching.reads.load_pace.has_urgent_requests,
         )
 
     async def _bind(self) -> tuple[Listener, ...]:

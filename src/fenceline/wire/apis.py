@@ -194,6 +194,25 @@ _FIRST_FLEXIBLE: Final[dict[int, int]] = {
 }
 """First flexible version of request and response; APIs that are not listed have none."""
 
+FORWARDED: Final = frozenset(
+    {
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        ApiKey.UPDATE_FEATURES,
+        ApiKey.DESCRIBE_QUORUM,
+        ApiKey.ADD_RAFT_VOTER,
+        ApiKey.REMOVE_RAFT_VOTER,
+        ApiKey.UNREGISTER_BROKER,
+    }
+)
+"""Client requests that only the active controller can answer: the APIs allowed in an Envelope (KIP-590)."""
+
 NEVER: Final = 0x7FFF
 API_VERSIONS_LATEST: Final = 4
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.controller.codec import MAPPINGS
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.node.api.handlers.envelope import FORWARDED
 from fenceline.node.logs import Logger
 from fenceline.node.net.peer_connection import (
     LARGEST_ANSWER_BYTES,
@@ -29,7 +28,7 @@ from fenceline.node.net.peer_connection import (
     dial,
     open_peer,
 )
-from fenceline.wire.apis import ApiKey
+from fenceline.wire.apis import FORWARDED, ApiKey
 from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.frame import encode_request_header, parse_response_header
