@@ -8,7 +8,7 @@ connection then waits before it handles the next request.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fenceline.controller.requests import Request
     from fenceline.metadata.image import MetadataImage
 
-Answer: TypeAlias = Mapping[str, Any] | bytes
+Answer: TypeAlias = dict[str, Any] | bytes
 Handler: TypeAlias = Callable[["RequestContext", Any], "Answer | Awaitable[Answer]"]
 """The request is the entity of the API (`wire.requests`)."""
 

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fenceline.errors import OperatorError, PeerError
-from fenceline.node.context import Api, RequestContext
+from fenceline.node.context import Answer, Api, RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import INITIAL_BUFFER_BYTES, Connection, PendingAnswer
 from fenceline.wire.apis import ApiKey
-from fenceline.wire.frame import MalformedRequest, encode_response_frame, parse_request_header
+from fenceline.wire.entities import read_request, write_response
+from fenceline.wire.frame import MalformedRequest, RequestHeader, encode_response_frame, parse_request_header
 
 if TYPE_CHECKING:
     from fenceline.node.metrics import NodeMetrics
@@ -40,7 +41,7 @@ RawHandler: TypeAlias = Callable[[RequestContext, memoryview], "list[Buffer] | P
 RawApi: TypeAlias = tuple[int, int, RawHandler]
 """Its versions (both ends inclusive), and the handler."""
 
-Forward: TypeAlias = Callable[[Api, RequestContext, bytes], "Awaitable[Any] | None"]
+Forward: TypeAlias = Callable[[Api, RequestContext, bytes], "Awaitable[Answer] | None"]
 """Forwards a request to another node; None: it is answered here."""
 
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
@@ -277,7 +278,7 @@ class Server:
             )
         return self._handle_entity(api, self._context(connection, header), bytes(frame[header.body_position :]))
 
-    def _context(self, connection: Connection, header: Any) -> RequestContext:
+    def _context(self, connection: Connection, header: RequestHeader) -> RequestContext:
         return RequestContext(
             header.api_version,
             header.correlation_id,
@@ -288,10 +289,10 @@ class Server:
         )
 
     def _handle_entity(self, api: Api, context: RequestContext, body: bytes) -> list[Buffer] | PendingAnswer:
-        from fenceline.wire.entities import read_request
-
         request = read_request(api.key, context.api_version, body)
-        answer: Any = self._forward(api, context, body) if self._forward is not None else None
+        answer: Answer | Awaitable[Answer] | None = None
+        if self._forward is not None:
+            answer = self._forward(api, context, body)
         if answer is None:
             try:
                 answer = api.handler(context, request)
@@ -305,7 +306,9 @@ class Server:
         task.add_done_callback(self._tasks.pop)
         return pending
 
-    async def _finish(self, api: Api, context: RequestContext, answer: Any, pending: PendingAnswer) -> None:
+    async def _finish(
+        self, api: Api, context: RequestContext, answer: Awaitable[Answer], pending: PendingAnswer
+    ) -> None:
         try:
             try:
                 fields = await answer
@@ -319,9 +322,7 @@ class Server:
             log.exception("request failed", api=api.key.name, version=context.api_version, peer=context.peer)
             pending.fail("internal error, see the previous log message")
 
-    def _frame(self, key: ApiKey, context: RequestContext, answer: Any) -> list[Buffer]:
-        from fenceline.wire.entities import write_response
-
+    def _frame(self, key: ApiKey, context: RequestContext, answer: Answer) -> list[Buffer]:
         body = answer if isinstance(answer, bytes) else write_response(key, context.api_version, answer)
         return encode_response_frame(key, context.api_version, context.correlation_id, body)
 
