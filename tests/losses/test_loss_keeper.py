@@ -19,6 +19,7 @@ from fenceline.losses.cutting import resolve_pending
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.losses.keeper import LossKeeper
+from fenceline.node.replication.follower_truncation import cut_of
 from fenceline.node.replication.replica import Replica
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.replica.follower import Cause, CutTo, FollowerState, RestartAt
@@ -67,7 +68,7 @@ class Stage:
         self.replica.end_leadership()
         assert all(waiter.code is ErrorCode.NOT_LEADER_OR_FOLLOWER for waiter in self.waiters)
         state = FollowerState("rain", TOPIC_ID.bytes, 3, leader_epoch, self.log)
-        self.keeper.cut(self.replica, CutTo(state, 0, Cause.DIVERGENCE), 7)
+        self.keeper.cut(self.replica, cut_of(self.replica, CutTo(state, 0, Cause.DIVERGENCE), 2, 7, 9_000))
         (receipt,) = receipts_of(self.disk)
         return receipt
 
@@ -95,7 +96,9 @@ def test_loss_class_of_records_below_the_leaders_log_start(clean_since: int, los
     stage.log.advance_high_watermark(stage.log.log_end_offset)
     stage.replica.clean_since = clean_since
     state = FollowerState("rain", TOPIC_ID.bytes, 3, 6, stage.log)
-    stage.keeper.cut(stage.replica, RestartAt(state, 100, Cause.LEADER_STARTS_LATER), 7)
+    stage.keeper.cut(
+        stage.replica, cut_of(stage.replica, RestartAt(state, 100, Cause.LEADER_STARTS_LATER), 2, 7, 9_000)
+    )
     (receipt,) = receipts_of(stage.disk)
     assert receipt.loss_class is loss_class
 

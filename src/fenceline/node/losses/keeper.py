@@ -22,11 +22,10 @@ from fenceline.log.directories.set_aside import keep_records
 from fenceline.losses import quarantine, removed_partitions
 from fenceline.losses.cutting import Cut, cut_log
 from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
-from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.logs import Logger
 from fenceline.node.losses.pending_partitions import PendingPartitions
 from fenceline.node.metric_families import counter_by, gauges
-from fenceline.replica.follower import CutTo, RestartAt
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
@@ -69,30 +68,10 @@ class LossKeeper:
 
     # -- truncation, in a thread -----------------------------------------------------------------------------------
 
-    def cut(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
+    def cut(self, replica: Replica, cut: Cut) -> None:
         """Truncate the log; receipts of lost records are durable before this returns. Raises StorageError."""
-        epoch = duty.state.leader_epoch
-        refused_epoch, refused_ends = replica.refused
         disk = self._log_dir_of(replica.log.directory).disk
-        receipts = cut_log(
-            disk,
-            replica.log,
-            Cut(
-                duty.offset,
-                isinstance(duty, RestartAt),
-                Cause(duty.cause.name.lower()),
-                duty.cause.value,
-                self._broker.node_id,
-                leader_id,
-                epoch,
-                self._broker.clock.now_ms(),
-                # A leader in between may have had the records and have acknowledged a producer's retry.
-                refused_ends if refused_epoch == epoch - 1 else frozenset(),
-                replica.clean_since,
-                isinstance(duty, RestartAt) and duty.leader_has_all,
-            ),
-            lambda: self._make_room(replica.log.directory),
-        )
+        receipts = cut_log(disk, replica.log, cut, lambda: self._make_room(replica.log.directory))
         folder = ReceiptFolder(disk, replica.log.directory)
         for receipt in receipts:
             self._record_loss(folder, receipt)

@@ -26,11 +26,11 @@ from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.records.markers import abort_marker
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import CutTo, RestartAt
 from fenceline.replica.leader import InSyncRules, LeaderState
 from fenceline.replica.throttle import Throttles
 
 if TYPE_CHECKING:
+    from fenceline.losses.cutting import Cut
     from fenceline.metadata.changes import Delta
     from fenceline.node.broker import Broker
     from fenceline.node.replication.replica import Replica
@@ -349,9 +349,9 @@ class Replication:
         else:
             self._broker.partitions.storage_failed(replica, error)
 
-    def cut_log(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
+    def cut_log(self, replica: Replica, cut: Cut) -> None:
         """In a thread: truncate, with receipts written before the partition is fetched again. Raises StorageError."""
-        self._broker.losses.cut(replica, duty, leader_id)
+        self._broker.losses.cut(replica, cut)
 
     def flushed(self, replica: Replica, end_offset: int) -> Awaitable[PeerError | None]:
         return self._broker.flushes.up_to(replica, end_offset, as_leader=False)
