@@ -31,7 +31,6 @@ from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition, random_id
 from fenceline.log.core.config import PRODUCER_EXPIRATION
 from fenceline.log.core.disk import Disk, OsDisk
-from fenceline.log.core.errors import StorageError
 from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.metadata.changes import Delta, difference
@@ -43,6 +42,7 @@ from fenceline.node.api.produce.producing import ProduceHandler
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.controller.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_node import run_until, unless_failed
+from fenceline.node.data_plane import DataPlane
 from fenceline.node.groups.driver import GroupsDriver
 from fenceline.node.groups.offsets_topic import (
     CoordinatorPlacement,
@@ -53,26 +53,17 @@ from fenceline.node.groups.offsets_topic import (
 from fenceline.node.logs import Logger
 from fenceline.node.losses.delivery import LossDelivery
 from fenceline.node.losses.expiry import LossExpiry
-from fenceline.node.losses.keeper import LossCollector, LossKeeper
+from fenceline.node.losses.keeper import LossCollector
 from fenceline.node.metadata.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import MetricsEndpoint, NodeCollector, NodeMetrics, open_endpoint
 from fenceline.node.net.server import RawHandler, Server
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.replication.absent_brokers import Absent
 from fenceline.node.replication.metrics import ReplicationCollector
-from fenceline.node.replication.removed_replicas import RemovedReplicas
 from fenceline.node.replication.replica import Replica
-from fenceline.node.replication.replicas import Replicas, log_recovery_report
-from fenceline.node.replication.replication import Replication
+from fenceline.node.replication.replicas import log_recovery_report
 from fenceline.node.storage.directories import open_directories, starting
-from fenceline.node.storage.directory_assignments import DirectoryAssignments
-from fenceline.node.storage.directory_cordons import DirectoryCordons
-from fenceline.node.storage.directory_failures import DirectoryFailures
-from fenceline.node.storage.directory_moves import DirectoryMoves
-from fenceline.node.storage.flushes import LogFlushes
-from fenceline.node.storage.log_cleaner import LogCleaner
-from fenceline.node.storage.log_cleaner_metrics import CleanerCollector
-from fenceline.node.storage.log_recovery import checkpoint_recovery_points, recover_logs
+from fenceline.node.storage.log_cleaner import CleanerCollector
 from fenceline.node.storage.maintenance import Maintenance
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.node.transactions.support import TransactionSupport
@@ -115,7 +106,6 @@ class Broker:
         self.disk = disk or OsDisk()
         self.disk_threads: Executor = disk_threads or ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self._metadata_threads = metadata_threads
-        self._checkpointing = asyncio.Lock()
         self.offsets_topic = OffsetsTopicCreation(self.auto_create)
         self.endpoints: tuple[Listener, ...] = ()
         """The advertised listeners, with the ports that were actually bound."""
@@ -169,7 +159,7 @@ class Broker:
         """The log end offset of an open log; None for any other."""
         if topic_partition == METADATA_PARTITION:
             return self.controller.log.end_offset
-        return self.partitions.log_end_offset(topic_partition)
+        return self.plane.in_service.log_end_offset(topic_partition)
 
     async def topics_created(self, names: Collection[str], timeout_s: float) -> None:
         """Wait until this node can serve the newly created topics, at most `timeout_s`."""
@@ -225,19 +215,6 @@ class Broker:
         """Wait until the log is durable at least up to an offset; returns why it never will be (`LogFlushes.up_to`)."""
         return await self.flushes.up_to(replica, end_offset)
 
-    async def checkpoint(self) -> None:
-        """Write the offset checkpoints that have changed. Raises StorageError."""
-        failure: StorageError | None = None
-        async with self._checkpointing:
-            for log_dir in self.log_dirs:
-                try:
-                    await self.loop.run_in_executor(self.disk_threads, log_dir.checkpoint_work())
-                except StorageError as error:
-                    failure = failure or error
-                    self.directory_failures.suspect(log_dir, error)
-        if failure is not None:
-            raise failure
-
     # --- start ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -268,43 +245,35 @@ class Broker:
             executor=self._metadata_threads,
         )
         self.controller = self.quorum.controller
-        self.losses = LossKeeper(self)
-        self.storage_trouble.on_full = self.losses.relieve
-        self.loss_delivery = LossDelivery(self, self.losses)
-        self.removed_replicas = RemovedReplicas(self)
-        self.loss_expiry = LossExpiry(self, self.losses)
-        self.replication = Replication(self)
-        self.transaction_support = TransactionSupport(
+        self.lifecycle = BrokerLifecycle(
             self.node_id,
-            lambda: self.controller.image,
-            self.replication.replication_endpoint,
-            self.clock,
-            self.replication.connect,
+            self.controller,
+            heartbeat_s=config.get_int("broker.heartbeat.interval.ms") / 1000,
+            rng=self.rng,
         )
-        self.directory_failures = DirectoryFailures(self)
-        self._assignments = DirectoryAssignments(self.node_id, lambda: self.broker_epoch, self.controller.submit)
-        self.partitions = Replicas(
+        plane = self.plane = DataPlane(
             self.node_id,
+            config,
             self.log_dirs,
-            lambda: self.controller.image,
-            self.log_config,
-            self.clock,
-            self.delete_later,
-            roles=self.replication,
-            rules=self.replication.rules,
+            image=lambda: self.controller.image,
+            submit=self.controller.submit,
+            next_change=self.controller.next_change,
             broker_epoch=lambda: self.broker_epoch,
-            delete_partition=self.losses.delete_partition,
-            compare_removed=self.removed_replicas.add,
-            report_directory=self._assignments.report,
-            suspect=self.directory_failures.suspect,
+            report_failed=self.lifecycle.report_failed,
+            report_cordoned=self.lifecycle.report_cordoned,
+            log_config=self.log_config,
+            trouble=self.storage_trouble,
+            clock=self.clock,
+            rng=self.rng,
+            executor=self.disk_threads,
+            delete_later=self.delete_later,
         )
-        self.storage_trouble.on_rejected = self.partitions.suspect_directory_of
-        self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
-        self.moves = DirectoryMoves(self)
-        self.partitions.on_stopped = self.moves.replica_removed
-        self.cleaner = LogCleaner(self)
-        self.partitions.on_dirty = self.cleaner.mark
-        self.cordons = DirectoryCordons(self)
+        self.losses, self.removed_replicas = plane.losses, plane.removed_replicas
+        self.replication, self.partitions, self.flushes = plane.replication, plane.partitions, plane.flushes
+        self.moves, self.cleaner = plane.moves, plane.cleaner
+        self.transaction_support = TransactionSupport(
+            self.node_id, lambda: self.controller.image, plane.peers.endpoint, self.clock, plane.peers.connect
+        )
         self.producer_ids = ProducerIds(self)
         offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(
@@ -318,11 +287,23 @@ class Broker:
             image=lambda: self.image,
         )
         self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
-        self.lifecycle = BrokerLifecycle(
+        self.loss_delivery = LossDelivery(
+            plane.losses,
+            lambda: self.controller.image,
+            plane.peers,
+            self.controller.submit,
+            self.disk_threads,
+            replication_factor=config.get_int("fenceline.lost.topic.replication.factor"),
+        )
+        self.loss_expiry = LossExpiry(
             self.node_id,
-            self.controller,
-            heartbeat_s=config.get_int("broker.heartbeat.interval.ms") / 1000,
-            rng=self.rng,
+            plane.losses,
+            self.groups.coordinator,
+            plane.in_service,
+            lambda: self.controller.image,
+            plane.peers,
+            self.clock,
+            self.disk_threads,
         )
         await self.quorum.start(self.disk_threads)
         log_recovery_report(self.controller.log.partition_log)
@@ -345,11 +326,9 @@ class Broker:
         )
         if quorum.channel is None:
             await self.lifecycle.unfence()
-        self.cordons.apply()
+        self.plane.cordons.apply()
         known = self.image
-        copies = await recover_logs(self)
-        await self.loop.run_in_executor(self.disk_threads, self.losses.recover)
-        await checkpoint_recovery_points(self)
+        copies = await self.plane.recover()
         self.controller.subscribe(self._on_image)
         self.replication.apply_image()
         # Logs were opened by what was known when that began: topics may have gone meanwhile, and come anew.
@@ -363,7 +342,21 @@ class Broker:
         if quorum.channel is not None:
             await self.lifecycle.unfence()
         await self.replication.recovered()
-        self.maintenance = Maintenance(self)
+        self.maintenance = Maintenance(
+            config,
+            self.plane.in_service,
+            self.clock,
+            heartbeat=self.lifecycle.heartbeat,
+            shrink_isrs=self.replication.shrink_isrs,
+            sweep_evidence=self.losses.sweep,
+            retry_pending=self.plane.pending.retry if self.plane.pending else None,
+            checkpoint=self.plane.checkpoints.write,
+            flushes=self.flushes,
+            trouble=self.storage_trouble,
+            log_end_offset=self.log_end_offset,
+            log_start_moved=self.loss_expiry.log_start_moved,
+            delete_later=self.delete_later,
+        )
         self.maintenance.start()
         self.cleaner.start()
         self._started.append("maintenance")
@@ -374,7 +367,7 @@ class Broker:
         if config.get_int("fenceline.metrics.port") >= 0:
             collectors = [
                 NodeCollector(self, self.metrics),
-                ReplicationCollector(self),
+                ReplicationCollector(self.plane.in_service, self.replication, self.clock),
                 LossCollector(self.losses),
                 CleanerCollector(self.cleaner),
                 *quorum.collectors(),
@@ -383,7 +376,7 @@ class Broker:
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the node cannot continue (raises the failure)."""
-        await run_until(self.controller, stop, self.directory_failures.ended())
+        await run_until(self.controller, stop, self.plane.directory_failures.ended())
 
     async def stop(self) -> None:
         """Stop cleanly; parts that were not started are skipped."""
@@ -401,11 +394,7 @@ class Broker:
                 log.warning("controlled shutdown failed", reason=error.message)
         if "server" in self._started:
             await self.server.close()
-            await self.moves.close()
-            await self.replication.close()
-            await self._assignments.close()
-            await self.directory_failures.close()
-            self.flushes.close()
+            await self.plane.close()
         if self.metrics_endpoint is not None:
             self.metrics_endpoint.close()
         if "controller" in self._started:
@@ -491,7 +480,7 @@ class Broker:
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:
         self.replication.on_image(delta)
         self.moves.on_image(delta)
-        self.cordons.on_image(delta)
+        self.plane.cordons.on_image(delta)
         self.loss_expiry.topics_deleted(delta.deleted_topics)
         self.partitions.apply(delta)
         self._coordinators.follow(image, delta)

@@ -47,7 +47,7 @@ class Host(Protocol):
     def flushed(self, replica: Replica, end_offset: int) -> Awaitable[PeerError | None]:
         """Awaits until a followed log is flushed up to `end_offset`; returns the error if it cannot be."""
 
-    async def checkpoint(self) -> None:
+    def checkpoint(self) -> Awaitable[None]:
         """Write the recovery points to disk. Raises StorageError."""
 
     def cut_ended(self, replica: Replica) -> None:
