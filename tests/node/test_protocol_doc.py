@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 from fenceline.node.api.handlers.api_versions import api_ranges
-from fenceline.node.api.tables import data_path
+from fenceline.node.api.tables import raw_apis
 from fenceline.wire.apis import ApiKey
 from tests.node.api.handlers.fakes import FakeBroker, image_of
 
@@ -17,7 +17,7 @@ _ROW = re.compile(r"^\| (\d+) \| (\w+) \| (\d+)-(\d+) \|", re.MULTILINE)
 
 def _spoken() -> dict[int, tuple[str, int, int]]:
     spoken = api_ranges(FakeBroker(image_of()).apis, {})
-    spoken.update({key: (low, high) for key, (low, high, _) in data_path(Mock(), Mock()).items()})
+    spoken.update({key: (low, high) for key, (low, high, _) in raw_apis(Mock(), Mock()).items()})
     return {int(key): (_title(key), *versions) for key, versions in sorted(spoken.items())}
 
 

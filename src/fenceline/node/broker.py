@@ -30,23 +30,19 @@ from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition, random_id
 from fenceline.log.core.config import PRODUCER_EXPIRATION
 from fenceline.log.core.disk import Disk, OsDisk
-from fenceline.log.core.errors import StorageError
 from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import MetadataImage
-from fenceline.node.api.fetch.fetching import RACK_AWARE_SELECTOR, FetchHandler
-from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
 from fenceline.node.api.handlers.producers import ProducerIds
-from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.api.metrics import NodeCollector
-from fenceline.node.api.produce.producing import ProduceHandler
-from fenceline.node.api.tables import broker_apis, data_path, with_api_versions
+from fenceline.node.api.tables import broker_apis, data_path_handlers, raw_apis, with_api_versions
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.context import NodeView
 from fenceline.node.controller.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_node import run_until, unless_failed
+from fenceline.node.data_plane import DataPlane
 from fenceline.node.groups.driver import GroupsDriver
 from fenceline.node.groups.offsets_topic import (
     CoordinatorPlacement,
@@ -57,25 +53,16 @@ from fenceline.node.groups.offsets_topic import (
 from fenceline.node.logs import Logger
 from fenceline.node.losses.delivery import LossDelivery
 from fenceline.node.losses.expiry import LossExpiry
-from fenceline.node.losses.keeper import LossCollector, LossKeeper
+from fenceline.node.losses.keeper import LossCollector
 from fenceline.node.metadata.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import MetricsEndpoint, NodeMetrics, open_endpoint
 from fenceline.node.net.server import Server, ServerLimits
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.replication.metrics import ReplicationCollector
-from fenceline.node.replication.removed_replicas import RemovedReplicas
 from fenceline.node.replication.replica import Replica
-from fenceline.node.replication.replicas import Replicas, log_recovery_report
-from fenceline.node.replication.replication import Replication
+from fenceline.node.replication.replicas import log_recovery_report
 from fenceline.node.storage.directories import open_directories, starting
-from fenceline.node.storage.directory_assignments import DirectoryAssignments
-from fenceline.node.storage.directory_cordons import DirectoryCordons
-from fenceline.node.storage.directory_failures import DirectoryFailures
-from fenceline.node.storage.directory_moves import DirectoryMoves
-from fenceline.node.storage.flushes import LogFlushes
-from fenceline.node.storage.log_cleaner import LogCleaner
-from fenceline.node.storage.log_cleaner_metrics import CleanerCollector
-from fenceline.node.storage.log_recovery import checkpoint_recovery_points, recover_logs
+from fenceline.node.storage.log_cleaner import CleanerCollector
 from fenceline.node.storage.maintenance import Maintenance
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.node.transactions.support import TransactionSupport
@@ -132,7 +119,6 @@ class Broker:
         self.disk = disk or OsDisk()
         self.disk_threads: Executor = disk_threads or ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self._metadata_threads = metadata_threads
-        self._checkpointing = asyncio.Lock()
         self.offsets_topic = OffsetsTopicCreation(self.auto_create)
         self.endpoints: tuple[Listener, ...] = ()
         """The advertised listeners, with the ports that were actually bound."""
@@ -169,7 +155,7 @@ class Broker:
         """The log end offset of an open log; None for any other."""
         if topic_partition == METADATA_PARTITION:
             return self.controller.log.end_offset
-        return self.partitions.log_end_offset(topic_partition)
+        return self.plane.in_service.log_end_offset(topic_partition)
 
     def log_config(self, topic: str) -> Mapping[str, str | None]:
         """Every topic config that has a value (`controller.md C37`), with the broker's defaults for all logs."""
@@ -202,19 +188,6 @@ class Broker:
         """Wait until the log is durable at least up to an offset; returns why it never will be (`LogFlushes.up_to`)."""
         return await self.flushes.up_to(replica, end_offset)
 
-    async def checkpoint(self) -> None:
-        """Write the offset checkpoints that have changed. Raises StorageError."""
-        failure: StorageError | None = None
-        async with self._checkpointing:
-            for log_dir in self.log_dirs:
-                try:
-                    await self.loop.run_in_executor(self.disk_threads, log_dir.checkpoint_work())
-                except StorageError as error:
-                    failure = failure or error
-                    self.directory_failures.suspect(log_dir, error)
-        if failure is not None:
-            raise failure
-
     # --- start ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -245,43 +218,35 @@ class Broker:
             executor=self._metadata_threads,
         )
         self.controller = self.quorum.controller
-        self.losses = LossKeeper(self)
-        self.storage_trouble.on_full = self.losses.relieve
-        self.loss_delivery = LossDelivery(self, self.losses)
-        self.removed_replicas = RemovedReplicas(self)
-        self.loss_expiry = LossExpiry(self, self.losses)
-        self.replication = Replication(self)
-        self.transaction_support = TransactionSupport(
+        self.lifecycle = BrokerLifecycle(
             self.node_id,
-            lambda: self.controller.image,
-            self.replication.replication_endpoint,
-            self.clock,
-            self.replication.connect,
+            self.controller,
+            heartbeat_s=config.get_int("broker.heartbeat.interval.ms") / 1000,
+            rng=self.rng,
         )
-        self.directory_failures = DirectoryFailures(self)
-        self._assignments = DirectoryAssignments(self.node_id, lambda: self.broker_epoch, self.controller.submit)
-        self.partitions = Replicas(
+        plane = self.plane = DataPlane(
             self.node_id,
+            config,
             self.log_dirs,
-            lambda: self.controller.image,
-            self.log_config,
-            self.clock,
-            self.delete_later,
-            roles=self.replication,
-            rules=self.replication.rules,
+            image=lambda: self.controller.image,
+            submit=self.controller.submit,
+            next_change=self.controller.next_change,
             broker_epoch=lambda: self.broker_epoch,
-            delete_partition=self.losses.delete_partition,
-            compare_removed=self.removed_replicas.add,
-            report_directory=self._assignments.report,
-            suspect=self.directory_failures.suspect,
+            report_failed=self.lifecycle.report_failed,
+            report_cordoned=self.lifecycle.report_cordoned,
+            log_config=self.log_config,
+            trouble=self.storage_trouble,
+            clock=self.clock,
+            rng=self.rng,
+            executor=self.disk_threads,
+            delete_later=self.delete_later,
         )
-        self.storage_trouble.on_rejected = self.partitions.suspect_directory_of
-        self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
-        self.moves = DirectoryMoves(self)
-        self.partitions.on_stopped = self.moves.replica_removed
-        self.cleaner = LogCleaner(self)
-        self.partitions.on_dirty = self.cleaner.mark
-        self.cordons = DirectoryCordons(self)
+        self.losses, self.removed_replicas = plane.losses, plane.removed_replicas
+        self.replication, self.partitions, self.flushes = plane.replication, plane.partitions, plane.flushes
+        self.moves, self.cleaner = plane.moves, plane.cleaner
+        self.transaction_support = TransactionSupport(
+            self.node_id, lambda: self.controller.image, plane.peers.endpoint, self.clock, plane.peers.connect
+        )
         offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(
             offsets_log,
@@ -294,11 +259,23 @@ class Broker:
             image=lambda: self.image,
         )
         self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
-        self.lifecycle = BrokerLifecycle(
+        self.loss_delivery = LossDelivery(
+            plane.losses,
+            lambda: self.controller.image,
+            plane.peers,
+            self.controller.submit,
+            self.disk_threads,
+            replication_factor=config.get_int("fenceline.lost.topic.replication.factor"),
+        )
+        self.loss_expiry = LossExpiry(
             self.node_id,
-            self.controller,
-            heartbeat_s=config.get_int("broker.heartbeat.interval.ms") / 1000,
-            rng=self.rng,
+            plane.losses,
+            self.groups.coordinator,
+            plane.in_service,
+            lambda: self.controller.image,
+            plane.peers,
+            self.clock,
+            self.disk_threads,
         )
         await self.quorum.start(self.disk_threads)
         log_recovery_report(self.controller.log.partition_log)
@@ -321,11 +298,9 @@ class Broker:
         )
         if quorum.channel is None:
             await self.lifecycle.unfence()
-        self.cordons.apply()
+        self.plane.cordons.apply()
         known = self.image
-        copies = await recover_logs(self)
-        await self.loop.run_in_executor(self.disk_threads, self.losses.recover)
-        await checkpoint_recovery_points(self)
+        copies = await self.plane.recover()
         self.controller.subscribe(self._on_image)
         self.replication.apply_image()
         # Logs were opened by what was known when that began: topics may have gone meanwhile, and come anew.
@@ -339,7 +314,21 @@ class Broker:
         if quorum.channel is not None:
             await self.lifecycle.unfence()
         await self.replication.recovered()
-        self.maintenance = Maintenance(self)
+        self.maintenance = Maintenance(
+            config,
+            self.plane.in_service,
+            self.clock,
+            heartbeat=self.lifecycle.heartbeat,
+            shrink_isrs=self.replication.shrink_isrs,
+            sweep_evidence=self.losses.sweep,
+            retry_pending=self.plane.pending.retry if self.plane.pending else None,
+            checkpoint=self.plane.checkpoints.write,
+            flushes=self.flushes,
+            trouble=self.storage_trouble,
+            log_end_offset=self.log_end_offset,
+            log_start_moved=self.loss_expiry.log_start_moved,
+            delete_later=self.delete_later,
+        )
         self.maintenance.start()
         self.cleaner.start()
         self._started.append("maintenance")
@@ -350,7 +339,7 @@ class Broker:
         if config.get_int("fenceline.metrics.port") >= 0:
             collectors = [
                 NodeCollector(self.metrics, self._fetching, self.groups, self.partitions, self.log_dirs),
-                ReplicationCollector(self),
+                ReplicationCollector(self.plane.in_service, self.replication, self.clock),
                 LossCollector(self.losses),
                 CleanerCollector(self.cleaner),
                 *quorum.collectors(),
@@ -359,7 +348,7 @@ class Broker:
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the node cannot continue (raises the failure)."""
-        await run_until(self.controller, stop, self.directory_failures.ended())
+        await run_until(self.controller, stop, self.plane.directory_failures.ended())
 
     async def stop(self) -> None:
         """Stop cleanly; parts that were not started are skipped."""
@@ -377,11 +366,7 @@ class Broker:
                 log.warning("controlled shutdown failed", reason=error.message)
         if "server" in self._started:
             await self.server.close()
-            await self.moves.close()
-            await self.replication.close()
-            await self._assignments.close()
-            await self.directory_failures.close()
-            self.flushes.close()
+            await self.plane.close()
         if self.metrics_endpoint is not None:
             self.metrics_endpoint.close()
         if "controller" in self._started:
@@ -406,33 +391,17 @@ class Broker:
     def _make_server(self) -> Server:
         config, controller = self.config, self.controller
         node = NodeView(self.node_id, self.cluster_id, config, lambda: controller.image)
-        hints = LeaderHints(node.images)
-        producing = ProduceHandler(
-            self.partitions,
-            loop=self.loop,
-            clock=self.clock,
-            metrics=self.metrics,
-            hints=hints,
-            flush_up_to=self.flushes.up_to,
-            rejected=self.storage_trouble.rejected,
-        )
-        chooses_by_rack = config.get("replica.selector.class") == RACK_AWARE_SELECTOR
-        self._fetching = FetchHandler(
+        producing, self._fetching = data_path_handlers(
+            node,
             self.partitions,
             self.replication,
             loop=self.loop,
             clock=self.clock,
-            metrics=self.metrics,
-            hints=hints,
-            threads=self.disk_threads,
             rng=self.rng,
-            max_response_bytes=config.get_int("fetch.max.bytes"),
-            max_load_bytes=config.get_int("fenceline.fetch.load.max.bytes"),
-            load_floor_byte_rate=config.get_int("fenceline.fetch.load.min.byte.rate"),
-            max_sessions=config.get_int("max.incremental.fetch.session.cache.slots"),
-            preferred=PreferredReplicas(self.node_id, config.rack, node.images, self.clock)
-            if chooses_by_rack
-            else None,
+            metrics=self.metrics,
+            threads=self.disk_threads,
+            flush_up_to=self.flushes.up_to,
+            rejected=self.storage_trouble.rejected,
         )
         apis = broker_apis(
             node,
@@ -452,7 +421,7 @@ class Broker:
         channel = self.quorum.channel if self.quorum is not None else None
         return Server(
             apis,
-            with_api_versions(node, controller, apis, data_path(producing, self._fetching)),
+            with_api_versions(node, controller, apis, raw_apis(producing, self._fetching)),
             server_limits(config),
             metrics=self.metrics,
             threads=self.disk_threads,
@@ -484,7 +453,7 @@ class Broker:
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:
         self.replication.on_image(delta)
         self.moves.on_image(delta)
-        self.cordons.on_image(delta)
+        self.plane.cordons.on_image(delta)
         self.loss_expiry.topics_deleted(delta.deleted_topics)
         self.partitions.apply(delta)
         self._coordinators.follow(image, delta)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from fenceline.metadata.features import SUPPORTED
 from fenceline.node.api.fetch import fetching as fetch
+from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
 from fenceline.node.api.handlers import (
     api_versions,
     broker_registration,
@@ -36,15 +38,21 @@ from fenceline.node.api.handlers import (
     unregister_broker,
     update_features,
 )
+from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.api.produce import producing as produce
+from fenceline.node.api.produce.acknowledging import FlushUpTo
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
     from fenceline.controller.requests import Request
+    from fenceline.ids import TopicPartition
+    from fenceline.log.core.errors import StorageError
     from fenceline.log.directories.log_dirs import LogDirs
+    from fenceline.node.clock import Clock
     from fenceline.node.context import Api, NodeView
     from fenceline.node.controller.driver import ControllerDriver
     from fenceline.node.groups.driver import GroupsDriver
+    from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.server import RawApi
     from fenceline.node.replication.replicas import Replicas
     from fenceline.node.replication.replication import Replication
@@ -116,7 +124,45 @@ def controller_apis(node: NodeView, controller: ControllerDriver) -> tuple[Api, 
     )
 
 
-def data_path(producing: produce.ProduceHandler, fetching: fetch.FetchHandler) -> dict[ApiKey, RawApi]:
+def data_path_handlers(
+    node: NodeView,
+    replicas: Replicas,
+    replication: Replication,
+    *,
+    loop: asyncio.AbstractEventLoop,
+    clock: Clock,
+    rng: Random,
+    metrics: NodeMetrics,
+    threads: Executor,
+    flush_up_to: FlushUpTo,
+    rejected: Callable[[TopicPartition, int, StorageError], None],
+) -> tuple[produce.ProduceHandler, fetch.FetchHandler]:
+    """The handlers of Produce and Fetch, with the limits of the node's config."""
+    config = node.config
+    hints = LeaderHints(node.images)
+    producing = produce.ProduceHandler(
+        replicas, loop=loop, clock=clock, metrics=metrics, hints=hints, flush_up_to=flush_up_to, rejected=rejected
+    )
+    chooses_by_rack = config.get("replica.selector.class") == fetch.RACK_AWARE_SELECTOR
+    fetching = fetch.FetchHandler(
+        replicas,
+        replication,
+        loop=loop,
+        clock=clock,
+        metrics=metrics,
+        hints=hints,
+        threads=threads,
+        rng=rng,
+        max_response_bytes=config.get_int("fetch.max.bytes"),
+        max_load_bytes=config.get_int("fenceline.fetch.load.max.bytes"),
+        load_floor_byte_rate=config.get_int("fenceline.fetch.load.min.byte.rate"),
+        max_sessions=config.get_int("max.incremental.fetch.session.cache.slots"),
+        preferred=PreferredReplicas(node.node_id, config.rack, node.images, clock) if chooses_by_rack else None,
+    )
+    return producing, fetching
+
+
+def raw_apis(producing: produce.ProduceHandler, fetching: fetch.FetchHandler) -> dict[ApiKey, RawApi]:
     """The APIs of a broker whose handlers read the bytes themselves."""
     return {
         ApiKey.PRODUCE: (produce.MIN_VERSION, produce.MAX_VERSION, producing.handle),

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from random import Random, SystemRandom
-from typing import Final, Protocol, TypeVar, cast
+from typing import Final, Protocol, TypeVar
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
@@ -180,7 +180,8 @@ class GroupsDriver:
             position += 1
             match duty:
                 case Answer(ticket, outcome):
-                    cast("Reply[messages.Outcome]", ticket).put(outcome)
+                    assert isinstance(ticket, Reply), "each request is submitted with a Reply"
+                    ticket.put(outcome)
                 case OffsetRewound():
                     self._log_rewind(duty)
                 case Append():

@@ -197,7 +197,7 @@ class Side:
                     [(s.base_offset, s.size_bytes, s.max_timestamp_ms) for s in replica.log.segments],
                     replica.log.read(0, 1 << 24, end_offset_exclusive=replica.log.log_end_offset).load(),
                 )
-                for replica in self.replicas
+                for replica in self.replicas.in_service
             ),
         ]
 
