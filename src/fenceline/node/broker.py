@@ -171,13 +171,6 @@ class Broker:
         expiration = effective_broker_config(configs, self.config, PRODUCER_EXPIRATION)
         return {**effective_topic_config(configs, topic, self.config), PRODUCER_EXPIRATION: expiration}
 
-    def _epoch_end(self, topic: str, index: int, leader_epoch: int) -> int:
-        """End offset of an epoch in an open log of this node, whatever its role; -1 if unknown."""
-        replica = self.partitions.open_by_name.get((topic, index))
-        if replica is None or replica.is_being_cut:
-            return -1
-        return replica.log.end_offset_for_epoch(leader_epoch)[1]
-
     def leader_hint(self, topic: str | None, topic_id: bytes | None, index: int) -> tuple[int, int] | None:
         """Leader and epoch for a fetch that was sent to the wrong node (KIP-951)."""
         image = self.image
@@ -255,7 +248,7 @@ class Broker:
             self.node_id,
             config,
             self.log_dirs,
-            image=lambda: self.controller.image,
+            image=lambda: self.image,
             submit=self.controller.submit,
             next_change=self.controller.next_change,
             broker_epoch=lambda: self.broker_epoch,
@@ -272,24 +265,23 @@ class Broker:
         self.replication, self.partitions, self.flushes = plane.replication, plane.partitions, plane.flushes
         self.moves, self.cleaner = plane.moves, plane.cleaner
         self.transaction_support = TransactionSupport(
-            self.node_id, lambda: self.controller.image, plane.peers.endpoint, self.clock, plane.peers.connect
+            self.node_id, lambda: self.image, plane.peers.endpoint, self.clock, plane.peers.connect
         )
         self.producer_ids = ProducerIds(self)
-        offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(
-            offsets_log,
+            OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble),
             self.clock,
             settings=GroupSettings.from_lookup(config.get),
             partition_count=config.get_int("offsets.topic.num.partitions"),
             rng=self.rng,
-            threads=lambda: self.disk_threads,
-            epoch_end=self._epoch_end,
+            threads=self.disk_threads,
+            epoch_end=plane.in_service.epoch_end,
             image=lambda: self.image,
         )
         self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
         self.loss_delivery = LossDelivery(
             plane.losses,
-            lambda: self.controller.image,
+            lambda: self.image,
             plane.peers,
             self.controller.submit,
             self.disk_threads,
@@ -300,7 +292,7 @@ class Broker:
             plane.losses,
             self.groups.coordinator,
             plane.in_service,
-            lambda: self.controller.image,
+            lambda: self.image,
             plane.peers,
             self.clock,
             self.disk_threads,

@@ -144,7 +144,7 @@ class FollowerTruncation:
         """If a full disk has no room for the receipt, retry until it has, even if the leader changes. Raises
         StorageError."""
         shared = self._shared
-        loop, executor = asyncio.get_running_loop(), shared.executor()
+        loop, executor = asyncio.get_running_loop(), shared.executor
         if isinstance(duty, RestartAt) and duty.leader_has_all:
             # There will be no receipt that explains to the next start why the log ends there.
             await loop.run_in_executor(executor, replica.log.lower_recovery_point)
