@@ -125,8 +125,7 @@ class FollowerTruncation:
             await self._cut_with_retries(replica, duty)
             if self._link.replica_of(state) is replica and (rest := state.on_cut(duty)) is not None:
                 await self._cut_with_retries(replica, rest)
-            # With a recovery point above the new end, records appended now and torn by a crash would count as damage.
-            await host.checkpoint()
+            await self._save_recovery_point()
         except StorageError as error:
             self._work.storage_failed(replica, state, error)
             self._link.reschedule()
@@ -148,7 +147,7 @@ class FollowerTruncation:
         if isinstance(duty, RestartAt) and duty.leader_has_all:
             # There will be no receipt that explains to the next start why the log ends there.
             await loop.run_in_executor(executor, replica.log.lower_recovery_point)
-            await shared.host.checkpoint()
+            await self._save_recovery_point()
         while True:
             try:
                 await loop.run_in_executor(executor, self._cut_log, replica, duty)
@@ -171,6 +170,11 @@ class FollowerTruncation:
     # `cut_of`, below, is what it says beyond the records; `losses.cutting.cut_log` writes it.
 
     # -- 5. fetching again ---------------------------------------------------------------------------------------------
+
+    async def _save_recovery_point(self) -> None:
+        """With a recovery point above the new end, records appended now and torn by a crash would count as damage.
+        Raises StorageError."""
+        await self._shared.host.checkpoint()
 
     def _fetch_again(self, state: FollowerState) -> None:
         self._link.fetcher.done(state)
