@@ -156,9 +156,7 @@ class Follower:
         self.host = Host(leader)
         self._threads = ThreadPoolExecutor(1)
         clock = SystemClock()
-        self.fetchers = ReplicaFetchers(
-            self.host, clock, lambda: self._threads, LIMITS, answer_timeout_ms=1000 * _WAIT_S
-        )
+        self.fetchers = ReplicaFetchers(self.host, clock, self._threads, LIMITS, answer_timeout_ms=1000 * _WAIT_S)
         self.replicas: dict[int, Replica] = {}
         for index in leader.ends:
             where = TopicPartition(TOPIC, index)

@@ -213,9 +213,6 @@ class Desk:
         await turns()
         self.disk_threads.shutdown()
 
-    async def flush_up_to(self, replica: Replica, end_offset: int) -> PeerError | None:
-        return await self.flushes.up_to(replica, end_offset)
-
     # --- metadata from the controller -------------------------------------------------------------------------------
 
     def tell(self, index: int = 0, **changes: Any) -> None:

@@ -83,7 +83,7 @@ class Stage:
 
     def __init__(self, threads: ThreadPoolExecutor, host: Host | None = None) -> None:
         self.host, self.clock, self.disk = host or Host(), StillClock(), SimDisk(0)
-        self.fetchers = ReplicaFetchers(self.host, self.clock, lambda: threads, LIMITS, answer_timeout_ms=1000)
+        self.fetchers = ReplicaFetchers(self.host, self.clock, threads, LIMITS, answer_timeout_ms=1000)
         self.replicas = [self._replica(index) for index in (0, 1)]
         for replica in self.replicas:
             self.fetchers.follow(replica, LEADER, EPOCH)

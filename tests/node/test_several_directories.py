@@ -558,7 +558,7 @@ def test_a_failed_directory_takes_down_all_its_replicas_and_no_others(number: in
 
 def test_flush_read_and_checkpoint_detect_the_failure() -> None:
     async def flush(desk: Desk) -> None:
-        error = await desk.flush_up_to(desk.replica(1), 3)
+        error = await desk.flushes.up_to(desk.replica(1), 3)
         assert error is not None
         assert error.code is STORAGE_ERROR
 
@@ -568,7 +568,7 @@ def test_flush_read_and_checkpoint_detect_the_failure() -> None:
         assert answered.error_code == STORAGE_ERROR
 
     async def checkpoint(desk: Desk) -> None:
-        await desk.flush_up_to(desk.replica(1), 3)
+        await desk.flushes.up_to(desk.replica(1), 3)
         break_second(desk)
         desk.loop.call_soon(lambda: None)
         with pytest.raises(PeerError):
@@ -595,7 +595,7 @@ def test_a_damaged_file_does_not_fail_the_directory() -> None:
         lead(desk, 2, mine(desk, 1))
         desk.append(index=2)
         desk.disk.fail("fsync", ".log", under=f"/data2/{TOPIC}-1/")
-        assert await desk.flush_up_to(desk.replica(1), 3) is not None
+        assert await desk.flushes.up_to(desk.replica(1), 3) is not None
         await until(lambda: assigned(desk))
         await until(lambda: not desk.directory_failures._tasks)
         assert assigned(desk) == {1: LOST_DIRECTORY}

@@ -59,7 +59,6 @@ from fenceline.node.metrics import MetricsEndpoint, NodeMetrics, open_endpoint
 from fenceline.node.net.server import Server, ServerLimits
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.replication.metrics import ReplicationCollector
-from fenceline.node.replication.replica import Replica
 from fenceline.node.replication.replicas import log_recovery_report
 from fenceline.node.storage.directories import open_directories, starting
 from fenceline.node.storage.log_cleaner import CleanerCollector
@@ -163,13 +162,6 @@ class Broker:
         expiration = effective_broker_config(configs, self.config, PRODUCER_EXPIRATION)
         return {**effective_topic_config(configs, topic, self.config), PRODUCER_EXPIRATION: expiration}
 
-    def _epoch_end(self, topic: str, index: int, leader_epoch: int) -> int:
-        """End offset of an epoch in an open log of this node, whatever its role; -1 if unknown."""
-        replica = self.partitions.open_by_name.get((topic, index))
-        if replica is None or replica.is_being_cut:
-            return -1
-        return replica.log.end_offset_for_epoch(leader_epoch)[1]
-
     async def auto_create(self, names: Sequence[str]) -> dict[str, Outcome]:
         """Create requested topics automatically; internal topics get their required configs."""
         topics = tuple(
@@ -183,10 +175,6 @@ class Broker:
             if topic.outcome.failed and topic.outcome.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 log.warning("topic not created", topic=topic.name, reason=topic.outcome.message)
         return created
-
-    async def flush_up_to(self, replica: Replica, end_offset: int) -> PeerError | None:
-        """Wait until the log is durable at least up to an offset; returns why it never will be (`LogFlushes.up_to`)."""
-        return await self.flushes.up_to(replica, end_offset)
 
     # --- start ----------------------------------------------------------------------------------------------------
 
@@ -228,7 +216,7 @@ class Broker:
             self.node_id,
             config,
             self.log_dirs,
-            image=lambda: self.controller.image,
+            image=lambda: self.image,
             submit=self.controller.submit,
             next_change=self.controller.next_change,
             broker_epoch=lambda: self.broker_epoch,
@@ -245,23 +233,22 @@ class Broker:
         self.replication, self.partitions, self.flushes = plane.replication, plane.partitions, plane.flushes
         self.moves, self.cleaner = plane.moves, plane.cleaner
         self.transaction_support = TransactionSupport(
-            self.node_id, lambda: self.controller.image, plane.peers.endpoint, self.clock, plane.peers.connect
+            self.node_id, lambda: self.image, plane.peers.endpoint, self.clock, plane.peers.connect
         )
-        offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(
-            offsets_log,
+            OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble),
             self.clock,
             settings=GroupSettings.from_lookup(config.get),
             partition_count=config.get_int("offsets.topic.num.partitions"),
             rng=self.rng,
-            threads=lambda: self.disk_threads,
-            epoch_end=self._epoch_end,
+            threads=self.disk_threads,
+            epoch_end=plane.in_service.epoch_end,
             image=lambda: self.image,
         )
         self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
         self.loss_delivery = LossDelivery(
             plane.losses,
-            lambda: self.controller.image,
+            lambda: self.image,
             plane.peers,
             self.controller.submit,
             self.disk_threads,
@@ -272,7 +259,7 @@ class Broker:
             plane.losses,
             self.groups.coordinator,
             plane.in_service,
-            lambda: self.controller.image,
+            lambda: self.image,
             plane.peers,
             self.clock,
             self.disk_threads,

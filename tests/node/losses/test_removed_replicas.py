@@ -17,7 +17,7 @@ from fenceline.ids import NO_LEADER, TopicPartition
 from fenceline.log.core.epoch_cache import EpochCache
 from fenceline.log.directories.partition_dir import RemovedPartition
 from fenceline.metadata.image import LeaderRecoveryState
-from fenceline.node.losses.removed_replicas import EpochEnd, RemovedReplicas, agreed_end_with
+from fenceline.node.losses.removed_replicas import RemovedReplicas, agreed_end_with
 from fenceline.node.net.peer_connection import dial
 from fenceline.node.replication.peers import Peers
 from fenceline.node.replication.replicas import LogSummary, RemovedReplica
@@ -50,8 +50,8 @@ def test_the_offset_at_which_a_log_diverges_from_its_leader(
     known = log_of(common + own, min(own_start, len(common + own)))
     leader = log_of(common + theirs)
 
-    async def ask(epoch: int) -> EpochEnd:
-        return EpochEnd(*leader.end_offset_for_epoch(epoch))
+    async def ask(epoch: int) -> tuple[int, int]:
+        return leader.end_offset_for_epoch(epoch)
 
     found = max(asyncio.run(agreed_end_with(known, ask)), known.log_start_offset)
     if known.log_end_offset > known.log_start_offset:

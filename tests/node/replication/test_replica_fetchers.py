@@ -66,7 +66,7 @@ def cutting(
     host: Host, replica: Any, threads: ThreadPoolExecutor
 ) -> tuple[ReplicaFetchers, FollowerState, set[asyncio.Task[None]]]:
     """Fetchers that have begun to truncate the replica's log, its state, and the work."""
-    fetchers = ReplicaFetchers(host, SystemClock(), lambda: threads, LIMITS, answer_timeout_ms=1000)
+    fetchers = ReplicaFetchers(host, SystemClock(), threads, LIMITS, answer_timeout_ms=1000)
     fetchers.follow(replica, 2, 5)
     link = fetchers._links[2]
     (state,) = link.fetcher.states.values()

@@ -157,7 +157,7 @@ def test_leader_moves_with_all_records_and_continues() -> None:
         assert produced(desk, 0) == 0
         assert replica.log.log_end_offset == 31
         assert desk.fetched(30).error_code == 0
-        assert await desk.flush_up_to(replica, 31) is None
+        assert await desk.flushes.up_to(replica, 31) is None
 
     moves_of(1, story)
 
@@ -407,11 +407,11 @@ def test_flushes_during_the_swap_use_the_new_log() -> None:
         replica = desk.replica()
         while not desk.moves.moved:
             desk.append()
-            assert await desk.flush_up_to(replica, replica.log.log_end_offset) is None
+            assert await desk.flushes.up_to(replica, replica.log.log_end_offset) is None
         end = replica.log.log_end_offset
         assert replica.log.recovery_point >= end - 1
         desk.append()
-        assert await desk.flush_up_to(replica, end + 1) is None
+        assert await desk.flushes.up_to(replica, end + 1) is None
         assert replica.log.recovery_point == end + 1
 
     moves_of(1, story)

@@ -58,7 +58,7 @@ class GroupsDriver:
         settings: GroupSettings | None = None,
         partition_count: int = DEFAULT_PARTITION_COUNT,
         rng: Random | None = None,
-        threads: Callable[[], Executor | None] = lambda: None,
+        threads: Executor | None = None,
         epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
         image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
     ) -> None:

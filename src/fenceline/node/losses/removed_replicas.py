@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import NO_LEADER
@@ -27,9 +27,9 @@ from fenceline.log.directories.duplicate_logs import inspect_log
 from fenceline.log.directories.log_dir_offsets import UNKNOWN
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.logs import Logger
-from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection
+from fenceline.node.net.peer_connection import NoSuchVersion
+from fenceline.node.replication.leader_queries import EARLIEST, LeaderQueries
 from fenceline.node.replication.replicas import RemovedReplica
-from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ log = Logger("losses")
 _CLIENT_ID: Final = "__removed_replicas"
 _CONSUMER: Final = -1
 """Asked as a consumer: this node has no replica of the partition any more."""
-_EARLIEST: Final = -2
 _TIMEOUT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
@@ -55,13 +54,6 @@ _STARTS_LATER: Final = (
     "The replica was moved away, and its leader's log starts after these records: they could not be compared."
 )
 _DAMAGED: Final = "The replica was moved away, and its log is damaged: it could not be compared with the leader's."
-
-
-class EpochEnd(NamedTuple):
-    """The leader's newest epoch not above the requested one, and its end offset; (-1, -1): there is none."""
-
-    epoch: int
-    end_offset: int
 
 
 class RemovedReplicas:
@@ -204,7 +196,10 @@ class RemovedReplicas:
         async with asyncio.timeout(_TIMEOUT_S):
             connection = await self._peers.open(partition.leader, _CLIENT_ID)
             try:
-                leader = _Leader(connection, topic.name, replica.removed.topic_partition.partition, partition)
+                index = replica.removed.topic_partition.partition
+                leader = _Leader(
+                    LeaderQueries(connection, _CONSUMER, topic.name, index, partition.leader_epoch, _TIMEOUT_S)
+                )
                 start = await leader.log_start()
                 if start >= known.log_end_offset:
                     was_deleted = replica.clean_since <= known.latest_epoch
@@ -245,51 +240,31 @@ class RemovedReplicas:
 class _Leader:
     """Queries the leader of a partition in one leader epoch. Raises PeerError if the leader returns an error."""
 
-    def __init__(self, connection: PeerConnection, topic: str, index: int, partition: PartitionImage) -> None:
-        self._connection = connection
-        self._topic = topic
-        self._index = index
-        self._leader_epoch = partition.leader_epoch
+    def __init__(self, queries: LeaderQueries) -> None:
+        self._queries = queries
 
     async def log_start(self) -> int:
-        row = {
-            "partition_index": self._index,
-            "current_leader_epoch": self._leader_epoch,
-            "timestamp": _EARLIEST,
-        }
-        fields = {
-            "replica_id": _CONSUMER,
-            "isolation_level": 0,
-            "topics": [{"name": self._topic, "partitions": [row]}],
-        }
-        version = self._connection.version_for(ApiKey.LIST_OFFSETS, 4, 10)
-        answer = await self._connection.call(ApiKey.LIST_OFFSETS, version, fields, _TIMEOUT_S)
-        for topic in answer.topics:
-            for partition in topic.partitions:
-                if (topic.name, partition.partition_index) == (self._topic, self._index):
-                    self._check(partition.error_code)
-                    return int(partition.offset)
-        raise MalformedRequest("the ListOffsets response lacks the partition")
+        found = await self._queries.offset(EARLIEST, first_version=4)
+        if found is None:
+            raise MalformedRequest("the ListOffsets response lacks the partition")
+        _check(found.error_code)
+        return found.offset
 
-    async def epoch_end(self, epoch: int) -> EpochEnd:
-        row = {"partition": self._index, "current_leader_epoch": self._leader_epoch, "leader_epoch": epoch}
-        fields = {"replica_id": _CONSUMER, "topics": [{"topic": self._topic, "partitions": [row]}]}
-        version = self._connection.version_for(ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, 4)
-        answer = await self._connection.call(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, fields, _TIMEOUT_S)
-        for topic in answer.topics:
-            for partition in topic.partitions:
-                if (topic.topic, partition.partition) == (self._topic, self._index):
-                    self._check(partition.error_code)
-                    return EpochEnd(int(partition.leader_epoch), int(partition.end_offset))
-        raise MalformedRequest("the OffsetForLeaderEpoch response lacks the partition")
-
-    @staticmethod
-    def _check(error_code: int) -> None:
-        if error_code:
-            raise PeerError(ErrorCode(error_code))
+    async def epoch_end(self, epoch: int) -> tuple[int, int]:
+        """The leader's newest epoch not above the requested one, and its end offset; (-1, -1): there is none."""
+        found = await self._queries.epoch_end(epoch)
+        if found is None:
+            raise MalformedRequest("the OffsetForLeaderEpoch response lacks the partition")
+        _check(found.error_code)
+        return found.epoch, found.end_offset
 
 
-async def agreed_end_with(known: EpochsOfLog, ask: Callable[[int], Awaitable[EpochEnd]]) -> int:
+def _check(error_code: int) -> None:
+    if error_code:
+        raise PeerError(ErrorCode(error_code))
+
+
+async def agreed_end_with(known: EpochsOfLog, ask: Callable[[int], Awaitable[tuple[int, int]]]) -> int:
     """The end of the records that a log has in common with the leader's, by epochs (E13, E25)."""
     search = AgreementSearch(known)
     while not search.is_done:

@@ -28,17 +28,21 @@ from fenceline.log.core.compaction_bound import CompleteFrom
 from fenceline.log.core.errors import StorageError, TruncationPending
 from fenceline.losses.cutting import Cut
 from fenceline.losses.receipt import Cause
+from fenceline.node.replication.leader_queries import (
+    EARLIEST_LOCAL,
+    LATEST,
+    LeaderEpochEnd,
+    LeaderOffset,
+    LeaderQueries,
+)
 from fenceline.node.replication.link_work import LinkWork
 from fenceline.replica.follower import AskEnd, AskEpochEnd, AskStart, CutTo, Duty, FollowerState, Question, RestartAt
-from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
     from fenceline.log.partition.partition_log import PartitionLog
     from fenceline.node.net.peer_connection import PeerConnection
     from fenceline.node.replication.replica import Replica
 
-_LATEST: Final = -1
-_EARLIEST_LOCAL: Final = -4
 ROOM_PAUSE_S: Final = 0.5
 """Pause between two attempts to write to a full disk."""
 
@@ -75,71 +79,38 @@ class FollowerTruncation:
         _TROUBLE errors.
         """
         state: FollowerState = question.state
+        shared = self._shared
+        leader = LeaderQueries(
+            connection, shared.host.node_id, state.topic, state.index, state.leader_epoch, shared.answer_timeout_s
+        )
         following: Duty | None = question
         while isinstance(following, AskEnd | AskStart | AskEpochEnd):
-            if isinstance(following, AskEpochEnd):
-                found: tuple[int, ...] | None = await self._epoch_end_of_leader(connection, following)
-            else:
-                found = await self._end_of_leader(connection, following)
+            match following:
+                case AskEnd():
+                    found: LeaderOffset | LeaderEpochEnd | None = await leader.offset(LATEST, first_version=8)
+                case AskStart():
+                    found = await leader.offset(EARLIEST_LOCAL, first_version=8)
+                case AskEpochEnd(_, epoch):
+                    found = await leader.epoch_end(epoch)
             replica = self._link.replica_of(state)
             if replica is None:
                 return
-            if found is None:
-                self._work.back_off(state)
-                return
-            match following:
-                case AskEnd():
-                    following = state.on_leader_end(*found)
-                case AskStart():
-                    following = state.on_leader_start(*found)
-                case AskEpochEnd():
-                    following = state.on_epoch_end(*found)
+            match following, found:
+                case AskEnd(), LeaderOffset(0, offset) if offset >= 0:
+                    following = state.on_leader_end(offset)
+                case AskStart(), LeaderOffset(0, offset) if offset >= 0:
+                    following = state.on_leader_start(offset)
+                case AskEpochEnd(), LeaderEpochEnd(0, epoch, end_offset):
+                    following = state.on_epoch_end(epoch, end_offset)
+                case _:
+                    # The leader returned an error.
+                    self._work.back_off(state)
+                    return
             match following:
                 case CutTo() | RestartAt():
                     self.begin(replica, following)
                 case None:
                     self._link.fetcher.done(state)
-
-    async def _end_of_leader(self, connection: PeerConnection, question: AskEnd | AskStart) -> tuple[int] | None:
-        """ListOffsets. None: the leader returned an error."""
-        state = question.state
-        row = {
-            "partition_index": state.index,
-            "current_leader_epoch": state.leader_epoch,
-            "timestamp": _LATEST if isinstance(question, AskEnd) else _EARLIEST_LOCAL,
-        }
-        fields = {
-            "replica_id": self._shared.host.node_id,
-            "isolation_level": 0,
-            "topics": [{"name": state.topic, "partitions": [row]}],
-        }
-        version = connection.version_for(ApiKey.LIST_OFFSETS, 8, 10)
-        answer = await connection.call(ApiKey.LIST_OFFSETS, version, fields, self._shared.answer_timeout_s)
-        for topic in answer.topics:
-            for partition in topic.partitions:
-                if (topic.name, partition.partition_index) == (state.topic, state.index):
-                    refused = partition.error_code or partition.offset < 0
-                    return None if refused else (int(partition.offset),)
-        return None
-
-    async def _epoch_end_of_leader(self, connection: PeerConnection, question: AskEpochEnd) -> tuple[int, int] | None:
-        """OffsetForLeaderEpoch: (epoch, end). None: the leader returned an error."""
-        state = question.state
-        row = {
-            "partition": state.index,
-            "current_leader_epoch": state.leader_epoch,
-            "leader_epoch": question.epoch,
-        }
-        fields = {"replica_id": self._shared.host.node_id, "topics": [{"topic": state.topic, "partitions": [row]}]}
-        key = ApiKey.OFFSET_FOR_LEADER_EPOCH
-        version = connection.version_for(key, 3, 4)
-        answer = await connection.call(key, version, fields, self._shared.answer_timeout_s)
-        for topic in answer.topics:
-            for partition in topic.partitions:
-                if (topic.topic, partition.partition) == (state.topic, state.index):
-                    refused = bool(partition.error_code)
-                    return None if refused else (int(partition.leader_epoch), int(partition.end_offset))
-        return None
 
     # -- 3. the cut ----------------------------------------------------------------------------------------------------
 
@@ -154,8 +125,7 @@ class FollowerTruncation:
             await self._cut_with_retries(replica, duty)
             if self._link.replica_of(state) is replica and (rest := state.on_cut(duty)) is not None:
                 await self._cut_with_retries(replica, rest)
-            # With a recovery point above the new end, records appended now and torn by a crash would count as damage.
-            await host.checkpoint()
+            await self._save_recovery_point()
         except StorageError as error:
             self._work.storage_failed(replica, state, error)
             self._link.reschedule()
@@ -173,11 +143,11 @@ class FollowerTruncation:
         """If a full disk has no room for the receipt, retry until it has, even if the leader changes. Raises
         StorageError."""
         shared = self._shared
-        loop, executor = asyncio.get_running_loop(), shared.executor()
+        loop, executor = asyncio.get_running_loop(), shared.executor
         if isinstance(duty, RestartAt) and duty.leader_has_all:
             # There will be no receipt that explains to the next start why the log ends there.
             await loop.run_in_executor(executor, replica.log.lower_recovery_point)
-            await shared.host.checkpoint()
+            await self._save_recovery_point()
         while True:
             try:
                 await loop.run_in_executor(executor, self._cut_log, replica, duty)
@@ -200,6 +170,11 @@ class FollowerTruncation:
     # `cut_of`, below, is what it says beyond the records; `losses.cutting.cut_log` writes it.
 
     # -- 5. fetching again ---------------------------------------------------------------------------------------------
+
+    async def _save_recovery_point(self) -> None:
+        """With a recovery point above the new end, records appended now and torn by a crash would count as damage.
+        Raises StorageError."""
+        await self._shared.host.checkpoint()
 
     def _fetch_again(self, state: FollowerState) -> None:
         self._link.fetcher.done(state)

@@ -157,7 +157,7 @@ class Duties:
             work = written.due()
             if work is not None:
                 loop = asyncio.get_running_loop()
-                self._writing_behind = loop.run_in_executor(self._shared.executor(), work)
+                self._writing_behind = loop.run_in_executor(self._shared.executor, work)
 
     def answer_too_large(self, state: FollowerState, error: AnswerTooLarge) -> None:
         """The leader has a batch that exceeds this broker's limits. Logged at the intervals of `LinkWork.reject`."""

@@ -60,7 +60,7 @@ class SharedFetching:
 
     host: Host
     clock: Clock
-    executor: Callable[[], Executor | None]
+    executor: Executor | None
     limits: FetchLimits
     answer_timeout_s: float
     connect: Dial

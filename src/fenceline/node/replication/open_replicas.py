@@ -53,3 +53,10 @@ class OpenReplicas:
         """Of an open replica; None if it is not open."""
         replica = self.by_name.get(topic_partition)
         return replica.log.log_end_offset if replica is not None else None
+
+    def epoch_end(self, topic: str, index: int, leader_epoch: int) -> int:
+        """End offset of an epoch in an open log, whatever its role; -1 if unknown."""
+        replica = self.by_name.get((topic, index))
+        if replica is None or replica.is_being_cut:
+            return -1
+        return replica.log.end_offset_for_epoch(leader_epoch)[1]

@@ -32,7 +32,7 @@ class ReplicaFetchers:
         self,
         host: Host,
         clock: Clock,
-        executor: Callable[[], Executor | None],
+        executor: Executor | None,
         limits: FetchLimits,
         *,
         answer_timeout_ms: int,

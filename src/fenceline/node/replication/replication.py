@@ -98,7 +98,7 @@ class Replication:
         self.fetchers = ReplicaFetchers(
             self,
             clock,
-            lambda: executor,
+            executor,
             FetchLimits(
                 max_wait_ms=config.get_int("replica.fetch.wait.max.ms"),
                 min_bytes=config.get_int("replica.fetch.min.bytes"),
