@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
 
 from fenceline.errors import ErrorCode
 from fenceline.groups import messages
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
     from fenceline.node.groups.driver import GroupsDriver
     from fenceline.wire.requests import (
         OffsetCommitRequest,
+        OffsetCommitRequestTopic,
         OffsetDeleteRequest,
         OffsetFetchRequest,
         OffsetFetchRequestGroup,
+        OffsetFetchRequestTopic,
+        OffsetFetchRequestTopics,
     )
 
 
@@ -36,13 +40,25 @@ class _TopicAnswers:
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self._by_topic: dict[Any, list[Fields]] = {}
+        self._by_topic: dict[str | UUID, list[Fields]] = {}
 
-    def add(self, topic: Any, fields: Fields) -> None:
+    def add(self, topic: str | UUID, fields: Fields) -> None:
         self._by_topic.setdefault(topic, []).append(fields)
 
     def as_fields(self) -> list[Fields]:
         return [{self._key: topic, "partitions": partitions} for topic, partitions in self._by_topic.items()]
+
+
+def _asked_topic(
+    image: MetadataImage,
+    by_id: bool,
+    asked: OffsetCommitRequestTopic | OffsetFetchRequestTopic | OffsetFetchRequestTopics,
+) -> tuple[str | UUID, TopicImage | None]:
+    """The id or the name by which the request names the topic, and the topic if it exists."""
+    if by_id:
+        topic_id: UUID = request_field(asked, "topic_id", None) or ZERO_UUID
+        return topic_id, image.topics_by_id.get(topic_id)
+    return asked.name, image.topics_by_name.get(asked.name)
 
 
 def offset_commit(
@@ -54,10 +70,9 @@ def offset_commit(
     by_id = version >= 10
     answers = _TopicAnswers("topic_id" if by_id else "name")
     offsets: list[messages.OffsetToCommit] = []
-    keys: list[Any] = []
+    keys: list[str | UUID] = []
     for each in request.topics:
-        key: Any = (each.topic_id or ZERO_UUID) if by_id else each.name
-        topic = image.topics_by_id.get(key) if by_id else image.topics_by_name.get(key)
+        key, topic = _asked_topic(image, by_id, each)
         unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id and topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         for partition in each.partitions:
             index = partition.partition_index
@@ -98,7 +113,7 @@ def offset_commit(
 
 
 class _AskedTopic(NamedTuple):
-    key: Any
+    key: str | UUID
     """Name, or id from v10."""
     topic: TopicImage | None
     name: str
@@ -161,13 +176,8 @@ def _asked_group(
         return _AskedGroup(group.group_id, None)
     topics = []
     for each in group.topics:
-        if version >= 10:
-            key: Any = request_field(each, "topic_id", None) or ZERO_UUID
-            topic = image.topics_by_id.get(key)
-            name = "" if topic is None else topic.name
-        else:
-            key = name = each.name
-            topic = image.topics_by_name.get(name)
+        key, topic = _asked_topic(image, version >= 10, each)
+        name = key if isinstance(key, str) else "" if topic is None else topic.name
         topics.append(_AskedTopic(key, topic, name, tuple(each.partition_indexes)))
     return _AskedGroup(group.group_id, tuple(topics))
 
