@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from random import SystemRandom
-from typing import Final, NamedTuple, NewType
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from fenceline.rng import Rng
-
-NodeId = NewType("NodeId", int)
-LeaderEpoch = NewType("LeaderEpoch", int)
 
 ZERO_UUID: Final = UUID(int=0)
 METADATA_TOPIC: Final = "__cluster_metadata"
@@ -19,8 +16,8 @@ TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 LOSSES_TOPIC: Final = "__fenceline_losses"
 INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, LOSSES_TOPIC})
 
-NO_EPOCH: Final = LeaderEpoch(-1)
-NO_LEADER: Final = NodeId(-1)
+NO_EPOCH: Final = -1
+NO_LEADER: Final = -1
 
 
 class TopicPartition(NamedTuple):

@@ -18,7 +18,7 @@ from fenceline.node.controller.opening import quorum_settings
 from fenceline.node.metadata import snapshot_files
 from fenceline.node.metadata.metadata_log import MetadataLog
 from fenceline.node.metadata.snapshot_files import SnapshotDamaged
-from fenceline.quorum.codec import wire as quorum_wire
+from fenceline.quorum.codec import requests as quorum_requests
 from fenceline.quorum.duties import (
     AdvanceHighWatermark,
     BeginDownload,
@@ -211,8 +211,8 @@ def test_request_must_name_one_partition(names: list[str]) -> None:
     nothing is shared; any other request is rejected (G27)."""
     topics = [{"name": name, "partitions": [{"partition": 0}]} for name in names]
     entity = read_request(ApiKey.FETCH_SNAPSHOT, 1, write_request(ApiKey.FETCH_SNAPSHOT, 1, {"topics": topics}))
-    with pytest.raises(quorum_wire.UnexpectedPartition) as refused:
-        quorum_wire.read_request(ApiKey.FETCH_SNAPSHOT, 1, entity)
+    with pytest.raises(quorum_requests.UnexpectedPartition) as refused:
+        quorum_requests.read_request(ApiKey.FETCH_SNAPSHOT, 1, entity)
     assert refused.value.answer == {"error_code": ErrorCode.INVALID_REQUEST, "topics": ()}
 
 

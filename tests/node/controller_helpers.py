@@ -54,12 +54,15 @@ class AtOnce(Executor):
 
 
 class Held(AtOnce):
-    """Flushes wait until they are released."""
+    """Flushes wait until they are released, while `holds`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, holds: bool = True) -> None:
         self.waiting: list[tuple[Any, Future[Any]]] = []
+        self.holds = holds
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if not self.holds:
+            return super().submit(fn, *args, **kwargs)
         future: Future[Any] = Future()
         self.waiting.append((lambda: fn(*args, **kwargs), future))
         return future

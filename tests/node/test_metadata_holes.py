@@ -12,8 +12,8 @@ from fenceline.errors import OperatorError
 from fenceline.log.core.errors import CorruptLog
 from fenceline.node.controller.opening import OpenedController
 from fenceline.node.metadata.batches import control_batch
-from fenceline.node.metadata.hole import record_promised_end, valid_extent
 from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.node.metadata.promised_end import record_promised_end, valid_extent
 from fenceline.node.metadata.replay import NO_SNAPSHOT
 from fenceline.quorum.control_records import KRaftVoters, Voter
 from fenceline.quorum.duties import Send

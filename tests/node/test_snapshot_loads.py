@@ -136,7 +136,7 @@ def test_an_open_transaction_is_dropped_by_a_snapshot() -> None:
         history = History(disk)
         history.begin()
         failed: list[BaseException] = []
-        loader = MetadataLoader(history.log, executor=AtOnce, failed=failed.append)
+        loader = MetadataLoader(history.log, executor=AtOnce(), failed=failed.append)
         loader.begin(history.image, history.log.end_offset, transaction_is_open=True)
         assert loader.transaction_is_open
         image = image_after(2, 100, EPOCH + 1)

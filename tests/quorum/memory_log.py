@@ -1,4 +1,4 @@
-"""A log in memory with a disk under it: a crash loses the unflushed tail.
+"""A log in memory, with its flushed end and its snapshots.
 
 Records are `Entry` values; a snapshot's bytes represent the hash of all records before its end, and the voters.
 """
@@ -9,7 +9,6 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -40,17 +39,8 @@ def voter(node_id: int, directory: int = 0) -> Voter:
     return Voter(node_id, UUID(int=directory or 1000 + node_id), (endpoint,), LEVELS)
 
 
-@dataclass
-class Partial:
-    """A download in progress, as on the disk."""
-
-    snapshot_id: SnapshotId
-    source: int
-    content: bytes = b""
-
-
 class MemoryLog:
-    """Implements `LogView`. What survives a crash: entries below the flushed end, elections, frozen snapshots."""
+    """Implements `LogView`."""
 
     def __init__(self, bootstrap: VotersAt | None = None) -> None:
         self.entries: list[Entry] = []
@@ -61,7 +51,6 @@ class MemoryLog:
         self.flushed_offset = 0
         self.snapshots: dict[SnapshotId, bytes] = {}
         self.election: ElectionState | None = None
-        self.partial: Partial | None = None
         self.promised = NO_PROMISED_END
         self.history = VoterHistory()
         self._bootstrap = bootstrap
@@ -150,12 +139,6 @@ class MemoryLog:
         self._epochs = [each for each in self._epochs if each[1] < end_offset]
         self.flushed_offset = min(self.flushed_offset, end_offset)
         self.history.truncate(end_offset)
-
-    def crash(self, kept_offset: int) -> None:
-        """The machine stops: of the unflushed tail, only the records before `kept_offset` survive."""
-        if self.end_offset > max(kept_offset, self.flushed_offset):
-            self.truncate(max(kept_offset, self.flushed_offset))
-        self.flushed_offset = self.end_offset
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 

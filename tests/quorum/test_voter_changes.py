@@ -185,14 +185,14 @@ def test_the_last_voter_cannot_be_removed() -> None:
 
 def test_a_voter_with_an_uncommitted_removal_may_become_candidate() -> None:
     """Its log may be the only one with the record, and the others cannot elect a node that lacks it."""
-    machine = Machine(voters=(1, 2))
+    machine = Machine(voters=(1, 2), election=ElectionState(1))
     machine.log.append(1, [VotersAt(0, 1, (voter(2),))])
     machine.flush()
     assert not machine.quorum.is_voter
     machine.do(machine.quorum.appended(0))
     machine.pass_time(2500)
     assert isinstance(machine.quorum.role, Prospective)
-    committed = Machine(voters=(1, 2))
+    committed = Machine(voters=(1, 2), election=ElectionState(1))
     committed.log.append(1, [VotersAt(0, 1, (voter(2),))])
     committed.flush()
     committed.quorum._core.high_watermark = 1

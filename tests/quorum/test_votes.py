@@ -6,9 +6,11 @@ Rules: raft.md Q3, Q4, Q10, Q18, Q19; snapshots.md N37; gaps.md G24, G39.
 from __future__ import annotations
 
 from random import Random
+from uuid import UUID
 
 import pytest
 
+from fenceline.errors import InternalError
 from fenceline.quorum.duties import Send
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId, VotersAt
@@ -134,3 +136,29 @@ def test_a_loaded_snapshot_counts_in_a_vote_and_a_download_in_progress_does_not(
     machine.log.load_snapshot(SnapshotId(40, 2))
     assert machine.log.end == (2, 40)
     assert not machine.ask(ask).vote_granted
+
+
+@pytest.mark.parametrize(
+    ("after", "rule"),
+    [
+        (ElectionState(4), "Q50"),
+        (ElectionState(5, voted_id=3, voted_directory_id=UUID(int=3)), "Q17"),
+        (ElectionState(5, leader_id=2), None),
+        (ElectionState(6, voted_id=3, voted_directory_id=UUID(int=3)), None),
+        (ElectionState(5), None),
+    ],
+)
+def test_a_node_that_would_persist_a_second_vote_or_an_older_epoch_stops(
+    after: ElectionState, rule: str | None
+) -> None:
+    before = ElectionState(5, voted_id=2, voted_directory_id=UUID(int=2))
+    if rule is None:
+        after.check_follows(before)
+        return
+    with pytest.raises(InternalError, match=rule):
+        after.check_follows(before)
+
+
+def test_an_epoch_has_one_leader() -> None:
+    with pytest.raises(InternalError, match="Q51"):
+        ElectionState(5, leader_id=3).check_follows(ElectionState(5, leader_id=2))

@@ -11,6 +11,7 @@ import pytest
 
 from fenceline.controller.controller import Controller
 from fenceline.errors import ErrorCode
+from fenceline.ids import ZERO_UUID
 from fenceline.log.partition import retention
 from fenceline.node.controller.active_controller import ActiveController
 from fenceline.node.controller.driver import ControllerDriver
@@ -21,19 +22,22 @@ from fenceline.node.metadata.replay import Replay
 from fenceline.node.metadata.snapshot_files import SnapshotDamaged
 from fenceline.node.metadata.snapshots import Snapshots
 from fenceline.quorum import fetches
-from fenceline.quorum.control_records import SnapshotFooter, decode_control
+from fenceline.quorum.control_records import SnapshotFooter, VoterEndpoint, decode_control
 from fenceline.quorum.core import Core
 from fenceline.quorum.download import Download
 from fenceline.quorum.duties import Truncate
 from fenceline.quorum.election_state import NO_NODE, ElectionState
 from fenceline.quorum.elections import Elections
-from fenceline.quorum.fetches import Fetches
+from fenceline.quorum.fetches import Fetches, Valid, Verdict
 from fenceline.quorum.following import Following
 from fenceline.quorum.leading import Leading
-from fenceline.quorum.log_view import SnapshotId
+from fenceline.quorum.log_view import LogView, SnapshotId
+from fenceline.quorum.messages import VoteRequest
 from fenceline.quorum.replicas import Replicas
-from fenceline.quorum.roles import Candidate, Leader, Prospective, Resigned
+from fenceline.quorum.response_handling import ResponseHandler
+from fenceline.quorum.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
 from fenceline.quorum.voter_changes import VoterChanges
+from fenceline.quorum.voter_set import VoterSet
 from fenceline.records.batch import read_header
 from fenceline.records.decode import decode_batch
 from fenceline.testing.simulation.disk import LifeDisk
@@ -268,6 +272,47 @@ def _a_leader_has_a_majority(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Elections, "_decide", alone)
 
 
+@_breaks("quorum", 1, "Q17")
+def _a_vote_is_remembered(patch: pytest.MonkeyPatch) -> None:
+    """Q17: a vote is given once an epoch."""
+    real = Elections._elect
+
+    def elect(self: Elections, request: VoteRequest) -> bool:
+        role = self._core.role
+        if isinstance(role, Unattached | Prospective):
+            self._core.role = type(role)(role.epoch, role.leader_id, NO_NODE, ZERO_UUID)
+        return real(self, request)
+
+    patch.setattr(Elections, "_elect", elect)
+
+
+@_breaks("quorum", 0, "Q2")
+def _a_role_is_persisted(patch: pytest.MonkeyPatch) -> None:
+    """Q2: a vote is durable before it is answered."""
+    patch.setattr(Core, "persist", lambda self: None)
+
+
+@_breaks("quorum", 6, "Q56")
+def _half_of_the_voters_are_no_majority(patch: pytest.MonkeyPatch) -> None:
+    """Q6."""
+    patch.setattr(VoterSet, "majority", property(lambda self: max(1, len(self.voters) // 2)))
+
+
+@_breaks("quorum", 1, "Q50")
+def _an_epoch_never_decreases(patch: pytest.MonkeyPatch) -> None:
+    """Q2, Q50: an epoch never falls."""
+    real = ResponseHandler._learn_announced_leader
+
+    def adopt(self: ResponseHandler, epoch: int, leader_id: int, endpoints: tuple[VoterEndpoint, ...]) -> ErrorCode:
+        core = self._core
+        if epoch < core.epoch and not isinstance(core.role, Leader):
+            core.role = Follower(epoch, leader_id)
+            return ErrorCode.NONE
+        return real(self, epoch, leader_id, endpoints)
+
+    patch.setattr(ResponseHandler, "_learn_announced_leader", adopt)
+
+
 # -- replication ------------------------------------------------------------------------------------------------------
 
 
@@ -363,6 +408,56 @@ def _a_follower_commits_only_what_it_has(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Following, "update_high_watermark", too_far)
 
 
+@_breaks("quorum", 1, "Q52")
+def _a_leader_counts_its_flushed_records(patch: pytest.MonkeyPatch) -> None:
+    """G35: a leader's own tail counts when it is flushed."""
+    real = Replicas.majority_end
+    logs: dict[int, LogView] = {}
+    count = Leading.update_high_watermark
+
+    def remember(self: Leading) -> bool:
+        if self.replicas is not None:
+            logs[id(self.replicas)] = self._core.log
+        return count(self)
+
+    def majority_end(self: Replicas, voters: VoterSet, own_end: int) -> int:
+        return real(self, voters, logs[id(self)].end.offset)
+
+    patch.setattr(Leading, "update_high_watermark", remember)
+    patch.setattr(Replicas, "majority_end", majority_end)
+
+
+@_breaks("quorum", 6, "Q32")
+def _a_leader_commits_from_the_start_of_its_epoch(patch: pytest.MonkeyPatch) -> None:
+    """Q32: only past the start of the leader's own epoch."""
+    real = Leading.update_high_watermark
+
+    def count(self: Leading) -> bool:
+        role = self._core.role
+        if not isinstance(role, Leader):
+            return real(self)
+        self._core.role = Leader(role.epoch, role.node_id, -1)
+        try:
+            return real(self)
+        finally:
+            if isinstance(self._core.role, Leader):
+                self._core.role = role
+
+    patch.setattr(Leading, "update_high_watermark", count)
+
+
+@_breaks("quorum", 3, "Q52")
+def _a_shorter_diverging_log_is_truncated(patch: pytest.MonkeyPatch) -> None:
+    """N26: a diverging log is truncated before the next append."""
+    real = fetches.validate_offset_and_epoch
+
+    def judge(log: LogView, offset: int, epoch: int) -> Verdict:
+        verdict = real(log, offset, epoch)
+        return Valid() if isinstance(verdict, fetches.Diverging) and offset <= log.end.offset else verdict
+
+    patch.setattr(fetches, "validate_offset_and_epoch", judge)
+
+
 # -- snapshots and voters ---------------------------------------------------------------------------------------------
 
 
@@ -417,6 +512,20 @@ def _control_of(batch: Any) -> Any:
 @_breaks("quorum", 6, "log matching")
 def _voters_change_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(VoterChanges, "_check_allowed", lambda self, cluster_id: (ErrorCode.NONE, None))
+
+
+@_breaks("quorum", 0, "Q44")
+def _a_voter_change_waits_for_the_one_before(patch: pytest.MonkeyPatch) -> None:
+    """Q41, Q44: a change waits for the one before."""
+
+    def gate(self: VoterChanges, cluster_id: str | None) -> tuple[ErrorCode, str | None]:
+        if not isinstance(self._core.role, Leader):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER, None
+        if self._core.voters.kraft_version < 1:
+            return ErrorCode.UNSUPPORTED_VERSION, None
+        return ErrorCode.NONE, None
+
+    patch.setattr(VoterChanges, "_check_allowed", gate)
 
 
 # -- from Kafka's history (`kafka_history`) ----------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_metadata_with_wrong_bits_is_rejected() -> None:
 
     async def load() -> tuple[MetadataLoader, list[BaseException]]:
         failed: list[BaseException] = []
-        loader = MetadataLoader(log, executor=lambda: SimExecutor(1), failed=failed.append)
+        loader = MetadataLoader(log, executor=SimExecutor(1), failed=failed.append)
         loader.committed(1)
         await asyncio.sleep(1)
         return loader, failed

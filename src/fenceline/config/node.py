@@ -35,7 +35,6 @@ from fenceline.config.properties import read_properties
 from fenceline.config.quorum import QuorumAddress, parse_quorum_address, parse_quorum_voters
 from fenceline.config.topic import validate_topic_configs
 from fenceline.errors import OperatorError, PeerError
-from fenceline.ids import NodeId
 
 ENVIRONMENT_PREFIX: Final = "FENCELINE_"
 _ENVIRONMENT_NOT_CONFIG: Final = frozenset({"FENCELINE_BOOTSTRAP", "FENCELINE_PURE_PYTHON"})
@@ -70,7 +69,7 @@ class NodeConfig:
     raw: Mapping[str, str]
     origins: Mapping[str, str]
     warnings: tuple[str, ...]
-    node_id: NodeId
+    node_id: int
     process_roles: frozenset[str]
     listeners: tuple[Listener, ...]
     controller_listeners: tuple[Listener, ...]
@@ -321,14 +320,14 @@ def _text(raw: Mapping[str, str], name: str) -> str | None:
     return raw.get(name, default if isinstance(default, str) else _ALWAYS.get(name))
 
 
-def _node_id(raw: Mapping[str, str]) -> NodeId:
+def _node_id(raw: Mapping[str, str]) -> int:
     node_id, broker_id = raw.get("node.id"), raw.get("broker.id")
     if node_id is not None and broker_id is not None and int(node_id) != int(broker_id):
         raise OperatorError(f"node.id={node_id} and broker.id={broker_id} differ", "Remove broker.id.")
     chosen = int(node_id or broker_id or _ALWAYS["node.id"])
     if chosen < 0:
         raise OperatorError(f"node.id must not be negative, but is {chosen}", "Set node.id to 0 or more.")
-    return NodeId(chosen)
+    return chosen
 
 
 def _advertised_controllers(

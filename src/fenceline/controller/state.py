@@ -17,7 +17,7 @@ from fenceline.config.definitions import ConfigValue
 from fenceline.controller.replica_index import ReplicaIndex
 from fenceline.controller.sessions import Sessions
 from fenceline.controller.topic_names import NameIndex
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.delta import apply
 from fenceline.metadata.features import KRAFT_VERSION
@@ -115,12 +115,19 @@ class ControllerState:
 
     def reset(self, image: MetadataImage, next_offset: int) -> None:
         """Set `image` as the state, after a failover (C2) or at start. The caller resets the sessions."""
+        if image.offset >= next_offset:
+            raise InternalError(f"C2: the image ends at {image.offset}, the next record is to have {next_offset}")
         self.image = image
         self.next_offset = next_offset
         self._index = self._names = None
 
     def replay(self, records: Sequence[MetadataRecord], last_offset: int, epoch: int) -> tuple[MetadataImage, Delta]:
         """Apply decided records before they are committed (C1)."""
+        if last_offset != self.next_offset + len(records) - 1 or epoch < self.image.epoch:
+            raise InternalError(
+                f"C1: {len(records)} records of epoch {epoch} end at {last_offset}; the next offset is"
+                f" {self.next_offset}, in epoch {self.image.epoch} or later"
+            )
         self.image, delta = apply(self.image, records, last_offset, epoch)
         self.next_offset = last_offset + 1
         if self._index is not None:

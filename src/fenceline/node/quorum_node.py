@@ -8,6 +8,7 @@ that is not reachable by others has only the metadata, and no cost for the rest.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,17 @@ class QuorumNode:
         self._config = config
         self._cluster_id = directories.cluster_id
         self._features = features
+        channel = None
+        if config.can_reach_others:
+            from fenceline.node.controller.channel import ControllerChannel
+            from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES, dial_from
+
+            channel = partial(
+                ControllerChannel,
+                node_id=config.node_id,
+                connect=dial_from(config.get_str("fenceline.outbound.address") or ""),
+                largest_answer_bytes=max(LARGEST_ANSWER_BYTES, config.get_int("socket.request.max.bytes")),
+            )
         self.controller = ControllerDriver(
             config=config,
             disk=disk,
@@ -61,13 +73,18 @@ class QuorumNode:
             rng=rng,
             trouble=trouble,
             executor=executor,
+            channel=channel,
         )
         self._rng = rng
         self.metrics = NodeMetrics()
         """Metrics of the controller listener."""
         self._registration: ControllerRegistration | None = None
         self.listener: ControllerListener | None = None
-        self.channel: ControllerChannel | None = None
+
+    @property
+    def channel(self) -> ControllerChannel | None:
+        """None if all requests are answered here, or before the start."""
+        return self.controller.channel
 
     async def start(self, disk_threads: Executor) -> None:
         """Start until the quorum runs; a single voter leads on return. Raises OperatorError."""
@@ -84,18 +101,6 @@ class QuorumNode:
             )
             await self.listener.bind()
         controller.open(self.listener.voter_endpoint if self.listener is not None else None)
-        if config.can_reach_others:
-            from fenceline.node.controller.channel import ControllerChannel
-            from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES, dial_from
-
-            own_address = config.get_str("fenceline.outbound.address") or ""
-            self.channel = ControllerChannel(
-                controller,
-                node_id=config.node_id,
-                connect=dial_from(own_address),
-                largest_answer_bytes=max(LARGEST_ANSWER_BYTES, config.get_int("socket.request.max.bytes")),
-            )
-            controller.channel = self.channel
         await controller.run()
         if self.listener is not None:
             await self.listener.start_serving()

@@ -38,7 +38,15 @@ from fenceline.rng import Rng
 class Core:
     """See the module."""
 
-    def __init__(self, local: Voter, log: LogView, settings: QuorumSettings, rng: Rng) -> None:
+    def __init__(
+        self,
+        local: Voter,
+        log: LogView,
+        settings: QuorumSettings,
+        rng: Rng,
+        role_changed: Callable[[Role, Role], None],
+    ) -> None:
+        """`role_changed` is called after each change, with the old and the new role."""
         self.local = local
         self.log = log
         self.settings = settings
@@ -55,7 +63,7 @@ class Core:
         self.outbox = Outbox(settings.request_timeout_ms, settings.retry_backoff_ms, rng)
         self.learned_endpoint: NodeEndpoint | None = None
         """The leader's address as named by a peer."""
-        self.role_changed: Callable[[Role, Role], None] = lambda old, new: None
+        self._role_changed = role_changed
         self._voters_seen: object = self
         self._voter_set = VoterSet()
         self._others: list[Voter] = []
@@ -174,11 +182,12 @@ class Core:
         self.outbox.clear()
         if self.learned_endpoint is not None and self.learned_endpoint.node_id != self.leader_id:
             self.learned_endpoint = None
-        self.role_changed(old, role)
+        self._role_changed(old, role)
 
     def persist(self) -> None:
         state = persisted_form(self.role)
         if state != self.persisted:
+            state.check_follows(self.persisted)
             self.persisted = state
             self.duties.append(PersistElection(state))
 
@@ -258,6 +267,27 @@ class Core:
         """When an election that starts now times out (Q4)."""
         timeout = self.settings.election_timeout_ms
         return self.now_ms + timeout + self.rng.randrange(timeout)
+
+    # -- invariants --------------------------------------------------------------------------------------------------
+
+    def check(self, epoch: int, high_watermark: int | None) -> None:
+        """What holds after each call that began with this epoch and high watermark. Raises InternalError."""
+        role, end = self.role, self.log.end
+        if role.epoch < epoch:
+            raise InternalError(f"Q50: the epoch cannot decrease: {epoch} to {role}")
+        if persisted_form(role) != self.persisted:
+            raise InternalError(f"Q2: {role} is not what was ordered to be persisted: {self.persisted}")
+        if end.epoch > role.epoch:
+            raise InternalError(f"Q10: the log ends in epoch {end.epoch}, the quorum is in {role.epoch}")
+        if isinstance(role, Leader) and role.epoch_start_offset > end.offset:
+            raise InternalError(f"Q55: the log of {role} was truncated to {end.offset}")
+        if self.high_watermark is None:
+            if high_watermark is not None:
+                raise InternalError(f"Q53: the high watermark {high_watermark} was forgotten")
+        elif self.high_watermark < (high_watermark or 0):
+            raise InternalError(f"Q53: the high watermark cannot decrease: {high_watermark} to {self.high_watermark}")
+        elif self.high_watermark > end.offset:
+            raise InternalError(f"Q54: high watermark {self.high_watermark} past the log's end {end.offset}")
 
     # -- shared helpers ----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from fenceline.errors import OperatorError
+from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import ZERO_UUID, decode_uuid, encode_uuid
 
 FILE_NAME: Final = "quorum-state"
@@ -28,6 +28,17 @@ class ElectionState:
     leader_id: int = NO_NODE
     voted_id: int = NO_NODE
     voted_directory_id: UUID = ZERO_UUID
+
+    def check_follows(self, before: ElectionState) -> None:
+        """Raises InternalError if this state must not replace `before` on the disk."""
+        if self.epoch < before.epoch:
+            raise InternalError(f"Q50: the epoch cannot decrease: {before} to {self}")
+        if self.epoch > before.epoch:
+            return
+        if NO_NODE not in (self.voted_id, before.voted_id) and self.voted_id != before.voted_id:
+            raise InternalError(f"Q17: one vote an epoch: {before} to {self}")
+        if NO_NODE not in (self.leader_id, before.leader_id) and self.leader_id != before.leader_id:
+            raise InternalError(f"Q51: one leader an epoch: {before} to {self}")
 
     def with_epoch_at_least(self, epoch: int) -> ElectionState:
         """Q10: a log in a higher epoch than the file wins; the leader of that epoch is unknown."""

@@ -90,8 +90,6 @@ class Following:
                 core.send(peer, request)
             return
         end = core.log.end
-        if end.epoch > core.epoch:
-            raise InternalError(f"the log ends in epoch {end.epoch}, the quorum is in {core.epoch}")
         core.send(
             peer,
             FetchRequest(

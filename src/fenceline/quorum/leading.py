@@ -41,6 +41,8 @@ class Leading:
         log."""
         core = self._core
         voters = core.voters
+        if len(set(granting) & set(voters.ids)) < voters.majority:
+            raise InternalError(f"Q6: node {core.local_id} was elected by {granting}, no majority of {voters.ids}")
         core.become(Leader(core.epoch, core.local_id, core.log.end.offset))
         core.timeout_at_ms = None
         self.high_watermark = None

@@ -20,12 +20,12 @@ from uuid import UUID
 from fenceline.errors import ErrorCode
 from fenceline.ids import ZERO_UUID
 from fenceline.quorum.control_records import KRaftVersionFeature, VoterEndpoint
+from fenceline.quorum.election_state import NO_NODE as NO_NODE
 from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, EpochEnd, SnapshotId
 
 Records: TypeAlias = Sized
 """Unchanged record batches. The quorum checks only whether there are any."""
 
-NO_NODE: Final = -1
 NO_KRAFT_VERSION: Final = KRaftVersionFeature()
 
 

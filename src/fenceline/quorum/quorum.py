@@ -1,7 +1,7 @@
 """The consensus state machine of one node.
 
 Owns the order in which its parts work. The parts are `elections`, `leading` with `fetches` and `voter_changes`,
-`following` with `download`, and `response_handling`, around the shared `core`; `status` holds the read-only properties.
+`following` with `download`, and `response_handling`, around the shared `core`; `status` reports the state.
 Does no I/O and has no clock and no randomness: every call passes the time and returns duties (`duties` specifies what
 the driver must do). After each call everything that is due has been ordered; `next_deadline_ms` is when to call `tick`.
 
@@ -15,7 +15,6 @@ from typing import assert_never
 from fenceline.errors import InternalError
 from fenceline.quorum.control_records import Voter
 from fenceline.quorum.core import Core
-from fenceline.quorum.describe import describe
 from fenceline.quorum.download import Download
 from fenceline.quorum.duties import Answer, Duty, Level, Token
 from fenceline.quorum.election_state import ElectionState
@@ -58,7 +57,7 @@ class Quorum(QuorumStatus):
 
     def __init__(self, local: Voter, log: LogView, settings: QuorumSettings, rng: Rng) -> None:
         """`local` is this node as a voter set would list it; `rng` decides timeouts and which peer to ask."""
-        core = self._core = Core(local, log, settings, rng)
+        core = self._core = Core(local, log, settings, rng, self._role_changed)
         self._leading = Leading(core)
         self._fetches = Fetches(
             core,
@@ -81,7 +80,8 @@ class Quorum(QuorumStatus):
             registration=self._registration,
         )
         self._closes_at_ms: int | None = None
-        core.role_changed = self._role_changed
+        self._began_with: tuple[int, int | None] = (core.epoch, None)
+        """Epoch and high watermark before the current call."""
 
     @property
     def has_closed(self) -> bool:
@@ -103,6 +103,7 @@ class Quorum(QuorumStatus):
             self._leading.next_deadline_ms(),
             self._changes.next_deadline_ms(),
             self._registration.next_deadline_ms(),
+            None if self.has_closed else self._closes_at_ms,
         )
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
@@ -181,7 +182,7 @@ class Quorum(QuorumStatus):
             case FetchSnapshotRequest():
                 self._fetches.fetch_snapshot(token, message)
             case DescribeQuorumRequest():
-                core.duties.append(Answer(token, describe(core, self._leading)))
+                core.duties.append(Answer(token, self.describe()))
             case AddRaftVoterRequest():
                 self._changes.add(token, message)
             case RemoveRaftVoterRequest():
@@ -299,6 +300,7 @@ class Quorum(QuorumStatus):
     def _begin(self, now_ms: int) -> Core:
         core = self._core
         core.now_ms = max(core.now_ms, now_ms)
+        self._began_with = (core.epoch, core.high_watermark)
         core.duties = []
         return core
 
@@ -309,6 +311,7 @@ class Quorum(QuorumStatus):
         self._following.pump()
         if self._closes_at_ms is None:
             self._registration.pump()
+        self._core.check(*self._began_with)
         duties, self._core.duties = self._core.duties, []
         return duties
 

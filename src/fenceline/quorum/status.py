@@ -1,15 +1,16 @@
-"""The quorum's read-only properties, valid at the moment of the call.
+"""What the quorum reports of itself: read-only, valid at the moment of the call.
 
-Rules: raft.md Q1, Q40; snapshots.md N7; since_4_0.md K8; gaps.md G30.
+Rules: raft.md Q1, Q37, Q40; snapshots.md N7; since_4_0.md K8; gaps.md G30.
 """
 
 from __future__ import annotations
 
+from fenceline.errors import ErrorCode
 from fenceline.quorum.control_records import Voter
 from fenceline.quorum.core import Core
 from fenceline.quorum.following import Following
 from fenceline.quorum.leading import Leading
-from fenceline.quorum.messages import NodeEndpoint
+from fenceline.quorum.messages import DescribedNode, DescribeQuorumResponse, NodeEndpoint
 from fenceline.quorum.roles import Follower, Leader, Role
 from fenceline.quorum.voter_set import VoterSet
 
@@ -93,3 +94,25 @@ class QuorumStatus:
         """Log start offset of the leader that this node follows, from its last response (KIP-630, G30). None if unknown
         or this node follows no leader."""
         return self._following.leader_log_start_offset if isinstance(self._core.role, Follower) else None
+
+    def describe(self) -> DescribeQuorumResponse:
+        """Q37: what the leader knows of voters and observers. Times are on the quorum's clock. A node that does not
+        lead returns error 6."""
+        core, leading = self._core, self._leading
+        if leading.replicas is None:
+            text = f"The leader is node {core.leader_id}." if core.leader_id >= 0 else "The leader is unknown."
+            return DescribeQuorumResponse(
+                partition_error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                error_message=text,
+                leader_id=core.leader_id,
+                leader_epoch=core.epoch,
+            )
+        known = leading.high_watermark
+        return DescribeQuorumResponse(
+            leader_id=core.local_id,
+            leader_epoch=core.epoch,
+            high_watermark=-1 if known is None else known,
+            current_voters=leading.replicas.describe_voters(core.voters, core.log.end.offset, core.now_ms),
+            observers=leading.replicas.describe_observers(core.voters),
+            nodes=tuple(DescribedNode(voter.voter_id, voter.endpoints) for voter in core.voters.voters),
+        )

@@ -11,10 +11,11 @@ Rules: raft.md Q39-Q45; since_4_0.md K15, K16; gaps.md G37.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.ids import ZERO_UUID
 from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVersionFeature, KRaftVoters, Voter
 from fenceline.quorum.core import Core
@@ -233,6 +234,11 @@ class VoterChanges:
             change.token = None
 
     def _append(self, voters: tuple[Voter, ...]) -> None:
+        before, committed = self._core.voters, self._leading.high_watermark
+        if committed is None or before.offset >= committed:
+            raise InternalError(f"Q44: the voters {before.ids} change again before their set is committed")
+        if len(_keys(before.voters) ^ _keys(voters)) > 1:
+            raise InternalError(f"Q44: more than one voter changes at a time: {before.voters} to {voters}")
         self._core.duties.append(AppendControlBatch(self._core.epoch, (KRaftVoters(0, voters),)))
 
     def high_watermark_moved(self) -> None:
@@ -267,6 +273,10 @@ class VoterChanges:
             return
         answer = RemoveRaftVoterResponse(error, text) if change.adds is None else AddRaftVoterResponse(error, text)
         self._core.duties.append(Answer(change.token, answer))
+
+
+def _keys(voters: Iterable[Voter]) -> set[ReplicaKey]:
+    return {ReplicaKey(voter.voter_id, voter.voter_directory_id) for voter in voters}
 
 
 def _supports(feature: KRaftVersionFeature, version: int) -> bool:

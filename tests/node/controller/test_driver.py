@@ -35,7 +35,7 @@ from fenceline.node.metadata.metadata_log import MetadataLog
 from fenceline.node.quorum import log_work as quorum_log_work
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.testing.sim_disk import SimDisk
-from tests.node.controller_helpers import CLUSTER, ENDPOINTS, AtOnce, Held, StillClock, driver, join, joined, prepare
+from tests.node.controller_helpers import CLUSTER, ENDPOINTS, Held, StillClock, driver, join, joined, prepare
 
 D = "/data"
 
@@ -68,9 +68,9 @@ def test_nothing_is_published_before_the_flush() -> None:
     """G35: neither the answer, nor the image, nor the high watermark."""
 
     async def story() -> None:
-        disk, held = sim(), Held()
-        controller = await joined(disk, D)
-        controller._executor = held
+        disk, held = sim(), Held(holds=False)
+        controller = await joined(disk, D, executor=held)
+        held.holds = True
         heard: list[MetadataImage] = []
         controller.subscribe(lambda image, delta: heard.append(image))
         mark = controller.high_watermark
@@ -94,9 +94,9 @@ def test_nothing_is_published_before_the_flush() -> None:
 
 def test_requests_during_a_flush_share_the_next_flush() -> None:
     async def story() -> None:
-        disk, held = sim(), Held()
-        controller = await joined(disk, D)
-        controller._executor = held
+        disk, held = sim(), Held(holds=False)
+        controller = await joined(disk, D, executor=held)
+        held.holds = True
         first = controller.submit(CreateTopics((NewTopic("first", 1, 1),)))
         await _turns()
         rest = [controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),))) for number in range(20)]
@@ -284,8 +284,9 @@ def test_each_start_has_a_new_epoch_and_the_same_state() -> None:
 
 def test_requests_without_records_are_answered_without_a_flush() -> None:
     async def story() -> None:
-        controller = await joined(sim(), D)
-        controller._executor = Held()
+        held = Held(holds=False)
+        controller = await joined(sim(), D, executor=held)
+        held.holds = True
         answer = await controller.submit(CreateTopics((NewTopic("t", 1, 1),), validate_only=True))
         assert not answer.topics[0].outcome.failed
 
@@ -487,8 +488,8 @@ def test_pending_heartbeat_keeps_the_session_alive() -> None:
     """C18, K24: on a slow disk, a broker is not fenced if its heartbeat arrived in time."""
 
     async def story() -> None:
-        disk, held, clock = sim(), Held(), StillClock()
-        controller = driver(disk, D, clock=clock)
+        disk, held, clock = sim(), Held(holds=False), StillClock()
+        controller = driver(disk, D, clock=clock, executor=held)
         await controller.start()
         epochs = {}
         for broker in (2, 3):
@@ -496,7 +497,7 @@ def test_pending_heartbeat_keeps_the_session_alive() -> None:
             request = RegisterBroker(broker, CLUSTER, UUID(int=broker), ENDPOINTS, SUPPORTED, log_dirs=directories)
             epochs[broker] = (await controller.submit(request)).broker_epoch
             await controller.submit(BrokerHeartbeat(broker, epochs[broker], controller.image.offset))
-        controller._executor = held
+        held.holds = True
         slow = controller.submit(WriteNoOp())
         await _turns()
         clock.ms += 8_000
@@ -505,7 +506,7 @@ def test_pending_heartbeat_keeps_the_session_alive() -> None:
         waiting = controller.submit(beat)
         stale = controller.submit(BrokerHeartbeat(3, epochs[3] + 1, controller.image.offset))
         clock.ms += 2_000
-        controller._executor = AtOnce()
+        held.holds = False
         held.let_go()
         for answer in (slow, *checks, waiting):
             await answer

@@ -17,8 +17,9 @@ from fenceline.errors import OperatorError
 from fenceline.metadata.changes import difference
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState
 from fenceline.node.broker import Broker
-from fenceline.node.controller.metrics import ClusterCounts, Durations
+from fenceline.node.controller.metrics import ClusterCounts
 from fenceline.node.controller_node import ControllerNode
+from fenceline.node.metric_families import Durations
 from fenceline.quorum.log_view import SnapshotId
 from tests.controller.helpers import Cluster
 from tests.controller.world import ACTIONS, World

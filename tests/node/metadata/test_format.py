@@ -148,7 +148,7 @@ def test_initial_quorum_by_settings_and_options() -> None:
 
 
 def test_crash_during_format_leaves_a_usable_or_unformatted_directory() -> None:
-    from .test_controller_driver import FailingDisk, PowerLoss
+    from tests.node.controller.test_driver import FailingDisk, PowerLoss
 
     for calls in range(60):
         disk = SimDisk(calls)

@@ -83,18 +83,19 @@ class Node:
             view=view,
             quorum=Quorum(voter(1), view, settings, Random(3)),
             clock=self.clock,
-            executor=lambda: self.threads,
+            executor=self.threads,
             events=self,
             trouble=StorageTrouble(self.clock),
+            peers=self._connect,
         )
-        self.peers: Any = None
+
+    def _connect(
+        self, answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]
+    ) -> Any:
+        self.peers = Peers(answered)
+        return self.peers
 
     def start(self) -> None:
-        def make(answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> Any:
-            self.peers = Peers(answered)
-            return self.peers
-
-        self.driver.connect(make)
         self.driver.start(self.log.read_election())
         self.driver.started()
 

@@ -29,22 +29,39 @@ from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.log.core.errors import StorageError
 from fenceline.metadata.records import AbortTransactionRecord
 from fenceline.node.controller.group_commit import GroupCommit, PendingRequest, decide_all
-from fenceline.node.controller.metrics import ControllerMetrics
 from fenceline.node.controller.timers import ControllerTimers
 from fenceline.node.metadata.batches import record_batch
 from fenceline.node.metadata.metadata_log import METADATA_PARTITION
+from fenceline.node.metric_families import Durations
 
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.controller.sessions import Sessions
     from fenceline.controller.state import ControllerSettings, ControllerState
     from fenceline.node.clock import Clock
+    from fenceline.node.controller.ports import Decider
     from fenceline.node.controller.presence import BrokerPresence
     from fenceline.node.metadata.loader import MetadataLoader
     from fenceline.node.metadata.metadata_log import MetadataLog
     from fenceline.node.quorum.driver import QuorumDriver
     from fenceline.node.storage.storage_trouble import StorageTrouble
     from fenceline.rng import Rng
+
+
+class ControllerMetrics:
+    """Counters of one node's controller since its start."""
+
+    __slots__ = ("commits", "queued", "terms", "turns")
+
+    def __init__(self) -> None:
+        self.terms = 0
+        """Number of times this node became the active controller."""
+        self.queued = Durations()
+        """Time from a request to its decision."""
+        self.turns = Durations()
+        """Time to decide and append the queued requests; it blocks the event loop."""
+        self.commits = Durations()
+        """Time from an append to its commit."""
 
 
 class ActiveController:
@@ -63,9 +80,11 @@ class ActiveController:
         trouble: StorageTrouble,
         failed: Callable[[BaseException], None],
         published: Callable[[int], None],
+        presence: Callable[[Decider, ControllerState], BrokerPresence] | None,
     ) -> None:
         """`failed` is called with an error that stops the node, `published` with the number of log bytes just
-        committed."""
+        committed. `presence` creates what fences brokers whose process has ended; None: brokers are fenced only when
+        their sessions expire."""
         self._controller = Controller(settings)
         self._driver = driver
         self._log = log
@@ -84,8 +103,7 @@ class ActiveController:
         """The epoch in which this node is the active controller; -1: it is not."""
         self.own_broker_epoch = -1
         """The epoch of this process's broker; -1 until it is registered with any controller."""
-        self.presence: BrokerPresence | None = None
-        """None if brokers are fenced only when their sessions expire."""
+        self.presence = None if presence is None else presence(self, self._controller.state)
         self.timers = ControllerTimers(self, self._controller.state, config, clock)
         self.metrics = ControllerMetrics()
 
@@ -117,11 +135,6 @@ class ActiveController:
     def sessions(self) -> Sessions:
         """The sessions, for metrics."""
         return self._controller.state.sessions
-
-    def enable_broker_probes(self, make: Callable[[ActiveController, ControllerState, Clock], BrokerPresence]) -> None:
-        """Enable fencing of brokers whose process has ended, before their session expires. Called once, before the
-        first term."""
-        self.presence = make(self, self._controller.state, self._clock)
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from fenceline.metadata.image import Endpoint, MetadataImage
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
-    from fenceline.node.controller.driver import ControllerDriver
+    from fenceline.node.controller.ports import ControllerClient
 
 log = Logger("broker")
 
@@ -75,7 +75,7 @@ class BrokerLifecycle:
     def __init__(
         self,
         node_id: int,
-        controller: ControllerDriver,
+        controller: ControllerClient,
         *,
         heartbeat_s: float = 2.0,
         rng: Random | None = None,

@@ -37,7 +37,7 @@ from fenceline.wire.principal import ANONYMOUS, encode_principal
 if TYPE_CHECKING:
     from fenceline.controller.requests import Request
     from fenceline.node.context import Api, RequestContext
-    from fenceline.node.controller.driver import ControllerDriver
+    from fenceline.node.controller.ports import LocalController
     from fenceline.quorum.control_records import Voter
 
 log = Logger("controller")
@@ -69,7 +69,7 @@ class ControllerChannel:
 
     def __init__(
         self,
-        controller: ControllerDriver,
+        controller: LocalController,
         *,
         node_id: int,
         connect: Dial = dial,

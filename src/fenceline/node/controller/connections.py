@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.controller.state import ControllerState
     from fenceline.node.clock import Clock
-    from fenceline.node.controller.active_controller import ActiveController
+    from fenceline.node.controller.ports import Decider
     from fenceline.node.net.peer_connection import Dial
     from fenceline.node.quorum.log import QuorumLog
     from fenceline.quorum.messages import ResponseMessage
@@ -47,7 +47,7 @@ def create_watch(
 def create_peers(
     config: NodeConfig, watch: QuorumWatch, connect: Dial | None
 ) -> Callable[[Callable[[int, ResponseMessage], None], Callable[[int, bool], None]], QuorumPeers]:
-    """The factory for `QuorumDriver.connect`. `connect` None: TCP."""
+    """The factory for `QuorumDriver`. `connect` None: TCP."""
 
     def make(answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> QuorumPeers:
         return QuorumPeers(
@@ -65,7 +65,7 @@ def create_peers(
 def create_presence(
     config: NodeConfig,
     connect: Dial | None,
-    active: ActiveController,
+    controller: Decider,
     state: ControllerState,
     clock: Clock,
     peers: QuorumPeers | None,
@@ -74,7 +74,7 @@ def create_presence(
     dial = connect or dial_from(config.get_str("fenceline.outbound.address") or "")
     probe = BrokerProbe(dial, config.inter_broker_listener)
     return BrokerPresence(
-        active,
+        controller,
         state,
         clock,
         grace_ms=config.get_int(FENCING_GRACE),

@@ -16,6 +16,7 @@ Rules: controller.md C1-C3, C6, C15, C30; raft.md Q2, Q31-Q36; since_4_0.md K20;
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -31,7 +32,6 @@ from fenceline.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSIO
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
 from fenceline.node.controller.active_controller import ActiveController
-from fenceline.node.controller.failure import fatal_error
 from fenceline.node.controller.opening import controller_settings, open_controller, probes_brokers
 from fenceline.node.controller.shutdown_wait import wait_while_quorum_possible
 from fenceline.node.metadata.format import read_bootstrap_features
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fenceline.controller.state import ControllerState
     from fenceline.node.controller.channel import ControllerChannel
     from fenceline.node.controller.opening import OpenedController
+    from fenceline.node.controller.ports import Decider, LocalController
     from fenceline.node.controller.presence import BrokerPresence
     from fenceline.node.net.peer_connection import Dial
     from fenceline.node.quorum.watch import QuorumWatch
@@ -76,9 +77,11 @@ class ControllerDriver:
         trouble: StorageTrouble,
         executor: Executor | None = None,
         connect: Dial | None = None,
+        channel: Callable[[LocalController], ControllerChannel] | None = None,
     ) -> None:
         """`directory` is `metadata.log.dir`; `trouble` is informed of disk errors; `executor` runs flushes and file
-        work (default: its own); `connect` opens connections to other nodes (default: TCP)."""
+        work (default: its own); `connect` opens connections to other nodes (default: TCP); `channel` creates the
+        channel for requests while this node is not the active controller (default: they fail)."""
         self._config = config
         self._disk = disk
         self._directory = str(directory)
@@ -91,6 +94,7 @@ class ControllerDriver:
         self._own_executor = ThreadPoolExecutor(_DISK_THREADS, "metadata-disk") if executor is None else None
         self._executor = executor or self._own_executor
         self._connect = connect
+        self._open_channel = channel
         self._failed: asyncio.Future[None] | None = None
         self._snapshots: Snapshots | None = None
         self._watch: QuorumWatch | None = None
@@ -107,7 +111,7 @@ class ControllerDriver:
         """(epoch, required applied offset) of the term that begins once that offset is applied."""
         self._change: asyncio.Future[None] | None = None
         self.channel: ControllerChannel | None = None
-        """The channel for requests when this node is not the active controller."""
+        """Opened with the log, if requests are sent to other nodes."""
 
     # -- properties ----------------------------------------------------------------------------------------------------
 
@@ -256,18 +260,20 @@ class ControllerDriver:
             rng=self._rng,
             endpoint=endpoint,
         )
+        if not opened.is_alone or self._config.can_reach_others:
+            self._watch = self._create_watch(opened)
         self._driver = QuorumDriver(
             disk=self._disk,
             log=opened.log,
             view=opened.view,
             quorum=opened.quorum,
             clock=self._clock,
-            executor=lambda: self._executor,
+            executor=self._executor,
             events=self,
             trouble=self._trouble,
+            peers=None if self._watch is None else self._peers(self._watch),
         )
-        self._loader = MetadataLoader(opened.log, executor=lambda: self._executor, failed=self._fail)
-        self._loader.applied = self._applied
+        self._loader = MetadataLoader(opened.log, executor=self._executor, failed=self._fail, applied=self._applied)
         self._active = ActiveController(
             config=self._config,
             settings=controller_settings(self._config, self._cluster_id),
@@ -279,6 +285,7 @@ class ControllerDriver:
             trouble=self._trouble,
             failed=self._fail,
             published=self._applied,
+            presence=self._presence if probes_brokers(self._config) else None,
         )
         for listener in self._early_listeners:
             self._loader.subscribe(listener)
@@ -288,14 +295,14 @@ class ControllerDriver:
             replayed.image, end_offset, transaction_is_open=opened.is_alone and replayed.open_transaction
         )
         self._is_open = True
+        if self._open_channel is not None:
+            self.channel = self._open_channel(self)
 
     async def run(self) -> None:
         """Second half: boot the quorum."""
         opened = self._opened
-        if not opened.is_alone or self._config.can_reach_others:
-            self._reach_others()
-        if probes_brokers(self._config):
-            self._active.enable_broker_probes(self._presence)
+        if self._watch is not None:
+            self._watch.start()
         if opened.is_alone:
             self._dead = frozenset((self._node_id,))
         self._driver.start(opened.log.read_election())
@@ -317,14 +324,10 @@ class ControllerDriver:
         self._snapshots.replayed(opened.replayed.log_record_count, lambda: self._loader.image, self.quorum)
         self._driver.started()
 
-    def _reach_others(self) -> None:
+    def _create_watch(self, opened: OpenedController) -> QuorumWatch:
         from fenceline.node.controller.connections import create_watch
 
-        self._watch = watch = create_watch(
-            self._config, self.quorum, self._opened.view, self._clock, directory_id=self._directory_id
-        )
-        watch.start()
-        self._driver.connect(self._peers(watch))
+        return create_watch(self._config, opened.quorum, opened.view, self._clock, directory_id=self._directory_id)
 
     def _peers(self, watch: QuorumWatch) -> Any:
         """Creates the connections to other voters; a simulation overrides it."""
@@ -332,11 +335,11 @@ class ControllerDriver:
 
         return create_peers(self._config, watch, self._connect)
 
-    def _presence(self, active: ActiveController, state: ControllerState, clock: Clock) -> BrokerPresence:
+    def _presence(self, controller: Decider, state: ControllerState) -> BrokerPresence:
         """Creates the broker probes; a simulation overrides it."""
         from fenceline.node.controller.connections import create_presence
 
-        return create_presence(self._config, self._connect, active, state, clock, self._driver.peers)
+        return create_presence(self._config, self._connect, controller, state, self._clock, self._driver.peers)
 
     async def stop(self) -> None:
         """Complete queued requests, resign, close the log."""
@@ -435,7 +438,23 @@ class ControllerDriver:
     def _fail(self, error: BaseException) -> None:
         """Fail the node: the disk's content, or this node's own decisions or reads, are uncertain."""
         if self._failed is not None and not self._failed.done():
-            self._failed.set_exception(fatal_error(error))
+            self._failed.set_exception(_fatal_error(error))
         self._active.give_up()
         self._driver.end()
         self._notify_changed()
+
+
+def _fatal_error(error: BaseException) -> BaseException:
+    """The OperatorError or InternalError that stops the node, for anything that ended the quorum's driver, the loader,
+    or the controller."""
+    if isinstance(error, StorageError | OSError):
+        reason = error.message if isinstance(error, StorageError) else str(error)
+        return OperatorError(
+            f"Could not flush the metadata log: {reason}",
+            "The content of the disk is uncertain. Check the disk, then restart the node.",
+        )
+    if isinstance(error, OperatorError | InternalError):
+        return error
+    failure = InternalError(f"the controller failed: {error!r}")
+    failure.__cause__ = error
+    return failure

@@ -1,8 +1,8 @@
-"""Controller metrics, and the Prometheus collectors of a node's metadata. `docs/metrics.md` documents the names.
+"""The Prometheus collectors of a node's metadata and its controller. `docs/metrics.md` documents the names.
 
-Owns counters of the active controller (plain integers, always on), counts of the cluster updated by the image's deltas
-(only if metrics are scraped), and the collectors that read both at scrape time, in the scraper's thread. Never decides,
-and never visits all partitions after the first time.
+Owns counts of the cluster updated by the image's deltas (only if metrics are scraped), and the collectors that read
+them and the counters of the metadata's parts at scrape time, in the scraper's thread. Never decides, and never visits
+all partitions after the first time.
 
 Every controller counts elections when the image changes: a leader from the eligible replicas, and one from outside ISR
 and eligible replicas, which may have lost records (`recovery.md V15`; also if the partition was RECOVERING before,
@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import os
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from fenceline.controller.brokers import BrokerState, state_of
 from fenceline.ids import NO_LEADER
@@ -32,52 +31,6 @@ if TYPE_CHECKING:
     from fenceline.node.controller.driver import ControllerDriver
     from fenceline.node.metrics import NodeMetrics
     from fenceline.quorum.log_view import SnapshotId
-
-_BOUNDS_S: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-
-
-class Durations:
-    """A histogram of durations in seconds."""
-
-    __slots__ = ("counts", "total_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_BOUNDS_S) + 1)
-        """By bound; the last one counts longer durations."""
-        self.total_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(_BOUNDS_S, seconds)] += 1
-        self.total_s += seconds
-
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
-    def family(self, name: str, help_text: str) -> Any:
-        from prometheus_client.core import HistogramMetricFamily
-
-        buckets, seen = [], 0
-        for bound, count in zip((*map(str, _BOUNDS_S), "+Inf"), self.counts, strict=True):
-            seen += count
-            buckets.append((bound, seen))
-        return HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=self.total_s)
-
-
-class ControllerMetrics:
-    """Counters of one node's controller since its start."""
-
-    __slots__ = ("commits", "queued", "terms", "turns")
-
-    def __init__(self) -> None:
-        self.terms = 0
-        """Number of times this node became the active controller."""
-        self.queued = Durations()
-        """Time from a request to its decision."""
-        self.turns = Durations()
-        """Time to decide and append the queued requests; it blocks the event loop."""
-        self.commits = Durations()
-        """Time from an append to its commit."""
 
 
 class ClusterCounts:

@@ -109,18 +109,18 @@ def open_controller(
     endpoints = (endpoint or controller_endpoint(config),) if "controller" in config.process_roles else ()
     local = Voter(node_id, directory_id, endpoints, _KRAFT_LEVELS)
     static = _static_voters(config, local)
+    read = partial(_read_log, config, disk, directory, cluster_id, now_ms, local, static)
     try:
-        log, replayed = _read_log(config, disk, directory, now_ms, local, static)
+        log, replayed = read()
     except SnapshotDamaged as damage:
         # Read again: some disks fail only now and then.
         try:
-            log, replayed = _read_log(config, disk, directory, now_ms, local, static)
+            log, replayed = read()
         except SnapshotDamaged:
             if not _others_have_it(config, local, static, snapshot_files.voters_of_damaged(disk, damage.path)):
                 raise
             MetadataLog.reset(disk, directory, damage, now_ms=now_ms)
-            log, replayed = _read_log(config, disk, directory, now_ms, local, static)
-    log.cluster_id = cluster_id
+            log, replayed = read()
     voters = replayed.voters or static
     # A node that has acknowledged more than it holds does not know whether it is still the only voter.
     is_alone = (
@@ -152,7 +152,13 @@ def _check_directory(directory: str, replayed: Replayed, local: Voter) -> None:
 
 
 def _read_log(
-    config: NodeConfig, disk: Disk, directory: str, now_ms: int, local: Voter, static: tuple[Voter, ...]
+    config: NodeConfig,
+    disk: Disk,
+    directory: str,
+    cluster_id: str,
+    now_ms: int,
+    local: Voter,
+    static: tuple[Voter, ...],
 ) -> tuple[MetadataLog, Replayed]:
     """Raises SnapshotDamaged if the start of the log exists only in a damaged snapshot; OperatorError."""
     log = MetadataLog.open(
@@ -163,6 +169,7 @@ def _read_log(
         segment_ms=config.get_int("metadata.log.segment.ms"),
         votes="controller" in config.process_roles,
         others_have_it=partial(_others_have_it, config, local, static),
+        cluster_id=cluster_id,
     )
     try:
         # With one voter the complete log is committed: it is read once, including the image.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fenceline.controller.state import ControllerState
     from fenceline.metadata.image import BrokerImage
     from fenceline.node.clock import Clock
-    from fenceline.node.controller.active_controller import ActiveController
+    from fenceline.node.controller.ports import Decider
 
 log = Logger("controller")
 
@@ -50,7 +50,7 @@ class BrokerPresence:
 
     def __init__(
         self,
-        controller: ActiveController,
+        controller: Decider,
         state: ControllerState,
         clock: Clock,
         *,

@@ -24,7 +24,7 @@ from fenceline.metadata.image import Endpoint
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
-    from fenceline.node.controller.driver import ControllerDriver
+    from fenceline.node.controller.ports import ControllerClient
 
 log = Logger("controller")
 
@@ -41,7 +41,7 @@ class ControllerRegistration:
 
     def __init__(
         self,
-        controller: ControllerDriver,
+        controller: ControllerClient,
         node_id: int,
         endpoints: Iterable[Listener],
         features: Mapping[str, Levels],

@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from fenceline.node.controller.ports import OtherVoters
 
 _CHECK_S: Final = 0.05
 """Interval between checks."""
-
-
-class OtherVoters(Protocol):
-    """The other voters, as seen by this node."""
-
-    async def has_no_majority(self) -> bool:
-        """Whether too few of them are running to elect a leader."""
-        ...
 
 
 async def wait_while_quorum_possible(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.controller.state import ControllerState
     from fenceline.node.clock import Clock
-    from fenceline.node.controller.active_controller import ActiveController
+    from fenceline.node.controller.ports import Decider
 
 _STALE_CHECKS_PER_SESSION: Final = 8
 
@@ -26,7 +26,7 @@ _STALE_CHECKS_PER_SESSION: Final = 8
 class ControllerTimers:
     """The timers of one controller; they run from `start` to `stop`."""
 
-    def __init__(self, controller: ActiveController, state: ControllerState, config: NodeConfig, clock: Clock) -> None:
+    def __init__(self, controller: Decider, state: ControllerState, config: NodeConfig, clock: Clock) -> None:
         self._controller = controller
         self._state = state
         self._config = config

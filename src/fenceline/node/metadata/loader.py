@@ -36,13 +36,19 @@ class MetadataLoader:
     """See the module. All methods belong to the loop."""
 
     def __init__(
-        self, log: MetadataLog, *, executor: Callable[[], Executor | None], failed: Callable[[BaseException], None]
+        self,
+        log: MetadataLog,
+        *,
+        executor: Executor | None,
+        failed: Callable[[BaseException], None],
+        applied: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         """`failed` is called with an error that stops the node: a record that does not fit, a log that cannot be
-        read."""
+        read. `applied` is called after each step with its size in bytes of the log."""
         self._log = log
         self._executor = executor
         self._failed = failed
+        self._applied = applied
         self._listeners: list[Listener] = []
         self._transactions = Transactions()
         self._committed_offset = 0
@@ -55,8 +61,6 @@ class MetadataLoader:
         """All records before this offset are in the image."""
         self.partition_count = 0
         """Partitions of all topics in the image."""
-        self.applied: Callable[[int], None] = lambda size_bytes: None
-        """Called after each step with its size in bytes of the log."""
 
     @property
     def transaction_is_open(self) -> bool:
@@ -112,10 +116,10 @@ class MetadataLoader:
                 self._failed(error)
                 return
             in_force()
-            self.applied(0)
+            self._applied(0)
             self._continue()
 
-        work = asyncio.get_running_loop().run_in_executor(self._executor(), difference, before, image)
+        work = asyncio.get_running_loop().run_in_executor(self._executor, difference, before, image)
         work.add_done_callback(loaded)
 
     # -- internals -----------------------------------------------------------------------------------------------------
@@ -150,7 +154,7 @@ class MetadataLoader:
                 return
             self._continue()
 
-        asyncio.get_running_loop().run_in_executor(self._executor(), read.load).add_done_callback(loaded)
+        asyncio.get_running_loop().run_in_executor(self._executor, read.load).add_done_callback(loaded)
 
     def _resume(self, generation: int) -> None:
         if generation == self._generation:
@@ -186,7 +190,7 @@ class MetadataLoader:
             raise _unreadable(f"no batch at offset {self.applied_offset}.")
         self.applied_offset = last_offset + 1
         self._publish(*delta.build(last_offset, epoch))
-        self.applied(size_bytes)
+        self._applied(size_bytes)
 
     def _publish(self, image: MetadataImage, delta: Delta) -> None:
         self.image = image

@@ -1,7 +1,8 @@
 """The metadata log on disk: `__cluster_metadata-0` with its segments, snapshots and `quorum-state`.
 
-Owns appends, flushes, the log start offset, and the list of snapshots; `snapshot_files` owns their files. Never decides
-what to write, and never interprets a record (see `metadata.replay`). Used by one thread; `LogFlush` and the writing of
+Owns appends, flushes, the log start offset, reads that verify each batch with the fields that no checksum covers, and
+the list of snapshots; `snapshot_files` owns their files. Never decides what to write, and never interprets a record
+(see `metadata.replay`). Used by one thread; `LogFlush` and the writing of
 snapshots run in other threads.
 
 A damaged snapshot is set aside, never loaded: the next older one and the log from its end contain the same. Only if
@@ -14,7 +15,8 @@ one.
 A start that reads past a snapshot's end moves the log start back to the start of the first segment, because the log
 start is not stored (G31). Records between it and the oldest snapshot are present but unused.
 
-Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N15, N16, N18-N22, N43-N47; gaps.md G24, G30, G31, G41.
+Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N14-N16, N18-N22, N40, N43-N47; gaps.md G24, G30,
+G31, G41.
 """
 
 from __future__ import annotations
@@ -37,21 +39,22 @@ from fenceline.log.core.producer_state import Origin
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.node.logs import Logger
 from fenceline.node.metadata import promised_end, snapshot_files
-from fenceline.node.metadata import reading as metadata_reading
-from fenceline.node.metadata.hole import OthersHaveIt, record_promised_end
+from fenceline.node.metadata.promised_end import OthersHaveIt, record_promised_end
 from fenceline.node.metadata.replay import NO_SNAPSHOT, Replay, Replayed
 from fenceline.node.metadata.snapshot_files import SnapshotDamaged
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
 from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
+from fenceline.records.batch import check_crc, iter_headers
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
-    from fenceline.metadata.image import MetadataImage
     from fenceline.records.batch import BatchHeader
 
 METADATA_PARTITION: Final = TopicPartition(METADATA_TOPIC, 0)
 DIRECTORY_NAME: Final = f"{METADATA_TOPIC}-0"
 MAX_BATCH_BYTES: Final = 8 << 20
+_READ_BYTES: Final = 8 << 20
+_ADVICE: Final = "The disk may be failing: check it. Reformat this node if the other voters are running."
 
 _log = Logger("metadata")
 
@@ -151,12 +154,14 @@ class LogFlush:
 class MetadataLog:
     """See the module."""
 
-    def __init__(self, disk: Disk, directory: str, log: PartitionLog, snapshots: list[SnapshotId]) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, log: PartitionLog, snapshots: list[SnapshotId], cluster_id: str = ""
+    ) -> None:
+        """`cluster_id`: written into the election state, and compared; empty: unknown (G41)."""
         self._disk = disk
         self.directory = directory
         self._log = log
-        self.cluster_id = ""
-        """The cluster id for the election state, if the opener knows it (G41)."""
+        self._cluster_id = cluster_id
         self.is_changing = False
         """A thread truncates or resets the log: readers wait until the next commit."""
         self.promised = promised_end.read(disk, directory)
@@ -178,12 +183,13 @@ class MetadataLog:
         segment_ms: int = 604_800_000,
         votes: bool = True,
         others_have_it: OthersHaveIt | None = None,
+        cluster_id: str = "",
     ) -> MetadataLog:
         """Open or create the log under `log_dir`. Raises OperatorError (CorruptLog among them), StorageError.
 
         A node that never votes has acknowledged and flushed nothing: records damaged by a power loss are fetched again.
         A voter records the promised end before the log is truncated at a hole, if others have the rest
-        (`metadata.hole`).
+        (`metadata.promised_end`).
         """
         directory = f"{log_dir}/{DIRECTORY_NAME}"
         if disk.stat(directory) is None:
@@ -200,7 +206,7 @@ class MetadataLog:
                 " other voters.",
             )
         snapshot_files.remove_leftovers(disk, directory)
-        opened = cls(disk, directory, log, snapshots)
+        opened = cls(disk, directory, log, snapshots, cluster_id)
         opened._finish_truncation()
         opened._forget_unreachable()
         log.advance_high_watermark(opened.newest_snapshot.end_offset)
@@ -356,11 +362,11 @@ class MetadataLog:
         """Raises OperatorError on a broken file (Q12)."""
         path = f"{self.directory}/{FILE_NAME}"
         content = read_file(self._disk, path)
-        return None if content is None else decode_election(content, path, self.cluster_id)
+        return None if content is None else decode_election(content, path, self._cluster_id)
 
     def write_election(self, state: ElectionState, kraft_version: int, voter_ids: tuple[int, ...]) -> None:
         """Durable on return (Q12)."""
-        content = encode_election(state, kraft_version, voter_ids, self.cluster_id)
+        content = encode_election(state, kraft_version, voter_ids, self._cluster_id)
         replace_file(self._disk, f"{self.directory}/{FILE_NAME}", content)
 
     # -- appending ---------------------------------------------------------------------------------------------------
@@ -405,11 +411,12 @@ class MetadataLog:
         replay.replay_log(self._log_batches(replay.snapshot.end_offset))
         return replay.finish(self._log.log_end_offset - 1, self.end.epoch)
 
-    def image_of(self, snapshot: SnapshotId) -> MetadataImage:
-        """The image of a snapshot file, for a thread. Raises OSError, OperatorError (SnapshotDamaged among them)."""
+    def read_snapshot(self, snapshot: SnapshotId) -> Replayed:
+        """Image and voters of a snapshot file, for a thread. Raises OSError, OperatorError (SnapshotDamaged among
+        them)."""
         replay, path = Replay(), self.path_of(snapshot)
         replay.replay_snapshot(snapshot_files.read_snapshot(self._disk, path, snapshot), snapshot, path)
-        return replay.finish(snapshot.end_offset - 1, snapshot.epoch).image
+        return replay.finish(snapshot.end_offset - 1, snapshot.epoch)
 
     def replay_committed(self) -> Replayed:
         """Same as `replay`, but the image is the newest snapshot's: with other voters the leader decides which later
@@ -438,13 +445,57 @@ class MetadataLog:
                 return replay
 
     def _log_batches(self, offset: int) -> Iterator[tuple[memoryview, BatchHeader]]:
-        return metadata_reading.batches_from(self._log, self.directory, offset)
+        """Each batch from the one with `offset` to the log's end, in memory that is valid until the next one.
+
+        Raises OperatorError if a batch is damaged or not contiguous: the CRC does not cover a batch's offset.
+        """
+        log, directory = self._log, self.directory
+        end = log.log_end_offset
+        last: BatchHeader | None = None
+        while offset < end:
+            read = log.read(offset, _READ_BYTES, end_offset_exclusive=end)
+            records = read.records if read.resident else read.load()
+            next_offset = offset
+            for header in _checked(records, directory):
+                follows = header.base_offset <= offset if last is None else header.base_offset == last.next_offset
+                if not follows:
+                    raise OperatorError(
+                        f"{directory}: the metadata log has a batch at offset {header.base_offset}, expected"
+                        f" {offset if last is None else last.next_offset}.",
+                        _ADVICE,
+                    )
+                known = log.epochs.epoch_for_offset(header.base_offset)
+                if header.leader_epoch != known:  # the CRC covers neither, and an epoch too high would win elections
+                    raise OperatorError(
+                        f"{directory}: the metadata log has a batch of epoch {header.leader_epoch} at offset"
+                        f" {header.base_offset}, but leader-epoch-checkpoint has epoch {known}.",
+                        _ADVICE,
+                    )
+                last, next_offset = header, header.next_offset
+                if next_offset > offset:
+                    yield records, header
+            if next_offset <= offset:
+                raise OperatorError(
+                    f"{directory}: the metadata log has no batch at offset {offset}, but ends at {end}.", _ADVICE
+                )
+            offset = next_offset
 
     def timestamp_at_end_of(self, image_offset: int, epoch: int) -> Callable[[], int | None]:
-        """See `metadata.reading.timestamp_at_end_of`. Raises StorageError."""
+        """Returns a function for a thread that finds the append time in ms of the committed batch that ends with
+        `image_offset`; None if no batch of `epoch` ends there (N14, N15). It reads one batch, and raises OperatorError
+        if that is damaged, StorageError. Raises StorageError."""
         if not self.start_offset <= image_offset < self._log.high_watermark:
             return lambda: None
-        return metadata_reading.timestamp_at_end_of(self._log, self.directory, image_offset, epoch)
+        directory = self.directory
+        read = self._log.read(image_offset, 1, end_offset_exclusive=image_offset + 1)
+
+        def find() -> int | None:
+            for header in _checked(read.records if read.resident else read.load(), directory):
+                if header.last_offset == image_offset:
+                    return header.max_timestamp if header.leader_epoch == epoch else None
+            return None
+
+        return find
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
@@ -527,3 +578,13 @@ class MetadataLog:
             raise StorageError.of(f"removing {path}", error) from error
         self.snapshots.remove(snapshot)
         return partial(snapshot_files.unlink_marked, self._disk, marked)
+
+
+def _checked(records: memoryview, directory: str) -> Iterator[BatchHeader]:
+    """Complete, valid batches. Raises OperatorError."""
+    try:
+        for header in iter_headers(records):
+            check_crc(records, header)
+            yield header
+    except PeerError as error:
+        raise OperatorError(f"The metadata log in {directory} is damaged: {error.message}", _ADVICE) from error

@@ -37,9 +37,9 @@ from fenceline.metadata.changed_records import ChangedRecords, RecordKey, change
 from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
-from fenceline.node.controller.metrics import Durations
 from fenceline.node.logs import Logger
 from fenceline.node.metadata.batches import SnapshotBatches
+from fenceline.node.metric_families import Durations
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.quorum import Quorum
 
@@ -140,7 +140,7 @@ class Snapshots:
         changed.restart(_NO_LIMIT)
 
         def count() -> tuple[int, set[RecordKey]]:
-            before = wanted.image_of(snapshot)
+            before = wanted.read_snapshot(snapshot).image
             return record_count(before), set(changed_records(before, image, difference(before, image)))
 
         def counted(done: asyncio.Future[tuple[int, set[RecordKey]]]) -> None:

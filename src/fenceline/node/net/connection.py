@@ -56,7 +56,8 @@ class PendingAnswer:
         self._abandon: Callable[[], object] | None = None
         self.lets_follow = lets_follow
         self.outcome: Sequence[Part] | str | None = None
-        """The response, or the reason to close the connection, while earlier responses are still pending."""
+        """The response, or the reason to close the connection (empty: without a log line), while earlier responses are
+        still pending."""
 
     def complete(self, buffers: Sequence[Part] | None, on_sent: Callable[[], None] | None = None) -> None:
         """Send the response frame (None: the request has no response) and handle the connection's next request.
@@ -272,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
                 on_sent()
         while waiting and (outcome := waiting[0].outcome) is not None:
             if isinstance(outcome, str):
-                self.close(outcome)
+                self.close(outcome, quiet=not outcome)
                 return
             waiting.popleft()
             if outcome:
@@ -287,14 +288,14 @@ class Connection(asyncio.BufferedProtocol):
         else:
             pending.outcome = reason
 
-    def _close_in_turn(self, reason: str) -> None:
-        """Close the connection after the pending responses."""
+    def close_in_turn(self, reason: str, *, quiet: bool = False) -> None:
+        """Close the connection after the pending responses, as `close`; later requests are not handled."""
         if self._waiting:
             last = PendingAnswer()
-            last.outcome = reason
+            last.outcome = "" if quiet else reason
             self._waiting.append(last)
         else:
-            self.close(reason)
+            self.close(reason, quiet=quiet)
 
     def close(self, reason: str, *, quiet: bool = False) -> None:
         """Close once written data has been sent. Logs the peer and the reason, unless `quiet`."""
@@ -364,7 +365,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
             size = int.from_bytes(self._view[start : start + 4], "big", signed=True)
             if size < _SMALLEST_REQUEST_BYTES or size > self._server.max_request_bytes:
-                self._close_in_turn(
+                self.close_in_turn(
                     f"invalid request size of {size} bytes; the limits are {_SMALLEST_REQUEST_BYTES} and"
                     f" {self._server.max_request_bytes} bytes (socket.request.max.bytes)"
                 )
@@ -378,12 +379,12 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 outcome = self._server.handle(self, self._view[start + _SIZE_PREFIX_BYTES : frame_end])
             except MalformedRequest as error:
-                self._close_in_turn(f"malformed request: {error}")
+                self.close_in_turn(f"malformed request: {error}")
                 return
             except Exception:
                 # Our bug. The peer must not wait for a response that never comes.
                 log.exception("request failed", peer=self.peer)
-                self._close_in_turn("internal error, see the previous log message")
+                self.close_in_turn("internal error, see the previous log message")
                 return
             if isinstance(outcome, PendingAnswer):
                 outcome.attach(self)

@@ -13,6 +13,7 @@ and version to the tables that the server is given.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -101,6 +102,9 @@ class Server:
         self._is_granting = False
         self._favoured: Connection | None = None
         self._stall_check: asyncio.TimerHandle | None = None
+        self._draining: set[Connection] = set()
+        """While `close` waits: connections whose pending responses are not sent yet."""
+        self._drained: asyncio.Event | None = None
 
     # --- lifecycle ------------------------------------------------------------------------------------------------
 
@@ -150,13 +154,13 @@ class Server:
             self._sweeper = None
         if self._stall_check is not None:
             self._stall_check.cancel()
-        deadline = asyncio.get_running_loop().time() + drain_s
+        self._draining = {connection for connection in self._connections if connection.is_busy}
         for connection in list(self._connections):
-            if not connection.is_busy:
-                connection.close("the node is shutting down", quiet=True)
-        # There is no event for a drained transport.
-        while any(c.is_busy for c in self._connections) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+            connection.close_in_turn("the node is shutting down", quiet=True)
+        if self._draining:
+            self._drained = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), drain_s)
         for task in list(self._tasks):
             task.cancel()
         for connection in list(self._connections):
@@ -172,6 +176,9 @@ class Server:
 
     def unregister(self, connection: Connection, buffer_bytes: int) -> None:
         self._connections.pop(connection, None)
+        self._draining.discard(connection)
+        if self._drained is not None and not self._draining:
+            self._drained.set()
         self.metrics.connections = len(self._connections)
         self.release_memory(buffer_bytes - INITIAL_BUFFER_BYTES)
 

@@ -64,10 +64,11 @@ if TYPE_CHECKING:
     from fenceline.node.quorum.peers import QuorumPeers
     from fenceline.node.quorum.snapshot_downloads import SnapshotDownloads
 
+    ConnectPeers = Callable[[Callable[[int, ResponseMessage], None], Callable[[int, bool], None]], QuorumPeers]
+
 T = TypeVar("T")
 
 
-_CLOSE_CHECK_S: Final = 0.01
 _ROOM_PAUSE_S: Final = 0.2
 """Interval between attempts to persist an election on a full disk."""
 
@@ -107,10 +108,13 @@ class QuorumDriver:
         view: QuorumLog,
         quorum: Quorum,
         clock: Clock,
-        executor: Callable[[], Executor | None],
+        executor: Executor | None,
         events: QuorumEvents,
         trouble: StorageTrouble,
+        peers: ConnectPeers | None = None,
     ) -> None:
+        """`peers` connects the quorum to the other nodes; it is given the callbacks for responses and for failed
+        requests."""
         self._disk = disk
         self._log = log
         self._quorum = quorum
@@ -118,7 +122,7 @@ class QuorumDriver:
         self._executor = executor
         self._events = events
         self._trouble = trouble
-        self._peers: QuorumPeers | None = None
+        self._peers = None if peers is None else peers(self._answered, self._unanswered)
         self._downloads: SnapshotDownloads | None = None
         self._calls: deque[Callable[[Quorum, int], list[Duty]]] = deque()
         self._duties: deque[Duty] = deque()
@@ -131,6 +135,8 @@ class QuorumDriver:
         self._is_persisting = False
         self._lacks_room = False
         self._has_ended = False
+        self._closed: asyncio.Future[None] | None = None
+        """While `stop` waits for the quorum to close."""
         self._tick: asyncio.Handle | None = None
         self._tick_at_s = 0.0
         """By the loop's clock. uvloop's `when` is wrong for a time that has passed meanwhile."""
@@ -154,20 +160,10 @@ class QuorumDriver:
 
     @property
     def peers(self) -> QuorumPeers | None:
-        """None before `connect`."""
+        """None if there are no other nodes."""
         return self._peers
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
-
-    def connect(
-        self, make: Callable[[Callable[[int, ResponseMessage], None], Callable[[int, bool], None]], QuorumPeers]
-    ) -> None:
-        """Connect the quorum to its peers, before `start`. `make` gets the callbacks for responses and for failed
-        requests."""
-        self._peers = make(
-            lambda request_id, message: self.call(lambda quorum, now: quorum.response(now, request_id, message)),
-            lambda request_id, refused: self.call(lambda quorum, now: quorum.no_response(now, request_id, refused)),
-        )
 
     def start(self, recorded: ElectionState | None) -> None:
         """Boot the quorum (Q10); a single voter leads on return. Until `started`, appends are flushed synchronously.
@@ -198,6 +194,7 @@ class QuorumDriver:
         """Stop the quorum because the node cannot continue."""
         self._has_ended = True
         self._work.has_ended = True
+        self._check_closed()
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
@@ -206,9 +203,9 @@ class QuorumDriver:
         """Resign if this node leads (Q23), then stop. Flushed data stays flushed."""
         if not self._has_ended:
             self.call(lambda quorum, now: quorum.shutdown(now, timeout_ms))
-            while not self._quorum.has_closed and not self._has_ended and not self._lacks_room:
-                await asyncio.sleep(_CLOSE_CHECK_S)
-                self.call(lambda quorum, now: quorum.tick(now))
+            self._closed = asyncio.get_running_loop().create_future()
+            self._check_closed()
+            await self._closed
         self.end()
         self._serving.close(_stops())
         if self._peers is not None:
@@ -269,6 +266,12 @@ class QuorumDriver:
         self._calls.append(do)
         self._continue()
 
+    def _answered(self, request_id: int, message: ResponseMessage) -> None:
+        self.call(lambda quorum, now: quorum.response(now, request_id, message))
+
+    def _unanswered(self, request_id: int, is_refused: bool) -> None:
+        self.call(lambda quorum, now: quorum.no_response(now, request_id, is_refused))
+
     def _continue(self) -> None:
         if self._is_calling or self._waits_for is not None:
             return
@@ -287,8 +290,16 @@ class QuorumDriver:
             self._end(error)
         finally:
             self._is_calling = False
+        self._check_closed()
         if self._waits_for is None:
             self._arm()
+
+    def _check_closed(self) -> None:
+        """Let `stop` continue if the quorum has closed, or cannot: the node fails, or has no space to persist."""
+        waiting = self._closed
+        is_over = self._has_ended or self._lacks_room or self._quorum.has_closed
+        if waiting is not None and is_over and not waiting.done():
+            waiting.set_result(None)
 
     def _wait_for(self, work: Awaitable[T], then: Callable[[T], None]) -> None:
         """Defer everything else until `work` has ended; then call `then`."""
@@ -368,13 +379,14 @@ class QuorumDriver:
         """In a thread, retried until the disk has space: until then this node is silent, and the others decide."""
         while True:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._executor(), write)
+                await asyncio.get_running_loop().run_in_executor(self._executor, write)
             except OSError as error:
                 full = StorageError.of(f"writing {FILE_NAME}", error)
                 if self._has_ended or not full.disk_full:
                     raise
                 self._trouble.rejected(METADATA_PARTITION, self._log.end_offset, full)
                 self._lacks_room = True
+                self._check_closed()
                 await asyncio.sleep(_ROOM_PAUSE_S)
             else:
                 return

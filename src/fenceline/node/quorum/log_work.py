@@ -8,7 +8,7 @@ when a flush starts, it is retried.
 
 Until the node runs, duties are executed synchronously.
 
-Rules: raft.md Q2, Q12, Q28, Q29, Q36; snapshots.md N35, N36; since_4_0.md K14; gaps.md G24, G25, G35.
+Rules: raft.md Q2, Q12, Q28, Q29, Q36; snapshots.md N35, N36; since_4_0.md K14; gaps.md G11, G24, G25, G35.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from fenceline.node.metadata.batches import control_batch
 from fenceline.node.metadata.metadata_log import METADATA_PARTITION, MetadataLog
 from fenceline.node.metadata.replay import Replayed
 from fenceline.node.metadata.snapshot_files import SnapshotDamaged
-from fenceline.node.quorum.fetched_batches import complete_batches
 from fenceline.node.quorum.log import QuorumLog
-from fenceline.node.quorum.snapshot_downloads import Call, read_image
+from fenceline.node.quorum.snapshot_downloads import Call
 from fenceline.node.storage.storage_trouble import StorageTrouble
-from fenceline.quorum.control_records import ControlRecord
+from fenceline.quorum.control_records import ControlRecord, decode_control
 from fenceline.quorum.duties import AppendFetched
 from fenceline.quorum.log_view import NO_PROMISED_END, SnapshotId
+from fenceline.records.batch import check_crc, iter_headers
+from fenceline.records.decode import decode_batch
 from fenceline.wire.errors import MalformedRequest
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class QuorumLogWork:
         log: MetadataLog,
         view: QuorumLog,
         clock: Clock,
-        executor: Callable[[], Executor | None],
+        executor: Executor | None,
         trouble: StorageTrouble,
         call: Call,
         failed: Callable[[BaseException], None],
@@ -86,7 +87,7 @@ class QuorumLogWork:
             await asyncio.wait([self._flush])
         self._log.is_changing = True
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor(), work)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
             self._log.is_changing = False
 
@@ -109,7 +110,7 @@ class QuorumLogWork:
     def append_fetched(self, duty: AppendFetched) -> None:
         """Append complete and valid batches from the leader, as far as they fit (K14)."""
         records = memoryview(bytearray(memoryview(duty.records)))  # type: ignore[arg-type]
-        good, controls, reason = complete_batches(records, duty.base_offset, self._view.end.epoch, duty.leader_epoch)
+        good, controls, reason = _complete_batches(records, duty.base_offset, self._view.end.epoch, duty.leader_epoch)
         if good:
             try:
                 self._log.partition_log.append_as_follower(records[:good], now_ms=self._clock.now_ms())
@@ -171,7 +172,7 @@ class QuorumLogWork:
             if self._log.end_offset > self._view.flushed.offset:
                 self.flush()
 
-        self._flush = asyncio.get_running_loop().run_in_executor(self._executor(), flush)
+        self._flush = asyncio.get_running_loop().run_in_executor(self._executor, flush)
         self._flush.add_done_callback(ended)
 
     def _flush_again(self) -> None:
@@ -188,7 +189,7 @@ class QuorumLogWork:
         if self._log.promised != NO_PROMISED_END and self._view.flushed >= self._log.promised:
             self._log.promised = NO_PROMISED_END
             log.info("the metadata log again has all records that this node had acknowledged")
-            asyncio.get_running_loop().run_in_executor(self._executor(), self._log.delete_promised_end)
+            asyncio.get_running_loop().run_in_executor(self._executor, self._log.delete_promised_end)
 
     def _log_postponed(self, error: StorageError | None) -> None:
         if error is not None and not self._is_behind:
@@ -223,11 +224,10 @@ class QuorumLogWork:
         otherwise it is read now. Returns the reason if it cannot be loaded (G24): then the log is unchanged, and the
         file is set aside. Raises StorageError, OSError."""
         if known is None:
-            path = self._log.path_of(snapshot_id)
             try:
-                known = read_image(self._disk, path, snapshot_id)
+                known = self._log.read_snapshot(snapshot_id)
             except (SnapshotDamaged, PeerError, MalformedRequest) as error:
-                snapshot_files.set_aside(self._disk, path)
+                snapshot_files.set_aside(self._disk, self._log.path_of(snapshot_id))
                 return str(error)
         self._log.partition_log.truncate_fully_and_start_at(snapshot_id.end_offset)
         return known
@@ -240,12 +240,35 @@ class QuorumLogWork:
         self._check_promised_end()
         paths = [self._log.path_of(each) for each in obsolete]
         if paths:
-            asyncio.get_running_loop().run_in_executor(self._executor(), partial(_unlink, self._disk, paths))
+            asyncio.get_running_loop().run_in_executor(self._executor, partial(_unlink, self._disk, paths))
 
     def load_failed(self, snapshot_id: SnapshotId, reason: str) -> None:
         """The snapshot will be fetched again."""
         self._log.snapshots.remove(snapshot_id)
         self._call(lambda quorum, now: quorum.snapshot_not_loaded(now, snapshot_id, reason))
+
+
+def _complete_batches(
+    records: memoryview, base_offset: int, last_epoch: int, leader_epoch: int
+) -> tuple[int, list[tuple[int, list[ControlRecord | None]]], str]:
+    """Bytes of complete, valid batches that continue the log (K14, G11), their control records, why the scan ended."""
+    good = 0
+    controls: list[tuple[int, list[ControlRecord | None]]] = []
+    try:
+        for header in iter_headers(records, allow_partial_tail=True):
+            check_crc(records, header)
+            if header.base_offset != base_offset or not last_epoch <= header.leader_epoch <= leader_epoch:
+                reason = f"the batch at {header.base_offset} of epoch {header.leader_epoch} does not continue the log"
+                return good, controls, reason
+            if header.is_control:
+                decoded = decode_batch(records, header)
+                controls.append((header.base_offset, [decode_control(one.key, one.value) for one in decoded]))
+            base_offset, last_epoch, good = header.next_offset, header.leader_epoch, header.end_position
+    except PeerError as error:
+        return good, controls, error.message
+    except MalformedRequest as error:
+        return good, controls, str(error)
+    return good, controls, "no complete batch"
 
 
 def _unlink(disk: Disk, paths: list[str]) -> None:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.node.logs import Logger
 from fenceline.node.net.peer_connection import ConnectionLost, Dial, PeerConnection, dial, negotiate_versions, open_peer
-from fenceline.quorum.codec.wire import API_OF, read_answer, read_api_versions, request_fields, unsupported, version_for
+from fenceline.quorum.codec import API_OF, version_for
+from fenceline.quorum.codec.requests import request_fields
+from fenceline.quorum.codec.responses import read_answer, read_api_versions, unsupported
 from fenceline.quorum.duties import Peer, Send
 from fenceline.quorum.messages import (
     ApiVersionsRequest,

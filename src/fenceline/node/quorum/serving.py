@@ -29,7 +29,7 @@ class QuorumServing:
         self,
         disk: Disk,
         metadata_log: MetadataLog,
-        executor: Callable[[], Executor | None],
+        executor: Executor | None,
         failed: Callable[[BaseException], None],
     ) -> None:
         """`failed` is called if the log cannot be read."""
@@ -84,7 +84,7 @@ class QuorumServing:
             else:
                 self.answer(duty.token, replace(duty.answer, records=done.result()))
 
-        asyncio.get_running_loop().run_in_executor(self._executor(), read.load).add_done_callback(loaded)
+        asyncio.get_running_loop().run_in_executor(self._executor, read.load).add_done_callback(loaded)
 
     def piece(self, duty: ServePiece) -> None:
         """Respond with a part of a snapshot file (N30); SNAPSHOT_NOT_FOUND if it no longer exists."""
@@ -113,4 +113,4 @@ class QuorumServing:
                     log.warning("could not read a snapshot", path=path, reason=str(error), advice="Check the disk.")
             self.answer(duty.token, answer)
 
-        asyncio.get_running_loop().run_in_executor(self._executor(), read).add_done_callback(found)
+        asyncio.get_running_loop().run_in_executor(self._executor, read).add_done_callback(found)

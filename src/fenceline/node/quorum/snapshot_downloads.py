@@ -17,7 +17,7 @@ from fenceline.errors import OperatorError
 from fenceline.log.core.disk import Disk
 from fenceline.node.metadata import snapshot_files
 from fenceline.node.metadata.metadata_log import MetadataLog
-from fenceline.node.metadata.replay import Replay, Replayed
+from fenceline.node.metadata.replay import Replayed
 from fenceline.quorum.duties import BeginDownload, DropDownload, Duty, VerifyAndFreeze, WritePiece
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.quorum import Quorum
@@ -26,17 +26,10 @@ Call = Callable[[Callable[[Quorum, int], list[Duty]]], None]
 """Calls the quorum with the current time."""
 
 
-def read_image(disk: Disk, path: str, snapshot_id: SnapshotId) -> Replayed:
-    """Image and voters of a snapshot file (blocks). Raises OperatorError."""
-    replay = Replay()
-    replay.replay_snapshot(snapshot_files.read_snapshot(disk, path, snapshot_id), snapshot_id, path)
-    return replay.finish(snapshot_id.end_offset - 1, snapshot_id.epoch)
-
-
 class SnapshotDownloads:
     """See the module."""
 
-    def __init__(self, disk: Disk, log: MetadataLog, executor: Callable[[], Executor | None], call: Call) -> None:
+    def __init__(self, disk: Disk, log: MetadataLog, executor: Executor | None, call: Call) -> None:
         self._disk = disk
         self._log = log
         self._executor = executor
@@ -69,7 +62,7 @@ class SnapshotDownloads:
 
                 def freeze() -> Replayed:
                     snapshot_files.finish_download(disk, directory, snapshot_id, source, size_bytes)
-                    return read_image(disk, f"{directory}/{snapshot_id.file_name}", snapshot_id)
+                    return self._log.read_snapshot(snapshot_id)
 
                 self._enqueue(freeze, lambda replayed: self._frozen(snapshot_id, replayed))
             case DropDownload() if self._current is not None and self._current[0] == snapshot_id:
@@ -120,7 +113,7 @@ class SnapshotDownloads:
         async def run() -> Any:
             if before is not None:
                 await asyncio.wait([before])
-            return await asyncio.get_running_loop().run_in_executor(self._executor(), work)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
         running = asyncio.ensure_future(run())
         self._work = running

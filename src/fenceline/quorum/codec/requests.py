@@ -1,21 +1,20 @@
 """Encodes and decodes requests between the quorum's nodes. Pure.
 
-Owns the check that a request is about the one partition of the metadata topic (`gaps.md G27`).
+Owns the check that a request is about the one partition of the metadata topic (`gaps.md G27`), and the pieces that
+responses have in common with requests.
 
 Rules: raft.md Q13; snapshots.md N28; since_4_0.md K4, K8, K12.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
-from fenceline.quorum.codec.common import FETCH_BY_ID, Fields, listener, named, voter_endpoints
-from fenceline.quorum.codec.versions import VERSIONS as VERSIONS
-from fenceline.quorum.control_records import KRaftVersionFeature
+from fenceline.quorum.control_records import KRaftVersionFeature, VoterEndpoint
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.messages import (
     NO_NODE,
@@ -35,6 +34,9 @@ from fenceline.quorum.messages import (
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import millis, request_field
 
+Fields = dict[str, Any]
+FETCH_BY_ID: Final = 13
+"""The first Fetch version with topic ids."""
 _FETCH_REPLICA_STATE: Final = 15
 _NO_HIGH_WATERMARK: Final = (1 << 63) - 1
 _NO_FETCH_EPOCH: Final = -1
@@ -343,6 +345,21 @@ _REQUESTS: Final[Mapping[ApiKey, Callable[[int, Any], RequestMessage]]] = {
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
+
+
+def named(partition: Fields) -> list[Fields]:
+    """The single topic with its single partition."""
+    return [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0, **partition}]}]
+
+
+def listener(endpoint: VoterEndpoint) -> Fields:
+    """An endpoint."""
+    return {"name": endpoint.name, "host": endpoint.host, "port": endpoint.port}
+
+
+def voter_endpoints(listeners: Iterable[Any]) -> tuple[VoterEndpoint, ...]:
+    """The endpoints of an entity's listeners."""
+    return tuple(VoterEndpoint(each.name, each.host, each.port) for each in listeners)
 
 
 def _only_partition(topics: Sequence[Any], name: str) -> Any:

@@ -22,9 +22,8 @@ from fenceline.controller.state import ControllerState
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
-from fenceline.node.clock import Clock
-from fenceline.node.controller.active_controller import ActiveController
 from fenceline.node.controller.driver import ControllerDriver
+from fenceline.node.controller.ports import Decider
 from fenceline.node.controller.presence import BrokerPresence, Key
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.cluster_driver import ClusterDriver, cluster_config, voter_of
@@ -229,9 +228,13 @@ class _Driver(ClusterDriver):
         super().__init__(process, config)
         self._refuses = refuses
 
-    def _presence(self, active: ActiveController, state: ControllerState, clock: Clock) -> BrokerPresence:
+    def _presence(self, controller: Decider, state: ControllerState) -> BrokerPresence:
         return BrokerPresence(
-            active, state, clock, grace_ms=_GRACE_MS, is_refused=lambda broker: self._refuses(self, broker.id)
+            controller,
+            state,
+            self.process.clock,
+            grace_ms=_GRACE_MS,
+            is_refused=lambda broker: self._refuses(self, broker.id),
         )
 
 

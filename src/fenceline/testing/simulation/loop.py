@@ -16,13 +16,18 @@ import contextvars
 import warnings
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
-from fenceline.testing.simulation.scheduler import ENDED, PAUSED, RUNNING, ProcessEnded, Scheduler, SimHandle
+from fenceline.testing.simulation.scheduler import (
+    ENDED,
+    PAUSED,
+    RUNNING,
+    ProcessEnded,
+    ProcessLoop,
+    Scheduler,
+    SimHandle,
+)
 from fenceline.testing.simulation.scheduler import SimulationError as SimulationError
-
-if TYPE_CHECKING:
-    from fenceline.testing.simulation.sockets import NodeSockets
 
 T = TypeVar("T")
 
@@ -48,7 +53,17 @@ class SimExecutor(Executor):
         """There is nothing to join."""
 
 
-class SimLoop(asyncio.AbstractEventLoop):
+class Sockets(Protocol):
+    """The simulated TCP of one node."""
+
+    async def connect(
+        self, loop: SimLoop, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> tuple[Any, Any]: ...
+
+    async def listen(self, loop: SimLoop, factory: Callable[[], asyncio.BaseProtocol], port: int) -> Any: ...
+
+
+class SimLoop(ProcessLoop):
     """See the module. `rate` is the rate of this machine's monotonic clock, `base_s` its first value."""
 
     def __init__(
@@ -65,8 +80,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.name = name
         self.state = RUNNING
         self.owner = owner
-        """The object that the scheduler's watcher checks after each callback; None: none."""
-        self.sockets: NodeSockets | None = None
+        self.sockets: Sockets | None = None
         """Implements connections and listeners; None: there are none."""
         self._rate = rate
         self._base_s = base_s
@@ -115,7 +129,6 @@ class SimLoop(asyncio.AbstractEventLoop):
                         coroutine.close()
 
     def not_running(self, handle: SimHandle) -> None:
-        """A callback became due while this process does not run."""
         if self.state == PAUSED:
             self._stopped.append(handle)
 

@@ -21,14 +21,11 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from fenceline.testing.simulation.loop import SimLoop
 from fenceline.testing.simulation.scheduler import ENDED, Scheduler, SimHandle
 from fenceline.testing.simulation.trace import Trace
-
-if TYPE_CHECKING:
-    from fenceline.testing.simulation.sockets import Stream
 
 Frame = Any
 Handler = Callable[[int, Frame], Awaitable[Frame]]
@@ -75,6 +72,24 @@ class _Server:
     handle: CallbackHandler
 
 
+class Link(Protocol):
+    """A connection of any kind, as the network sees it."""
+
+    @property
+    def source(self) -> int: ...
+
+    @property
+    def destination(self) -> int: ...
+
+    def cut(self, reason: str, ended: int = -1) -> None:
+        """The connection is cut; the remaining ends are notified after a delay."""
+        ...
+
+    def fall_silent(self, dead: int) -> None:
+        """The machine of an end lost power."""
+        ...
+
+
 class Network:
     """See the module. Links are created at their first use."""
 
@@ -90,7 +105,7 @@ class Network:
         self._cut: set[tuple[int, int]] = set()
         self._held: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._lags: dict[tuple[int, int, int], float] = {}
-        self._connections: dict[int, Connection | Stream] = {}
+        self._connections: dict[int, Link] = {}
         self._next_id = 0
         self._loop = SimLoop(scheduler, "network")
         self._context = copy_context()
@@ -172,7 +187,7 @@ class Network:
         for connection in self._of(node_id):
             connection.cut("reset by the network")
 
-    def _of(self, node_id: int) -> list[Connection | Stream]:
+    def _of(self, node_id: int) -> list[Link]:
         return [each for each in self._connections.values() if node_id in (each.source, each.destination)]
 
     # -- carrying ------------------------------------------------------------------------------------------------------
@@ -278,7 +293,7 @@ class Network:
     def hold(self, source: int, destination: int, deliver: Callable[[], None]) -> None:
         self._held.setdefault((source, destination), []).append(deliver)
 
-    def adopt(self, stream: Stream) -> int:
+    def adopt(self, stream: Link) -> int:
         """Register a connection of another kind; returns its id."""
         self._next_id += 1
         self._connections[self._next_id] = stream

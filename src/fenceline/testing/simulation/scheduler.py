@@ -16,10 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from fenceline.testing.simulation.loop import SimLoop
+from typing import Any, Final
 
 RUNNING: Final = 0
 PAUSED: Final = 1
@@ -47,6 +44,20 @@ class ProcessEnded(BaseException):
     """Unwinds the stack of a killed process. Not an Exception: no code may catch it and continue."""
 
 
+class ProcessLoop(asyncio.AbstractEventLoop):
+    """The loop of one process, as the scheduler sees it."""
+
+    scheduler: Scheduler
+    state: int
+    """RUNNING, PAUSED or ENDED."""
+    owner: object
+    """The object that the scheduler's watcher checks after each callback; None: none."""
+
+    def not_running(self, handle: SimHandle) -> None:
+        """A callback became due while this process does not run."""
+        raise NotImplementedError
+
+
 class SimHandle(asyncio.TimerHandle):
     """A callback of one process, due now or at a time."""
 
@@ -54,7 +65,7 @@ class SimHandle(asyncio.TimerHandle):
 
     def __init__(
         self,
-        process: SimLoop,
+        process: ProcessLoop,
         callback: Callable[..., object] | None,
         args: tuple[Any, ...],
         context: contextvars.Context,
@@ -168,7 +179,7 @@ class Scheduler:
     def _run(self, until_s: float, done: Callable[[], bool] | None) -> None:
         ready, timers = self._ready, self._timers
         enter = asyncio._set_running_loop
-        current: SimLoop | None = None
+        current: ProcessLoop | None = None
         at_once = 0
         if self._failure is not None:
             raise self._failure

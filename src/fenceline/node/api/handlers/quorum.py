@@ -1,8 +1,8 @@
 """Requests between quorum nodes, and of operators about the quorum: Vote, BeginQuorumEpoch, EndQuorumEpoch, Fetch and
 FetchSnapshot of the metadata log, DescribeQuorum, AddRaftVoter, RemoveRaftVoter, UpdateRaftVoter.
 
-Owns nothing: `codec.wire` translates, the quorum answers. All of them are served on the controllers' listener; brokers
-forward DescribeQuorum and voter changes to the active controller.
+Owns nothing: `quorum.codec` translates, the quorum answers. All of them are served on the controllers' listener;
+brokers forward DescribeQuorum and voter changes to the active controller.
 
 Rules: raft.md Q13, Q14, Q37; since_4_0.md K4, K5.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fenceline.errors import PeerError
 from fenceline.node.context import Api, RequestContext
-from fenceline.quorum.codec.versions import VERSIONS
+from fenceline.quorum.codec import VERSIONS
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class QuorumPort(Protocol):
 def _handle(
     key: ApiKey, controller: QuorumPort, context: RequestContext, request: Entity
 ) -> dict[str, Any] | Awaitable[dict[str, Any]]:
-    from fenceline.quorum.codec.wire import UnexpectedPartition, answer_fields, closing, read_request
+    from fenceline.quorum.codec.requests import UnexpectedPartition, read_request
+    from fenceline.quorum.codec.responses import answer_fields, closing
 
     try:
         message = read_request(key, context.api_version, request)

@@ -9,7 +9,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import METADATA_TOPIC
-from fenceline.quorum.codec import wire
+from fenceline.quorum.codec import API_OF, VERSIONS, requests, responses, version_for
 from fenceline.quorum.control_records import KRaftVersionFeature, VoterEndpoint
 from fenceline.quorum.log_view import EpochEnd, SnapshotId
 from fenceline.quorum.messages import (
@@ -95,30 +95,30 @@ RESPONSES: list[tuple[ApiKey, ResponseMessage]] = [
 
 @pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
 def test_requests_survive_a_round_trip(message: RequestMessage) -> None:
-    key = wire.API_OF[type(message)]
-    version = wire.VERSIONS[key][1]
-    fields = wire.request_fields(message, version)
+    key = API_OF[type(message)]
+    version = VERSIONS[key][1]
+    fields = requests.request_fields(message, version)
     assert unknown_fields(key, fields, is_request=True) == []
     entity = read_request(key, version, write_request(key, version, fields))
-    assert wire.read_request(key, version, entity) == message
+    assert requests.read_request(key, version, entity) == message
 
 
 @pytest.mark.parametrize(("key", "message"), RESPONSES)
 def test_responses_survive_a_round_trip(key: ApiKey, message: ResponseMessage) -> None:
-    version = wire.VERSIONS[key][1]
-    fields = wire.answer_fields(message, version, lambda time_ms: time_ms)
+    version = VERSIONS[key][1]
+    fields = responses.answer_fields(message, version, lambda time_ms: time_ms)
     assert unknown_fields(key, fields) == []
     entity = read_response(key, version, write_response(key, version, fields))
-    assert wire.read_answer(key, entity) == message
+    assert responses.read_answer(key, entity) == message
 
 
 @pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
 def test_older_versions_omit_fields_they_lack(message: RequestMessage) -> None:
-    key = wire.API_OF[type(message)]
-    low, high = wire.VERSIONS[key]
+    key = API_OF[type(message)]
+    low, high = VERSIONS[key]
     for version in range(max(low, 12) if key is ApiKey.FETCH else low, high + 1):
-        body = write_request(key, version, wire.request_fields(message, version))
-        read = wire.read_request(key, version, read_request(key, version, body))
+        body = write_request(key, version, requests.request_fields(message, version))
+        read = requests.read_request(key, version, read_request(key, version, body))
         assert type(read) is type(message)
         if isinstance(message, FetchRequest):
             assert isinstance(read, FetchRequest)
@@ -136,20 +136,20 @@ def test_older_versions_omit_fields_they_lack(message: RequestMessage) -> None:
 
 @pytest.mark.parametrize(("key", "message"), RESPONSES)
 def test_responses_in_older_versions_can_be_read(key: ApiKey, message: ResponseMessage) -> None:
-    low, high = wire.VERSIONS[key]
+    low, high = VERSIONS[key]
     for version in range(max(low, 12) if key is ApiKey.FETCH else low, high + 1):
-        body = write_response(key, version, wire.answer_fields(message, version, lambda time_ms: time_ms))
-        assert wire.read_answer(key, read_response(key, version, body)).error_code == message.error_code
+        body = write_response(key, version, responses.answer_fields(message, version, lambda time_ms: time_ms))
+        assert responses.read_answer(key, read_response(key, version, body)).error_code == message.error_code
 
 
 def test_a_pre_vote_needs_version_2() -> None:
     """K8: a peer without it is sent nothing; the quorum then becomes a candidate at once."""
     pre_vote, vote = REQUESTS[0], replace(REQUESTS[0], pre_vote=False)  # type: ignore[type-var]
-    assert wire.version_for(pre_vote, {ApiKey.VOTE: (0, 1)}) is None
-    assert wire.version_for(vote, {ApiKey.VOTE: (0, 1)}) == 1
-    assert wire.version_for(pre_vote, {ApiKey.VOTE: (0, 5)}) == 2
-    assert wire.version_for(pre_vote, {}) is None
-    assert wire.unsupported(pre_vote) == VoteResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    assert version_for(pre_vote, {ApiKey.VOTE: (0, 1)}) is None
+    assert version_for(vote, {ApiKey.VOTE: (0, 1)}) == 1
+    assert version_for(pre_vote, {ApiKey.VOTE: (0, 5)}) == 2
+    assert version_for(pre_vote, {}) is None
+    assert responses.unsupported(pre_vote) == VoteResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_other_topics_and_partitions_are_rejected(
         ]
     }
     entity = read_request(key, 1, write_request(key, 1, fields))
-    with pytest.raises(wire.UnexpectedPartition) as refused:
-        wire.read_request(key, 1, entity)
+    with pytest.raises(requests.UnexpectedPartition) as refused:
+        requests.read_request(key, 1, entity)
     assert refused.value.answer["error_code"] is error
     write_response(key, 1, refused.value.answer)
 
@@ -184,15 +184,15 @@ def test_unknown_partitions_of_describe_and_fetch_snapshot_get_a_partition_error
     """Q13, N28: partition-level 3."""
     fields = {"topics": [{"topic_name": "other", "partitions": [{"partition_index": 7}]}]}
     entity = read_request(ApiKey.DESCRIBE_QUORUM, 2, write_request(ApiKey.DESCRIBE_QUORUM, 2, fields))
-    with pytest.raises(wire.UnexpectedPartition) as refused:
-        wire.read_request(ApiKey.DESCRIBE_QUORUM, 2, entity)
+    with pytest.raises(requests.UnexpectedPartition) as refused:
+        requests.read_request(ApiKey.DESCRIBE_QUORUM, 2, entity)
     body = write_response(ApiKey.DESCRIBE_QUORUM, 2, refused.value.answer)
     one = read_response(ApiKey.DESCRIBE_QUORUM, 2, body).topics[0].partitions[0]
     assert (one.partition_index, one.error_code) == (7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     fields = {"topics": [{"name": "other", "partitions": [{"partition": 7}]}]}
     entity = read_request(ApiKey.FETCH_SNAPSHOT, 1, write_request(ApiKey.FETCH_SNAPSHOT, 1, fields))
-    with pytest.raises(wire.UnexpectedPartition) as refused:
-        wire.read_request(ApiKey.FETCH_SNAPSHOT, 1, entity)
+    with pytest.raises(requests.UnexpectedPartition) as refused:
+        requests.read_request(ApiKey.FETCH_SNAPSHOT, 1, entity)
     body = write_response(ApiKey.FETCH_SNAPSHOT, 1, refused.value.answer)
     one = read_response(ApiKey.FETCH_SNAPSHOT, 1, body).topics[0].partitions[0]
     assert (one.index, one.error_code) == (7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -200,12 +200,14 @@ def test_unknown_partitions_of_describe_and_fetch_snapshot_get_a_partition_error
 
 @pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
 def test_a_stopping_node_answers_that_it_does_not_lead(message: RequestMessage) -> None:
-    key = wire.API_OF[type(message)]
-    version = wire.VERSIONS[key][1]
-    answer = wire.closing(message, -1, 5)
-    read = wire.read_answer(
+    key = API_OF[type(message)]
+    version = VERSIONS[key][1]
+    answer = responses.closing(message, -1, 5)
+    read = responses.read_answer(
         key,
-        read_response(key, version, write_response(key, version, wire.answer_fields(answer, version, lambda t: t))),
+        read_response(
+            key, version, write_response(key, version, responses.answer_fields(answer, version, lambda t: t))
+        ),
     )
     codes = {read.error_code, getattr(read, "partition_error_code", ErrorCode.NONE)}
     assert ErrorCode.NOT_LEADER_OR_FOLLOWER in codes
