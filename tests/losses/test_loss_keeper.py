@@ -160,7 +160,7 @@ def test_delivered_cut_is_not_reported_again_after_a_restart(is_checkpointed: bo
     gone = quarantine.without_evidence(receipt, quarantine.BY_FULL_DISK)
     folder = ReceiptFolder(stage.disk, stage.log.directory)
     folder.mark_due(gone)
-    stage.keeper._queue_receipt(folder, gone)
+    stage.keeper.queue_receipt(folder, gone)
     stage.keeper.delivered([gone])
     assert folder.due() == []
     assert receipts_of(stage.disk) == ([] if is_checkpointed else [gone])
