@@ -200,6 +200,8 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._paused_writing = False
         self.idle_ticks = 0
+        if self._sender is not None:
+            self._sender.drained()
         self._take_requests()
 
     # --- the node's side ------------------------------------------------------------------------------------------
