@@ -1,6 +1,6 @@
 """One node: disks, controller, replicas, coordinators, server. The composition root.
 
-Owns the order of start and stop, and the services available to handlers. Contains no protocol logic.
+Owns the order of start and stop, and which part is given what. Contains no protocol logic.
 
 | start                                                     | stop (SIGTERM)                              |
 |-----------------------------------------------------------|---------------------------------------------|
@@ -118,7 +118,6 @@ class Broker:
         self.disk = disk or OsDisk()
         self.disk_threads: Executor = disk_threads or ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self._metadata_threads = metadata_threads
-        self.offsets_topic = OffsetsTopicCreation(self.auto_create)
         self.endpoints: tuple[Listener, ...] = ()
         """The advertised listeners, with the ports that were actually bound."""
         self.metrics_endpoint: MetricsEndpoint | None = None
@@ -402,7 +401,7 @@ class Broker:
             moves=self.moves,
             threads=self.disk_threads,
             auto_create=self.auto_create,
-            create_offsets_topic=self.offsets_topic.create,
+            create_offsets_topic=OffsetsTopicCreation(self.auto_create).create,
         )
         channel = self.quorum.channel if self.quorum is not None else None
         return Server(
