@@ -196,6 +196,7 @@ class Desk:
             self.log_dirs,
             image=lambda: self.image,
             submit=self.controller.submit,
+            next_change=self.loop.create_future,
             broker_epoch=lambda: self.broker_epoch,
             report_failed=self.lifecycle.report_failed,
             report_cordoned=self.lifecycle.report_cordoned,

@@ -217,6 +217,7 @@ class Broker:
             self.log_dirs,
             image=lambda: self.image,
             submit=self.controller.submit,
+            next_change=self.controller.next_change,
             broker_epoch=lambda: self.broker_epoch,
             report_failed=self.lifecycle.report_failed,
             report_cordoned=self.lifecycle.report_cordoned,

@@ -69,6 +69,7 @@ class DataPlane:
         *,
         image: Callable[[], MetadataImage],
         submit: Callable[[Request], Awaitable[Any]],
+        next_change: Callable[[], asyncio.Future[None]],
         broker_epoch: Callable[[], int],
         report_failed: Callable[[UUID], Awaitable[None]],
         report_cordoned: Callable[[tuple[UUID, ...]], None],
@@ -79,7 +80,7 @@ class DataPlane:
         executor: Executor,
         delete_later: Callable[[Callable[[], None], int], None],
     ) -> None:
-        """`submit` sends a request to the controller. `report_failed`, `report_cordoned` report directories to the
+        """`submit`, `next_change`: see `Replication`. `report_failed`, `report_cordoned` report directories to the
         controller. `log_config`: the effective configs of a topic. `executor` runs the work on the data directories;
         `delete_later` deletes files there, after a delay in milliseconds."""
         self._config = config
@@ -112,6 +113,7 @@ class DataPlane:
             self.peers,
             image=image,
             submit=submit,
+            next_change=next_change,
             broker_epoch=broker_epoch,
             clock=clock,
             executor=executor,

@@ -44,6 +44,7 @@ log = Logger("replication")
 _RECOVERY_PAUSE_S: Final = 1.0
 _START_S: Final = 10.0
 """How long a starting node waits for its own recoveries before it serves requests."""
+_POLL_S: Final = 0.02
 _MAX_LOGGED: Final = 20
 _ROWS_BYTES: Final = 16 << 20
 """Size limit of a response without records: some hundred thousand partitions."""
@@ -67,6 +68,7 @@ class Replication:
         *,
         image: Callable[[], MetadataImage],
         submit: Callable[[Request], Awaitable[Any]],
+        next_change: Callable[[], asyncio.Future[None]],
         broker_epoch: Callable[[], int],
         clock: Clock,
         executor: Executor,
@@ -75,13 +77,14 @@ class Replication:
         checkpoint: Callable[[], Awaitable[None]],
         rejected: Callable[[Replica, StorageError], None],
     ) -> None:
-        """`submit` sends a request to the controller. `cut_log`: see `link_work.Host`. `checkpoint` writes the offset
-        checkpoints; raises StorageError. `rejected`: records of a follower were not appended, because the disk is full.
-        """
+        """`submit` sends a request to the controller; `next_change` completes with the next change of its metadata.
+        `cut_log`: see `link_work.Host`. `checkpoint` writes the offset checkpoints; raises StorageError. `rejected`:
+        records of a follower were not appended, because the disk is full."""
         self.node_id = node_id
         self._config = config
         self._in_service = in_service
         self._image = image
+        self._next_change = next_change
         self._flush_up_to = flush_up_to
         self._broker_epoch = broker_epoch
         self._clock = clock
@@ -355,22 +358,12 @@ class Replication:
 
     async def recovered(self) -> None:
         """Wait for recoveries at the start, at most `_START_S`, so that the first clients are not rejected."""
-        recovering = [replica for replica in self._recoveries if replica.is_leader and replica.is_recovering]
-        if not recovering:
-            return
-        changed = asyncio.Event()
-        for replica in recovering:
-            replica.waiters.add(changed.set)
-        try:
-            async with asyncio.timeout(_START_S):
-                while any(replica.is_leader and replica.is_recovering for replica in recovering):
-                    changed.clear()
-                    await changed.wait()
-        except TimeoutError:
-            pass
-        finally:
-            for replica in recovering:
-                replica.waiters.discard(changed.set)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _START_S
+        while loop.time() < deadline_s and any(
+            replica.is_leader and replica.is_recovering for replica in self._recoveries
+        ):
+            await asyncio.wait([self._next_change()], timeout=_POLL_S)
 
     # -- as follower ---------------------------------------------------------------------------------------------------
 
