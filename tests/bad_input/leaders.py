@@ -12,13 +12,13 @@ from uuid import UUID
 from fenceline.ids import TopicPartition
 from fenceline.log.core.config import LogConfig
 from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.losses.cutting import Cut
 from fenceline.metadata.image import Endpoint
 from fenceline.node.clock import SystemClock
 from fenceline.node.replication.replica import Replica
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.records.build import build_batch
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import CutTo, RestartAt
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
@@ -124,7 +124,7 @@ class Host:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self.failures: list[tuple[TopicPartition, Any]] = []
-        self.cuts: list[CutTo | RestartAt] = []
+        self.cuts: list[Cut] = []
 
     def replication_endpoint(self, node_id: int) -> Endpoint:
         return Endpoint("PLAINTEXT", "127.0.0.1", self._leader.port, 0)
@@ -132,12 +132,12 @@ class Host:
     def storage_failed(self, replica: Replica, error: Any) -> None:
         self.failures.append((replica.topic_partition, error))
 
-    def cut_log(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
-        self.cuts.append(duty)
-        if isinstance(duty, RestartAt):
-            replica.log.truncate_fully_and_start_at(duty.offset)
+    def cut_log(self, replica: Replica, cut: Cut) -> None:
+        self.cuts.append(cut)
+        if cut.truncates_fully:
+            replica.log.truncate_fully_and_start_at(cut.offset)
         else:
-            replica.log.truncate_to(duty.offset)
+            replica.log.truncate_to(cut.offset)
 
     async def checkpoint(self) -> None:
         pass
@@ -156,9 +156,7 @@ class Follower:
         self.host = Host(leader)
         self._threads = ThreadPoolExecutor(1)
         clock = SystemClock()
-        self.fetchers = ReplicaFetchers(
-            self.host, clock, lambda: self._threads, LIMITS, answer_timeout_ms=1000 * _WAIT_S
-        )
+        self.fetchers = ReplicaFetchers(self.host, clock, self._threads, LIMITS, answer_timeout_ms=1000 * _WAIT_S)
         self.replicas: dict[int, Replica] = {}
         for index in leader.ends:
             where = TopicPartition(TOPIC, index)

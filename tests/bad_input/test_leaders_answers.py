@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.node.replication import leader_duties, leader_link
-from fenceline.replica.follower import CutTo, Phase
+from fenceline.node.replication import leader_duties, leader_link, link_work
+from fenceline.replica.follower import Phase
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.fetch import FetchedPartition, FetchPartition
 from tests.bad_input.leaders import EPOCH, TOPIC, Follower, Leader, batch, play_story, response_for
@@ -27,7 +27,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[Line]:
     def write(event: str, **more: Any) -> None:
         written.append((event, more))
 
-    for module in (leader_duties, leader_link):
+    for module in (leader_duties, leader_link, link_work):
         monkeypatch.setattr(module, "log", SimpleNamespace(error=write, info=write, exception=write))
     return written
 
@@ -101,7 +101,7 @@ def test_divergence_that_truncates_nothing_is_retried(lines: list[Line]) -> None
         await follower.until(lambda: follower.end(1) == 20)
         leader.ends[0] = 6
         await follower.until(lambda: follower.end(0) == 6)
-        assert [(type(cut), cut.offset) for cut in follower.host.cuts] == [(CutTo, 4)] * 3
+        assert [(cut.truncates_fully, cut.offset) for cut in follower.host.cuts] == [(False, 4)] * 3
 
     play_story(leader, story)
     assert [more["times"] for _, more in lines] == [1, 2]

@@ -22,7 +22,7 @@ from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.node.replication import replica_directories, replicas
 from fenceline.node.replication.replicas import Replicas
 from tests.node.api.handlers.fakes import partition, topic_image
-from tests.node.desk import ME, TOPIC, Desk, _Roles, told, where
+from tests.node.desk import ME, TOPIC, Desk, told, where
 
 STORAGE_ERROR, NOT_LEADER = ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER
 OTHER = "snow"
@@ -60,7 +60,7 @@ def start(desk: Desk) -> LogDirs:
         lambda _: desk.topic_settings,
         desk.clock,
         lambda *_: None,
-        roles=_Roles(desk.replication),
+        roles=desk.replication,
         rules=desk.replication.rules,
         broker_epoch=lambda: desk.broker_epoch,
     )

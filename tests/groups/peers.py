@@ -14,7 +14,6 @@ from dataclasses import replace
 from datetime import timedelta
 from enum import IntEnum
 from random import Random
-from types import SimpleNamespace
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -26,7 +25,7 @@ from fenceline.metadata.features import GROUP_VERSION
 from fenceline.metadata.image import EMPTY_IMAGE, Endpoint, MetadataImage, PartitionImage, TopicImage
 from fenceline.node.api.handlers import consumer_groups, find_coordinator, group_membership, group_offsets, groups
 from fenceline.node.clock import SystemClock
-from fenceline.node.context import RequestContext
+from fenceline.node.context import NodeView, RequestContext
 from fenceline.node.groups.driver import GroupsDriver
 from fenceline.node.groups.loading import Batches
 from fenceline.records.build import build_batch
@@ -162,15 +161,22 @@ class HandlerPeer:
         self.driver = GroupsDriver(self.log, SystemClock(), settings=settings, rng=Random(1), image=lambda: image)
         for partition in range(50):
             self.driver.on_leader(partition, 0)
-        self._broker: Any = SimpleNamespace(image=image, groups=self.driver)
-        families = (find_coordinator, group_membership, group_offsets, groups, consumer_groups)
-        self._apis = {api.key: api for family in families for api in family.APIS}
+        missing: Any = None
+        node = NodeView(1, "", missing, lambda: image)
+        apis = (
+            *find_coordinator.apis(node, self.driver, missing, missing),
+            *group_membership.apis(self.driver),
+            *group_offsets.apis(node, self.driver),
+            *groups.apis(self.driver),
+            *consumer_groups.apis(node, self.driver),
+        )
+        self._apis = {api.key: api for api in apis}
 
     async def call(self, client: str, api: ApiKey, version: int, fields: Seen) -> Any:
         registered = self._apis[api]
         assert registered.min_version <= version <= registered.max_version
         request = read_request(api, version, write_request(api, version, fields))
-        context = RequestContext(self._broker, version, 1, client, "127.0.0.1:1", "127.0.0.1", "PLAINTEXT")
+        context = RequestContext(version, 1, client, "127.0.0.1:1", "127.0.0.1", "PLAINTEXT")
         answer = registered.handler(context, request)
         ready: Any = await answer if isinstance(answer, Awaitable) else answer
         assert not unknown_fields(api, ready), "every field returned by a handler is in the schema"

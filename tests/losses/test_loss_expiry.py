@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
@@ -14,6 +14,8 @@ from fenceline.losses.receipt import Receipt
 from fenceline.metadata.image import Endpoint
 from fenceline.node.losses.expiry import LossExpiry
 from fenceline.node.net.peer_connection import dial
+from fenceline.node.replication.open_replicas import OpenReplicas
+from fenceline.node.replication.peers import Peers
 from tests.bad_input.leaders import Leader
 from tests.node.api.handlers.fakes import image_of, partition, topic_image
 
@@ -32,33 +34,29 @@ class Coordinator:
         self.groups: list[tuple[OffsetSlot, CommittedOffset]] = []
         self.receipts: list[Receipt] = []
         self.tell(leader=LEADER)
-        loop = asyncio.get_running_loop()
 
         def keep(receipts: Iterable[Receipt]) -> None:
             self.receipts.extend(receipts)
 
-        broker = SimpleNamespace(
-            node_id=ME,
-            groups=SimpleNamespace(
-                coordinator=SimpleNamespace(
-                    committed=lambda topics: iter([[each for each in self.groups if each[0].topic in topics]]),
-                    committed_partitions=lambda: {TOPIC: {slot.partition for slot, _ in self.groups}},
-                )
-            ),
-            partitions=SimpleNamespace(open_by_name={}),
-            replication=SimpleNamespace(replication_endpoint=self._endpoint, connect=dial),
-            clock=SimpleNamespace(now_ms=lambda: 7_000),
-            loop=loop,
-            disk_threads=None,
+        self.keeper: Any = SimpleNamespace(expired=keep)
+        self.positions = SimpleNamespace(
+            committed=lambda topics: iter([[each for each in self.groups if each[0].topic in topics]]),
+            committed_partitions=lambda: {TOPIC: {slot.partition for slot, _ in self.groups}},
         )
-        self._broker = broker
-        self.expiry = LossExpiry(cast(Any, broker), cast(Any, SimpleNamespace(expired=keep)))
+        self.expiry = self.expiry_of(ME)
+
+    def expiry_of(self, node_id: int) -> LossExpiry:
+        peers = Peers(lambda: self.image, "PLAINTEXT", dial)
+        peers.endpoint = self._endpoint  # type: ignore[method-assign]
+        clock: Any = SimpleNamespace(now_ms=lambda: 7_000)
+        threads: Any = None
+        return LossExpiry(
+            node_id, self.keeper, self.positions, OpenReplicas(), lambda: self.image, peers, clock, threads
+        )
 
     def tell(self, *, leader: int, number: int = 4711) -> UUID:
         """Set the metadata of the partition and its topic."""
         self.image = image_of([topic_image(TOPIC, partition((LEADER, 3), leader=leader), number=number)], [])
-        if hasattr(self, "_broker"):
-            self._broker.image = self.image
         return self.image.topics_by_name[TOPIC].id
 
     def _endpoint(self, node_id: int) -> Endpoint | None:
@@ -75,7 +73,6 @@ class Coordinator:
 
     async def check(self) -> list[tuple[str, int, int]]:
         """The losses reported now."""
-        self._broker.image = self.image
         self.receipts.clear()
         await self.expiry.check()
         return sorted((each.group, each.start_offset, each.end_offset_exclusive) for each in self.receipts)
@@ -158,8 +155,7 @@ def test_next_coordinator_reports_the_same_loss() -> None:
         here.starts[0] = 7
         await here.check()
         (before,) = here.receipts
-        here._broker.node_id = 3
-        here.expiry = LossExpiry(here.expiry._broker, here.expiry._keeper)
+        here.expiry = here.expiry_of(3)
         await here.check()
         (after,) = here.receipts
         assert (before.replica, after.replica, before.id) == (ME, 3, after.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,11 +20,15 @@ from fenceline.losses.cutting import resolve_pending
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.losses.keeper import LossKeeper
+from fenceline.node.replication.follower_truncation import cut_of
+from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.node.replication.replica import Replica
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.replica.follower import Cause, CutTo, FollowerState, RestartAt
 from fenceline.testing.sim_disk import SimDisk
 from tests.losses.helpers import TOPIC_ID, open_log, receipts_of, write
+from tests.node.controller_helpers import StillClock
+from tests.node.desk import turns
 
 
 class Waiter:
@@ -34,6 +39,23 @@ class Waiter:
         self.code = code
 
 
+class _ManualExecutor(Executor):
+    """Work runs on request."""
+
+    def __init__(self) -> None:
+        self.work: list[Any] = []
+
+    def submit(self, work: Any, /, *args: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        self.work.append((done, work, args))
+        return done
+
+    def catch_up(self) -> None:
+        for done, work, args in self.work:
+            done.set_result(work(*args))
+        self.work.clear()
+
+
 class Stage:
     """A replica that led epoch 4 with three batches, some of them with pending acks=all requests."""
 
@@ -41,19 +63,24 @@ class Stage:
         self.disk = disk or SimDisk()
         self.disk.mkdir("/data")
         self.log = open_log(self.disk)
-        clock = SimpleNamespace(now_ms=lambda: 9_000, monotonic_ms=lambda: 0)
-        broker = SimpleNamespace(
-            config=SimpleNamespace(get_int=lambda key: -1),
-            node_id=2,
-            clock=clock,
-            log_dirs=[SimpleNamespace(disk=self.disk, path="/data", strays=list)],
+        clock = SimpleNamespace(now_ms=lambda: 9_000, monotonic_ms=lambda: self.now_ms)
+        self.in_service = OpenReplicas()
+        self.threads = _ManualExecutor()
+        self.now_ms = 0
+        self.keeper = LossKeeper(
+            2,
+            [cast(Any, SimpleNamespace(disk=self.disk, path="/data", strays=list))],
+            self.in_service,
+            clock,
+            self.threads,
+            max_age_ms=-1,
+            max_bytes=-1,
         )
-        self.keeper = LossKeeper(cast(Any, broker))
         self.news = 0
-        self.keeper.on_due = self.hear
+        self.keeper.due.listen(self.hear)
         self.replica = Replica(TopicPartition("rain", 3), TOPIC_ID, self.log, LogConfig(), clock)
         self.replica.leader, self.replica.leader_epoch = cast(Any, object()), 4
-        broker.partitions = SimpleNamespace(open_by_name={self.replica.topic_partition: self.replica})
+        self.in_service.by_name[self.replica.topic_partition] = self.replica
         self.waiters = [Waiter() for _ in range(waiting)]
         for number in range(3):
             write(self.log, 4, 1)
@@ -67,7 +94,7 @@ class Stage:
         self.replica.end_leadership()
         assert all(waiter.code is ErrorCode.NOT_LEADER_OR_FOLLOWER for waiter in self.waiters)
         state = FollowerState("rain", TOPIC_ID.bytes, 3, leader_epoch, self.log)
-        self.keeper.cut(self.replica, CutTo(state, 0, Cause.DIVERGENCE), 7)
+        self.keeper.cut(self.replica, cut_of(self.replica, CutTo(state, 0, Cause.DIVERGENCE), 2, 7, 9_000))
         (receipt,) = receipts_of(self.disk)
         return receipt
 
@@ -95,7 +122,9 @@ def test_loss_class_of_records_below_the_leaders_log_start(clean_since: int, los
     stage.log.advance_high_watermark(stage.log.log_end_offset)
     stage.replica.clean_since = clean_since
     state = FollowerState("rain", TOPIC_ID.bytes, 3, 6, stage.log)
-    stage.keeper.cut(stage.replica, RestartAt(state, 100, Cause.LEADER_STARTS_LATER), 7)
+    stage.keeper.cut(
+        stage.replica, cut_of(stage.replica, RestartAt(state, 100, Cause.LEADER_STARTS_LATER), 2, 7, 9_000)
+    )
     (receipt,) = receipts_of(stage.disk)
     assert receipt.loss_class is loss_class
 
@@ -131,7 +160,7 @@ def test_delivered_cut_is_not_reported_again_after_a_restart(is_checkpointed: bo
     gone = quarantine.without_evidence(receipt, quarantine.BY_FULL_DISK)
     folder = ReceiptFolder(stage.disk, stage.log.directory)
     folder.mark_due(gone)
-    stage.keeper._queue_receipt(folder, gone)
+    stage.keeper.queue_receipt(folder, gone)
     stage.keeper.delivered([gone])
     assert folder.due() == []
     assert receipts_of(stage.disk) == ([] if is_checkpointed else [gone])
@@ -146,23 +175,6 @@ def test_delivered_cut_is_not_reported_again_after_a_restart(is_checkpointed: bo
     assert receipts_of(stage.disk) == []
 
 
-class _ManualExecutor:
-    """An executor whose work runs on request."""
-
-    def __init__(self) -> None:
-        self.work: list[Any] = []
-
-    def run(self, loop: asyncio.AbstractEventLoop, work: Any, *args: Any) -> asyncio.Future[Any]:
-        done = loop.create_future()
-        self.work.append((done, work, args))
-        return done
-
-    def catch_up(self) -> None:
-        for done, work, args in self.work:
-            done.set_result(work(*args))
-        self.work.clear()
-
-
 def test_full_disk_deletes_evidence_to_make_room_for_records() -> None:
     """A full disk deletes evidence before it stops service, and reports that. Each check deletes the oldest evidence of
     one loss; without evidence there are no checks.
@@ -171,17 +183,11 @@ def test_full_disk_deletes_evidence_to_make_room_for_records() -> None:
     async def story() -> None:
         stage = Stage(waiting=0)
         stage.cut(5)
-        loop, threads = asyncio.get_running_loop(), _ManualExecutor()
-        now_ms = 0
-        broker = cast(Any, stage.keeper)._broker
-        broker.loop = SimpleNamespace(run_in_executor=lambda _, work, *args: threads.run(loop, work, *args))
-        broker.disk_threads = None
-        broker.clock = SimpleNamespace(now_ms=lambda: 9_000, monotonic_ms=lambda: now_ms)
-        broker.partitions = SimpleNamespace(open_by_name={stage.replica.topic_partition: stage.replica})
+        threads = stage.threads
         evidence = [name for name in stage.disk.listdir("/data/rain-3/lost+found") if ".log" in name]
         assert evidence
-        trouble = StorageTrouble(broker.clock)
-        trouble.on_full = stage.keeper.relieve
+        trouble = StorageTrouble(StillClock())
+        trouble.write_rejected.listen(stage.keeper.on_rejected)
         full = StorageError.of("appending", OSError(errno.ENOSPC, "full"))
         broken = StorageError.of("appending", OSError(errno.EIO, "broken"))
 
@@ -191,8 +197,7 @@ def test_full_disk_deletes_evidence_to_make_room_for_records() -> None:
             trouble.rejected(stage.replica.topic_partition, 5, error)
             looks = len(threads.work)
             threads.catch_up()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await turns()
             return looks
 
         assert await refused(broken) == 0
@@ -207,7 +212,7 @@ def test_full_disk_deletes_evidence_to_make_room_for_records() -> None:
         )
         assert await refused(full) == 1, "there may be more evidence"
         assert await refused(full) == 0, "there was no more evidence"
-        now_ms = 10_000
+        stage.now_ms = 10_000
         assert await refused(full) == 1
 
     asyncio.run(story())
@@ -226,14 +231,14 @@ def test_deletion_frees_as_much_evidence_as_its_receipts_need(monkeypatch: pytes
             raise error
 
     monkeypatch.setattr(stage.keeper, "_move_receipts", take_along)
-    monkeypatch.setattr(stage.keeper, "_make_room", lambda _: evidence.pop(0))
+    monkeypatch.setattr(stage.keeper, "make_room", lambda _: evidence.pop(0))
     stage.keeper.delete_partition(removed)
     assert stage.disk.folder("/data/rain-3") is None
     assert evidence == [False]
 
     stage = Stage(waiting=0)
     monkeypatch.setattr(stage.keeper, "_move_receipts", take_along)
-    monkeypatch.setattr(stage.keeper, "_make_room", lambda _: evidence.pop(0))
+    monkeypatch.setattr(stage.keeper, "make_room", lambda _: evidence.pop(0))
     attempts += [full, full]
     with pytest.raises(OSError, match="full"):
         stage.keeper.delete_partition(RemovedPartition("/data/rain-3", stage.disk, TopicPartition("rain", 3), 0))

@@ -32,6 +32,7 @@ from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.folder import Outbox
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.node.losses.keeper import LossKeeper
+from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -397,13 +398,10 @@ def moved_away(disk: SimDisk, high_watermark: int) -> tuple[LossKeeper, LogDir, 
     disk.rename(DIRECTORY, aside)
     removed = RemovedPartition(aside, disk, TopicPartition("rain", 3), high_watermark)
     log_dir: Any = SimpleNamespace(disk=disk, path="/data", strays=list)
-    broker: Any = SimpleNamespace(
-        config=SimpleNamespace(get_int=lambda key: -1),
-        node_id=REPLICA,
-        clock=SimpleNamespace(now_ms=lambda: 9_000),
-        log_dirs=[log_dir],
-    )
-    return LossKeeper(broker), log_dir, removed
+    clock: Any = SimpleNamespace(now_ms=lambda: 9_000)
+    executor: Any = None
+    keeper = LossKeeper(REPLICA, [log_dir], OpenReplicas(), clock, executor, max_age_ms=-1, max_bytes=-1)
+    return keeper, log_dir, removed
 
 
 @pytest.mark.parametrize(("lost_from", "high_watermark"), [(0, 30), (12, 30), (12, 12), (29, 0)])

@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
 
@@ -25,21 +24,13 @@ from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.metadata.changes import difference
 from fenceline.metadata.image import BrokerImage, Endpoint, LeaderRecoveryState, MetadataImage, PartitionImage
-from fenceline.node.api.fetch.fetching import FetchHandler
-from fenceline.node.api.handlers import log_dirs, offsets, producers
-from fenceline.node.api.produce.producing import ProduceHandler
-from fenceline.node.broker import Broker
-from fenceline.node.context import RequestContext
+from fenceline.node.api.tables import broker_apis, data_path_handlers
+from fenceline.node.context import NodeView, RequestContext
+from fenceline.node.data_plane import DataPlane
 from fenceline.node.metadata.format import format_directory
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection import PendingAnswer
 from fenceline.node.replication.replica import Replica
-from fenceline.node.replication.replicas import Replicas
-from fenceline.node.replication.replication import Replication
-from fenceline.node.storage.directory_assignments import DirectoryAssignments
-from fenceline.node.storage.directory_failures import DirectoryFailures
-from fenceline.node.storage.directory_moves import DirectoryMoves
-from fenceline.node.storage.flushes import LogFlushes
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
 from fenceline.records.build import build_batch
@@ -63,7 +54,11 @@ ME: Final = 1
 OTHERS: Final = (2, 3)
 RECOVERING: Final = LeaderRecoveryState.RECOVERING
 _DATA: Final = "/data"
-_HANDLERS: Final = {api.key: api.handler for module in (log_dirs, offsets, producers) for api in module.APIS}
+_SETTINGS: Final = {
+    "broker.rack": "a",
+    "fenceline.fetch.load.min.byte.rate": "0",
+    "max.incremental.fetch.session.cache.slots": "10",
+}
 
 
 class _Controller:
@@ -109,44 +104,19 @@ class _Lifecycle:
             await asyncio.get_running_loop().create_future()
 
 
-class _Roles:
-    """Leaders recover; followers do not fetch, the test appends what they would have fetched."""
-
-    def __init__(self, replication: Replication) -> None:
-        self._replication = replication
-
-    def leads(self, replica: Replica) -> None:
-        self._replication.leads(replica)
-
-    def still_leads(self, replica: Replica) -> None:
-        self._replication.still_leads(replica)
-
-    def follows(self, replica: Replica, leader_id: int) -> None:
-        self._replication._stop_recovery(replica)
-
-    def stops_following(self, replica: Replica) -> None:
-        self._replication._stop_recovery(replica)
-
-
 class Desk:
     """Broker 1 of three. Create it inside a running loop, `close` it at the end."""
-
-    checkpoint = Broker.checkpoint
-    leader_hint = Broker.leader_hint
-    node_endpoints = Broker.node_endpoints
 
     def __init__(self, partitions: int = 1, *, settings: dict[str, str] | None = None, directories: int = 1) -> None:
         self.loop = asyncio.get_running_loop()
         self.node_id = ME
         self.broker_epoch = 101
-        self.config = NodeConfig.load(None, {"broker.rack": "a", **(settings or {})}, {})
+        self.config = NodeConfig.load(None, {**_SETTINGS, **(settings or {})}, {})
         self.clock = StillClock()
         self.metrics = NodeMetrics()
         self.disk_threads = ThreadPoolExecutor(2)
         self.controller = _Controller()
         self.storage_trouble = StorageTrouble(self.clock)
-        self._checkpointing = asyncio.Lock()
-        self.loss_expiry = SimpleNamespace(log_start_moved=lambda: None)
         self.topic_settings: dict[str, str] = {}
         self.disk = SimDisk(0)
         paths = [_DATA, *(f"{_DATA}{number}" for number in range(2, directories + 1))]
@@ -171,7 +141,6 @@ class Desk:
             [topic_image(TOPIC, *[nobody] * partitions, number=4711)], self.brokers.values()
         )
         self.topic_id = self.image.topics_by_name[TOPIC].id
-        self.replication = Replication(self)  # type: ignore[arg-type]
         opened = [LogDir.open(path, self.disk, node_id=ME) for path in paths]
         for each in opened:
             each.begin()  # as `recover_logs` does
@@ -179,54 +148,70 @@ class Desk:
             opened[0].directory_id = DIRECTORY  # according to the image, the directory of all replicas
         self.log_dirs = LogDirs(opened, metadata=opened[0])
         self.lifecycle = _Lifecycle()
-        self.directory_failures = DirectoryFailures(self)  # type: ignore[arg-type]
-        self.assignments = DirectoryAssignments(ME, lambda: self.broker_epoch, self.controller.submit)
-        self.partitions = Replicas(
-            ME,
-            self.log_dirs,
-            lambda: self.image,
-            lambda _: self.topic_settings,
-            self.clock,
-            lambda *_: None,
-            roles=_Roles(self.replication),
-            rules=self.replication.rules,
-            broker_epoch=lambda: self.broker_epoch,
-            report_directory=self.assignments.report,
-            suspect=self.directory_failures.suspect,
-        )
-        self.storage_trouble.on_rejected = self.partitions.suspect_directory_of
-        self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.deleted: list[tuple[Callable[[], None], int]] = []
         """Pending deletions, with their delays in milliseconds."""
-        self.carried: list[Any] = []
-        self.losses = SimpleNamespace(moved=lambda log_dir, receipts: self.carried.append((log_dir, receipts)))
-        self.moves = DirectoryMoves(self)  # type: ignore[arg-type]
-        self.partitions.on_stopped = self.moves.replica_removed
-        self.fetching = FetchHandler(
-            self,  # type: ignore[arg-type]
-            max_response_bytes=50 << 20,
-            max_load_bytes=64 << 20,
-            load_floor_byte_rate=0,
-            max_sessions=10,
+        self.plane = plane = self.new_plane()
+        self.replication, self.partitions, self.flushes = plane.replication, plane.partitions, plane.flushes
+        self.moves, self.losses, self.directory_failures = plane.moves, plane.losses, plane.directory_failures
+        self.checkpoint = plane.checkpoints.write
+        # Followers do not fetch: the test appends what they would have fetched.
+        plane.replication.fetchers.follow = lambda *_: None  # type: ignore[method-assign]
+        node = NodeView(ME, CLUSTER, self.config, lambda: self.image)
+        self.producing, self.fetching = data_path_handlers(
+            node,
+            self.partitions,
+            self.replication,
+            loop=self.loop,
+            clock=self.clock,
             rng=Random(1),
-            chooses_by_rack=self.config.get("replica.selector.class") is not None,
+            metrics=self.metrics,
+            threads=self.disk_threads,
+            flush_up_to=self.flushes.up_to,
+            rejected=self.storage_trouble.rejected,
         )
-        self.producing = ProduceHandler(self)  # type: ignore[arg-type]
+        missing: Any = None
+        controller: Any = self.controller
+        apis = broker_apis(
+            node,
+            controller=controller,
+            replicas=self.partitions,
+            replication=self.replication,
+            log_start_moved=lambda: None,
+            coordinator=missing,
+            transactions=missing,
+            producer_ids=missing,
+            directories=self.log_dirs,
+            moves=self.moves,
+            threads=self.disk_threads,
+            auto_create=missing,
+            create_offsets_topic=missing,
+        )
+        self._handlers = {api.key: api.handler for api in apis}
+
+    def new_plane(self) -> DataPlane:
+        """As after a start, on the same directories and metadata."""
+        return DataPlane(
+            ME,
+            self.config,
+            self.log_dirs,
+            image=lambda: self.image,
+            submit=self.controller.submit,
+            next_change=self.loop.create_future,
+            broker_epoch=lambda: self.broker_epoch,
+            report_failed=self.lifecycle.report_failed,
+            report_cordoned=self.lifecycle.report_cordoned,
+            log_config=lambda _: self.topic_settings,
+            trouble=self.storage_trouble,
+            clock=self.clock,
+            rng=Random(1),
+            executor=self.disk_threads,
+            delete_later=lambda delete, delay_ms: self.deleted.append((delete, delay_ms)),
+        )
 
     async def close(self) -> None:
-        await self.moves.close()
-        await self.replication.close()
-        await self.assignments.close()
-        await self.directory_failures.close()
-        self.flushes.close()
+        await self.plane.close()
         await turns()
         self.disk_threads.shutdown()
-
-    def delete_later(self, delete: Callable[[], None], delay_ms: int) -> None:
-        self.deleted.append((delete, delay_ms))
-
-    async def flush_up_to(self, replica: Replica, end_offset: int) -> PeerError | None:
-        return await self.flushes.up_to(replica, end_offset)
 
     # --- metadata from the controller -------------------------------------------------------------------------------
 
@@ -291,7 +276,7 @@ class Desk:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def context(self, version: int, listener: str = "PLAINTEXT") -> RequestContext:
-        return RequestContext(self, version, 7, "test", "peer", "host", listener)  # type: ignore[arg-type]
+        return RequestContext(version, 7, "test", "peer", "host", listener)
 
     def fetch(self, *wanted: FetchPartition, version: int = 17, **fields: Any) -> Answer:
         given: dict[str, Any] = {
@@ -332,7 +317,7 @@ class Desk:
 
     async def ask(self, key: ApiKey, version: int, **fields: Any) -> Any:
         request = read_request(key, version, write_request(key, version, fields))
-        answer = _HANDLERS[key](self.context(version), request)
+        answer = self._handlers[key](self.context(version), request)
         if not isinstance(answer, (bytes, dict)):
             answer = await answer
         body = answer if isinstance(answer, bytes) else write_response(key, version, answer)

@@ -98,7 +98,7 @@ async def following(
     fetchers = ReplicaFetchers(
         host,
         SystemClock(),
-        lambda: None,
+        None,
         LIMITS,
         answer_timeout_ms=answer_timeout_ms,
         absent=absent,

@@ -22,10 +22,12 @@ from fenceline.log.core.disk import FileSlice, OsDisk, OsMapping
 from fenceline.log.core.index import AbortedTransaction, encode_aborted
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.log.partition.reading import MAP_FROM_BYTES
+from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.node.api.fetch.fetching import FetchHandler
 from fenceline.node.api.fetch.load_pace import LoadPace
 from fenceline.node.api.fetch.reads import FetchResult
 from fenceline.node.api.handlers.offsets import list_offsets
+from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.clock import SystemClock
 from fenceline.node.context import RequestContext
 from fenceline.node.metrics import NodeMetrics
@@ -110,10 +112,24 @@ class _Broker:
             "load_floor_byte_rate": 0,
             "max_sessions": 10,
         } | limits
-        return FetchHandler(self, rng=Random(1), **given)  # type: ignore[arg-type]
+        parts: Any = self
+        return FetchHandler(
+            parts.partitions,
+            parts.replication,
+            loop=self.loop,
+            clock=self.clock,
+            metrics=self.metrics,
+            hints=LeaderHints(lambda: EMPTY_IMAGE),
+            threads=self.disk_threads,
+            rng=Random(1),
+            **given,
+        )
+
+    def list_offsets(self, context: RequestContext, request: Any) -> Any:
+        return list_offsets(self.partitions, self.disk_threads, context, request)  # type: ignore[arg-type]
 
     def context(self, version: int = VERSION) -> RequestContext:
-        return RequestContext(self, version, 7, "test", "peer", "host", "PLAINTEXT")  # type: ignore[arg-type]
+        return RequestContext(version, 7, "test", "peer", "host", "PLAINTEXT")
 
 
 class _Peer:
@@ -370,7 +386,7 @@ def test_memory_of_cold_answers_is_bounded(disk: WatchedDisk) -> None:
         first, second = _Peer(broker, fetching, 0), _Peer(broker, fetching, 0)
         await first.answered()
         await second.answered()
-        budget = fetching._load_budget
+        budget = fetching.load_budget
         assert budget.used_bytes == 2 * MAP_FROM_BYTES
         third, gone, last = (_Peer(broker, fetching, 0) for _ in range(3))
         await _turns()
@@ -410,7 +426,7 @@ def test_cold_answers_yield_to_urgent_requests(disk: WatchedDisk, monkeypatch: p
         gone.pending.abandon()
         await _turns()
         assert not held.is_answered.is_set(), "the rate is one byte a second"
-        assert fetching._load_budget.used_bytes == full_bytes(full), "a waiting request holds no memory"
+        assert fetching.load_budget.used_bytes == full_bytes(full), "a waiting request holds no memory"
         pace._urgent_requests = lambda: 0
         for peer in (held, last):
             first, _ = await peer.answered()
@@ -475,14 +491,14 @@ def test_disconnect_during_a_cold_read_frees_everything(disk: WatchedDisk) -> No
         disk.gate.clear()
         gone = _Peer(broker, fetching, 0)
         await _turns()
-        assert fetching._load_budget.used_bytes == MAP_FROM_BYTES
+        assert fetching.load_budget.used_bytes == MAP_FROM_BYTES
         gone.pending.abandon()
         other = _Peer(broker, fetching, 0)
         disk.gate.set()
         await other.answered()
         assert not gone.is_answered.is_set()
         other.sent()
-        assert fetching._load_budget.used_bytes == 0
+        assert fetching.load_budget.used_bytes == 0
 
     told(story)
 
@@ -492,12 +508,12 @@ def test_offsets_by_time_are_looked_up_in_a_thread(disk: WatchedDisk, timestamp:
     async def story() -> None:
         broker = _Broker(_log(disk, 0), _log(disk, 1))
         disk.readers.clear()
-        answer = list_offsets(broker.context(7), _asked(7, (0, timestamp), (1, -1), (0, -3), (0, -3)))
+        answer = broker.list_offsets(broker.context(7), _asked(7, (0, timestamp), (1, -1), (0, -3), (0, -3)))
         assert not isinstance(answer, dict)
         answers = (await answer)["topics"][0]["partitions"]
         # Partition 0 is given several times, which is rejected once; partition 1 gets its end offset.
         assert [(each["partition_index"], each["error_code"]) for each in answers] == [(0, 42), (1, 0)]
-        answer = list_offsets(broker.context(7), _asked(7, (1, -1), (0, timestamp)))
+        answer = broker.list_offsets(broker.context(7), _asked(7, (1, -1), (0, timestamp)))
         assert not isinstance(answer, dict)
         told_answers = (await answer)["topics"][0]["partitions"]
         assert [each["partition_index"] for each in told_answers] == [1, 0]
@@ -513,7 +529,7 @@ def test_offsets_in_memory_are_answered_at_once(disk: WatchedDisk) -> None:
         broker = _Broker(_log(disk))
         disk.readers.clear()
         for timestamp in (-1, -2, -4, -5, -6):
-            assert isinstance(list_offsets(broker.context(11), _asked(11, (0, timestamp))), dict)
+            assert isinstance(broker.list_offsets(broker.context(11), _asked(11, (0, timestamp))), dict)
         assert not disk.readers
 
     told(story)

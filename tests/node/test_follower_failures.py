@@ -21,12 +21,13 @@ from fenceline.ids import TopicPartition
 from fenceline.log.core.config import LogConfig
 from fenceline.log.core.errors import StorageError, TruncationPending
 from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.losses.cutting import Cut
 from fenceline.node.net.peer_connection import ConnectionLost
-from fenceline.node.replication import leader_duties
+from fenceline.node.replication import follower_truncation
 from fenceline.node.replication.replica import Replica
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import AskEnd, AskEpochEnd, CutTo, FollowerState, Phase
+from fenceline.replica.follower import AskEnd, AskEpochEnd, FollowerState, Phase
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.fetch import FetchedPartition, FetchResponse
 from tests.log.helpers import batch
@@ -57,18 +58,18 @@ class Host:
     def storage_failed(self, replica: Any, error: StorageError) -> None:
         self.failed.append((replica.topic_partition.partition, error))
 
-    def cut_log(self, replica: Any, duty: Any, leader_id: int) -> None:
-        self.cut.append((replica.topic_partition.partition, duty.offset, replica.is_being_cut))
+    def cut_log(self, replica: Any, cut: Cut) -> None:
+        self.cut.append((replica.topic_partition.partition, cut.offset, replica.is_being_cut))
         if self.lacks_room:
             self.lacks_room -= 1
-            replica.log.truncate_to(duty.offset)
+            replica.log.truncate_to(cut.offset)
             raise TruncationPending.of("writing the receipt", OSError(errno.ENOSPC, "full"))
         if self.disk_fails:
             raise StorageError.of("truncating", OSError(errno.EIO, "broken"))
-        if isinstance(duty, CutTo):
-            replica.log.truncate_to(duty.offset)
+        if not cut.truncates_fully:
+            replica.log.truncate_to(cut.offset)
         else:
-            replica.log.truncate_fully_and_start_at(duty.offset)
+            replica.log.truncate_fully_and_start_at(cut.offset)
 
     async def checkpoint(self) -> None:
         pass
@@ -80,9 +81,9 @@ class Host:
 class Stage:
     """Two partitions of one leader; each log has three records of epoch 3 and two of epoch 4."""
 
-    def __init__(self, threads: ThreadPoolExecutor) -> None:
-        self.host, self.clock, self.disk = Host(), StillClock(), SimDisk(0)
-        self.fetchers = ReplicaFetchers(self.host, self.clock, lambda: threads, LIMITS, answer_timeout_ms=1000)
+    def __init__(self, threads: ThreadPoolExecutor, host: Host | None = None) -> None:
+        self.host, self.clock, self.disk = host or Host(), StillClock(), SimDisk(0)
+        self.fetchers = ReplicaFetchers(self.host, self.clock, threads, LIMITS, answer_timeout_ms=1000)
         self.replicas = [self._replica(index) for index in (0, 1)]
         for replica in self.replicas:
             self.fetchers.follow(replica, LEADER, EPOCH)
@@ -117,7 +118,7 @@ class Stage:
         return questions
 
     async def run_truncations(self) -> None:
-        await asyncio.gather(*self.link.duties.under_way)
+        await asyncio.gather(*self.link.under_way)
 
 
 def run_story(story: Callable[[Stage], Awaitable[None]]) -> None:
@@ -265,7 +266,7 @@ def test_records_below_leader_log_start_are_removed_before_next_fetch() -> None:
 
 def test_truncation_waits_for_space_for_its_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log whose loss has no receipt yet is neither extended nor served."""
-    monkeypatch.setattr(leader_duties, "_ROOM_PAUSE_S", 0.0)
+    monkeypatch.setattr(follower_truncation, "ROOM_PAUSE_S", 0.0)
 
     async def story(stage: Stage) -> None:
         stage.host.lacks_room = 2
@@ -282,7 +283,7 @@ def test_removed_replica_does_not_wait_for_space_for_its_receipt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its deletion may free the space, and continues with the receipt."""
-    monkeypatch.setattr(leader_duties, "_ROOM_PAUSE_S", 0.0)
+    monkeypatch.setattr(follower_truncation, "ROOM_PAUSE_S", 0.0)
 
     async def story(stage: Stage) -> None:
         stage.host.lacks_room = 10**9
@@ -364,7 +365,7 @@ def test_rejected_offset_lookup_truncates_nothing_and_is_retried(answers: tuple[
         assert isinstance(question, AskEnd)
         assert stage.ask() == [], "nothing is fetched while the leader is asked"
         leader: Any = Leader(*answers)
-        await stage.link.duties.ask(leader, question)
+        await stage.link.truncation.ask(leader, question)
         assert leader.asked == [(1, -1, EPOCH), (1, -4, EPOCH)][: len(answers)]
         assert (stage.state(0).phase, stage.host.cut) == (Phase.WAITING, [])
         stage.link.fetcher.on_connection_lost()
@@ -381,7 +382,7 @@ def test_log_out_of_range_is_truncated_or_restarted(answers: tuple[int, ...], cu
     async def story(stage: Stage) -> None:
         (question,) = await stage.answer(fetched(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
         leader: Any = Leader(*answers)
-        await stage.link.duties.ask(leader, question)
+        await stage.link.truncation.ask(leader, question)
         await stage.run_truncations()
         assert stage.host.cut == [(0, cut, True)]
         log = stage.replicas[0].log
@@ -399,7 +400,7 @@ def test_lookup_of_an_older_epoch_is_ignored(answer: int | ErrorCode) -> None:
         (question,) = await stage.answer(fetched(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
         follow = stage.fetchers.follow
         leader: Any = Leader(answer, meanwhile=lambda: follow(stage.replicas[0], LEADER, EPOCH + 1))
-        await stage.link.duties.ask(leader, question)
+        await stage.link.truncation.ask(leader, question)
         await stage.run_truncations()
         assert stage.host.cut == []
         assert (stage.state(0).leader_epoch, stage.state(0).phase) == (EPOCH + 1, Phase.FETCHING)
@@ -421,7 +422,7 @@ def test_unanswered_lookup_is_retried() -> None:
 
         leader: Any = Leader(meanwhile=lose)
         with pytest.raises(ConnectionLost):
-            await stage.link.duties.ask_all(leader, questions)
+            await stage.link.truncation.ask_all(leader, questions)
         stage.link.fetcher.on_connection_lost()
         assert [stage.state(index).phase for index in (0, 1)] == [Phase.WAITING] * 2
         stage.clock.ms = max(stage.state(index).ready_at_ms for index in (0, 1))
@@ -475,7 +476,7 @@ def test_start_of_an_epoch_past_a_gap_is_requested() -> None:
         assert log.log_end_offset == 6
         assert all(index != 0 for index, _ in stage.ask()), "nothing is fetched while the leader is asked"
         leader: Any = EpochsOfLeader((4, 7))
-        await stage.link.duties.ask_all(leader, questions)
+        await stage.link.truncation.ask_all(leader, questions)
         assert leader.asked == [(1, 4, EPOCH)]
         stage.link.fetcher.on_connection_lost()
         assert (0, 6) in stage.ask()
@@ -492,14 +493,14 @@ def test_rejected_epoch_lookup_is_retried(answer: ErrorCode) -> None:
     async def story(stage: Stage) -> None:
         questions = await stage.answer(fetched(0, records=BEHIND))
         refusing: Any = EpochsOfLeader(answer)
-        await stage.link.duties.ask_all(refusing, questions)
+        await stage.link.truncation.ask_all(refusing, questions)
         assert (stage.state(0).phase, stage.replicas[0].log.log_end_offset) == (Phase.WAITING, 5)
         stage.link.fetcher.on_connection_lost()
         stage.clock.ms = stage.state(0).ready_at_ms
         assert (0, 5) in stage.ask()
         questions = await stage.answer(fetched(0, records=BEHIND))
         answering: Any = EpochsOfLeader((4, 8))
-        await stage.link.duties.ask_all(answering, questions)
+        await stage.link.truncation.ask_all(answering, questions)
         stage.link.fetcher.on_connection_lost()
         stage.ask()
         assert await stage.answer(fetched(0, records=BEHIND)) == []
@@ -516,7 +517,7 @@ def test_old_leader_is_truncated_inside_a_compacted_gap() -> None:
     async def story(stage: Stage) -> None:
         questions = await stage.answer(fetched(0, records=BEHIND, high_watermark=10))
         leader: Any = EpochsOfLeader((4, 6))
-        await stage.link.duties.ask_all(leader, questions)
+        await stage.link.truncation.ask_all(leader, questions)
         stage.link.fetcher.on_connection_lost()
         stage.ask()
         await stage.answer(fetched(0, records=BEHIND, high_watermark=10))

@@ -44,8 +44,8 @@ def run(story: Callable[[Stage, _FlushingHost], Awaitable[None]]) -> None:
 
     async def whole() -> None:
         with ThreadPoolExecutor(1) as threads:
-            stage = Stage(threads)
-            host = stage.fetchers.host = stage.link.duties._host = _FlushingHost()
+            host = _FlushingHost()
+            stage = Stage(threads, host)
             for replica in stage.replicas:
                 work = replica.log.flush_work()
                 assert work is not None
@@ -85,7 +85,7 @@ def test_next_fetch_waits_for_the_flush_after_flush_messages() -> None:
 
 
 def test_failed_flush_acknowledges_nothing_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_duties, "_ROOM_PAUSE_S", 0)
+    monkeypatch.setattr(leader_duties, "ROOM_PAUSE_S", 0)
 
     async def story(stage: Stage, host: _FlushingHost) -> None:
         stage.replicas[0].config = LogConfig(flush_messages=1)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
-from fenceline.node.api.fetch import fetching
-from fenceline.node.api.handlers import entity_apis
-from fenceline.node.api.produce import producing
+from fenceline.node.api.handlers.api_versions import api_ranges
+from fenceline.node.api.tables import raw_apis
 from fenceline.wire.apis import ApiKey
+from tests.node.api.handlers.fakes import FakeBroker, image_of
 
 _DOC = Path(__file__).parents[2] / "docs" / "protocol.md"
 _ROW = re.compile(r"^\| (\d+) \| (\w+) \| (\d+)-(\d+) \|", re.MULTILINE)
 
 
 def _spoken() -> dict[int, tuple[str, int, int]]:
-    spoken = {api.key: (api.min_version, api.max_version) for api in entity_apis()}
-    spoken[ApiKey.PRODUCE] = (producing.MIN_VERSION, producing.MAX_VERSION)
-    spoken[ApiKey.FETCH] = (fetching.MIN_VERSION, fetching.MAX_VERSION)
-    spoken[ApiKey.API_VERSIONS] = (0, 4)
+    spoken = api_ranges(FakeBroker(image_of()).apis, {})
+    spoken.update({key: (low, high) for key, (low, high, _) in raw_apis(Mock(), Mock()).items()})
     return {int(key): (_title(key), *versions) for key, versions in sorted(spoken.items())}
 
 

@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -26,8 +26,6 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import replace_file
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
-from fenceline.node.broker import Broker
-from fenceline.node.losses.keeper import LossKeeper
 from fenceline.node.storage import directory_assignments
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
@@ -234,9 +232,8 @@ def test_the_assigned_one_of_two_diverging_directories_is_used(named: int) -> No
 
 def recovered_receipts(desk: Desk) -> list[Receipt]:
     """What the next step of a start adds to the ledger."""
-    keeper = LossKeeper(cast(Broker, desk))
-    keeper.recover()
-    return keeper.next_due(9)
+    desk.plane.pending.recover()
+    return desk.losses.next_due(9)
 
 
 def without_id(desk: Desk, content: bytes = b"version: 0\ntopic") -> None:
@@ -302,19 +299,19 @@ def test_the_partition_is_served_as_soon_as_there_is_space_for_the_note() -> Non
         without_id(desk)
         desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
         assert desk.partitions.directories.scan(desk.log_dirs.first) == []
-        keeper = LossKeeper(cast(Broker, desk))
-        keeper.recover()
+        pending = desk.plane.pending
+        pending.recover()
         with pytest.raises(PeerError):
             lead(desk, 0, mine(desk, 0), isr=(1,))
-        assert keeper.has_pending
-        await keeper.retry_pending()
+        assert len(pending)
+        await pending.retry()
         assert desk.partitions.offline
         desk.disk.heal()
-        await keeper.retry_pending()
-        assert not keeper.has_pending
+        await pending.retry()
+        assert not len(pending)
         assert not desk.partitions.offline
         assert desk.replica().log.log_end_offset == 0
-        (receipt,) = keeper.next_due(9)
+        (receipt,) = desk.losses.next_due(9)
         assert (receipt.start_offset, receipt.end_offset_exclusive) == (0, 3)
 
     run_story(1, story, directories=1)
@@ -561,7 +558,7 @@ def test_a_failed_directory_takes_down_all_its_replicas_and_no_others(number: in
 
 def test_flush_read_and_checkpoint_detect_the_failure() -> None:
     async def flush(desk: Desk) -> None:
-        error = await desk.flush_up_to(desk.replica(1), 3)
+        error = await desk.flushes.up_to(desk.replica(1), 3)
         assert error is not None
         assert error.code is STORAGE_ERROR
 
@@ -571,7 +568,7 @@ def test_flush_read_and_checkpoint_detect_the_failure() -> None:
         assert answered.error_code == STORAGE_ERROR
 
     async def checkpoint(desk: Desk) -> None:
-        await desk.flush_up_to(desk.replica(1), 3)
+        await desk.flushes.up_to(desk.replica(1), 3)
         break_second(desk)
         desk.loop.call_soon(lambda: None)
         with pytest.raises(PeerError):
@@ -598,7 +595,7 @@ def test_a_damaged_file_does_not_fail_the_directory() -> None:
         lead(desk, 2, mine(desk, 1))
         desk.append(index=2)
         desk.disk.fail("fsync", ".log", under=f"/data2/{TOPIC}-1/")
-        assert await desk.flush_up_to(desk.replica(1), 3) is not None
+        assert await desk.flushes.up_to(desk.replica(1), 3) is not None
         await until(lambda: assigned(desk))
         await until(lambda: not desk.directory_failures._tasks)
         assert assigned(desk) == {1: LOST_DIRECTORY}

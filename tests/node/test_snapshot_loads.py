@@ -81,7 +81,7 @@ def test_topics_missing_from_a_snapshot_are_removed_from_a_running_broker(tmp_pa
             await _until(lambda: _partitions(tmp_path) == {"kept-0", "kept-1"})
             assert broker.partitions.get("gone", 0) is None
             assert broker.partitions.by_id(topic_id.bytes, 0) is None
-            assert {each.topic_partition.topic for each in broker.partitions} == {"kept"}
+            assert {each.topic_partition.topic for each in broker.partitions.in_service} == {"kept"}
             assert not [each for each in broker.log_dirs.first.open_logs if each.topic == "gone"]
             assert broker.controller.partition_count == 2
             with pytest.raises(PeerError) as refused:

@@ -117,7 +117,7 @@ def test_a_removed_throttle_applies_to_no_replica() -> None:
 def test_settings_from_before_the_start_apply() -> None:
     async def story(desk: Desk) -> None:
         throttle(desk, 50)
-        fresh = type(desk.replication)(desk)  # type: ignore[arg-type]
+        fresh = desk.new_plane().replication
         assert not fresh.throttles.leader.is_active
         fresh.apply_image()
         assert fresh.throttles.leader.is_active

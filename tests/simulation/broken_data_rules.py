@@ -77,10 +77,10 @@ def _kip_101_a_log_is_not_truncated_to_the_high_watermark(patch: pytest.MonkeyPa
         state = self.fetcher.states[replica.topic_id_bytes, replica.topic_partition.partition]
         state.phase = Phase.CUTTING
         cut = asyncio.ensure_future(
-            self.duties.cut(replica, CutTo(state, replica.log.high_watermark, Cause.DIVERGENCE))
+            self.truncation.cut(replica, CutTo(state, replica.log.high_watermark, Cause.DIVERGENCE))
         )
-        self.duties.under_way.add(cut)
-        cut.add_done_callback(self.duties.under_way.discard)
+        self.under_way.add(cut)
+        cut.add_done_callback(self.under_way.discard)
 
     patch.setattr(LeaderLink, "follow", cut_first)
 
@@ -253,7 +253,7 @@ def _e36_a_fenced_broker_does_not_join(patch: pytest.MonkeyPatch) -> None:
     """KIP-841."""
 
     def registered(self: Replication, node_id: int) -> int:
-        broker = self._broker.image.brokers.get(node_id)
+        broker = self._image().brokers.get(node_id)
         return broker.epoch if broker is not None else NO_EPOCH
 
     patch.setattr(Replication, "eligible_epoch", registered)

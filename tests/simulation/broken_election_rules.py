@@ -20,7 +20,7 @@ from fenceline.node.controller import broker_lifecycle
 from fenceline.node.metadata import metadata_log
 from fenceline.node.metadata.metadata_log import MetadataLog
 from fenceline.node.replication import isr_changes
-from fenceline.node.replication.replication import Replication
+from fenceline.node.replication.follower_truncation import FollowerTruncation
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.leader import LeaderState
 from tests.simulation.broken_data_rules import NO_SEED, RULES, breaks
@@ -159,10 +159,10 @@ def _a_truncation_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
     """Records appended after a truncation and torn by a power failure were below the old recovery point: the partition
     stayed offline. The log itself now rejects such an append; the patch removes this, too."""
 
-    async def later(self: Replication) -> None:
+    async def later(self: FollowerTruncation) -> None:
         return None
 
-    patch.setattr(Replication, "checkpoint", later)
+    patch.setattr(FollowerTruncation, "_save_recovery_point", later)
     patch.setattr(LogState, "_check_recovery_point", lambda self, base: None)
 
 

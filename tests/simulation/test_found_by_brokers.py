@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fenceline.errors import OperatorError
 from fenceline.log.directories.log_dir import ExistingPartition, LogDir
-from fenceline.node.broker import Broker
 from fenceline.node.controller_node import unless_failed
 from fenceline.node.storage.log_recovery import recover_logs
 from fenceline.testing.simulation.loop import run
@@ -39,12 +39,12 @@ def test_a_topic_recreated_while_a_node_starts_is_a_new_topic(monkeypatch: pytes
     """Seed 88: a log was opened by its topic's name, the topic was deleted and recreated, and the records of the
     old one were used as those of the new one."""
 
-    async def slowly(node: Broker) -> list[tuple[LogDir, ExistingPartition]]:
-        copies = await recover_logs(node)
+    async def slowly(*given: Any, **named: Any) -> list[tuple[LogDir, ExistingPartition]]:
+        copies = await recover_logs(*given, **named)
         await asyncio.sleep(0.5)
         return copies
 
-    monkeypatch.setattr("fenceline.node.broker.recover_logs", slowly)
+    monkeypatch.setattr("fenceline.node.data_plane.recover_logs", slowly)
     options = {**NO_FAULTS, "deletes": "1", "churn_s": "0.1", "crash_s": "0.7", "power_chance": "0", "down_s": "0.1"}
     for seed in range(4):
         outcome = play(seed, "brokers", overrides={**options, "controllers": "1"})

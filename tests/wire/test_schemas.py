@@ -15,7 +15,7 @@ from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.schema import Field, Struct, Versions, parse_message
-from tests.wire import kio_schemas
+from tests.wire import kio_schemas, request_types
 from tests.wire.strategies import filled, kio_entity, kio_read, kio_write, same, structs
 
 EVERY_VERSION = [
@@ -29,6 +29,10 @@ EVERY_VERSION = [
 @pytest.mark.parametrize("key", kio_schemas.schema_keys())
 def test_schemas_are_those_of_kio(key: int) -> None:
     assert kio_schemas.module_path(key).read_text() == kio_schemas.module_text(key)
+
+
+def test_types_of_requests_are_those_of_the_schemas() -> None:
+    assert request_types.PATH.read_text() == request_types.module_text()
 
 
 def _write(key: int, version: int, is_request: bool, fields: dict) -> bytes:

@@ -1,6 +1,6 @@
 """One node: disks, controller, replicas, coordinators, server. The composition root.
 
-Owns the order of start and stop, and the services available to handlers. Contains no protocol logic.
+Owns the order of start and stop, and which part is given what. Contains no protocol logic.
 
 | start                                                     | stop (SIGTERM)                              |
 |-----------------------------------------------------------|---------------------------------------------|
@@ -15,12 +15,11 @@ Owns the order of start and stop, and the services available to handlers. Contai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from random import Random
 from typing import Final
-from uuid import UUID
 
 from fenceline.config.effective import effective_broker_config, effective_topic_config
 from fenceline.config.listeners import Listener
@@ -31,18 +30,19 @@ from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition, random_id
 from fenceline.log.core.config import PRODUCER_EXPIRATION
 from fenceline.log.core.disk import Disk, OsDisk
-from fenceline.log.core.errors import StorageError
 from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import MetadataImage
-from fenceline.node.api.fetch.fetching import RACK_AWARE_SELECTOR, FetchHandler
 from fenceline.node.api.handlers.producers import ProducerIds
-from fenceline.node.api.produce.producing import ProduceHandler
+from fenceline.node.api.metrics import NodeCollector
+from fenceline.node.api.tables import broker_apis, data_path_handlers, raw_apis, with_api_versions
 from fenceline.node.clock import Clock, SystemClock
+from fenceline.node.context import NodeView
 from fenceline.node.controller.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_node import run_until, unless_failed
+from fenceline.node.data_plane import DataPlane
 from fenceline.node.groups.driver import GroupsDriver
 from fenceline.node.groups.offsets_topic import (
     CoordinatorPlacement,
@@ -53,31 +53,18 @@ from fenceline.node.groups.offsets_topic import (
 from fenceline.node.logs import Logger
 from fenceline.node.losses.delivery import LossDelivery
 from fenceline.node.losses.expiry import LossExpiry
-from fenceline.node.losses.keeper import LossCollector, LossKeeper
+from fenceline.node.losses.keeper import LossCollector
 from fenceline.node.metadata.metadata_log import METADATA_PARTITION
-from fenceline.node.metrics import MetricsEndpoint, NodeCollector, NodeMetrics, open_endpoint
-from fenceline.node.net.server import RawHandler, Server
+from fenceline.node.metrics import MetricsEndpoint, NodeMetrics, open_endpoint
+from fenceline.node.net.server import Server, ServerLimits
 from fenceline.node.quorum_node import QuorumNode
-from fenceline.node.replication.absent_brokers import Absent
 from fenceline.node.replication.metrics import ReplicationCollector
-from fenceline.node.replication.removed_replicas import RemovedReplicas
-from fenceline.node.replication.replica import Replica
-from fenceline.node.replication.replicas import Replicas, log_recovery_report
-from fenceline.node.replication.replication import Replication
+from fenceline.node.replication.replicas import log_recovery_report
 from fenceline.node.storage.directories import open_directories, starting
-from fenceline.node.storage.directory_assignments import DirectoryAssignments
-from fenceline.node.storage.directory_cordons import DirectoryCordons
-from fenceline.node.storage.directory_failures import DirectoryFailures
-from fenceline.node.storage.directory_moves import DirectoryMoves
-from fenceline.node.storage.flushes import LogFlushes
-from fenceline.node.storage.log_cleaner import LogCleaner
-from fenceline.node.storage.log_cleaner_metrics import CleanerCollector
-from fenceline.node.storage.log_recovery import checkpoint_recovery_points, recover_logs
+from fenceline.node.storage.log_cleaner import CleanerCollector
 from fenceline.node.storage.maintenance import Maintenance
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.node.transactions.support import TransactionSupport
-from fenceline.wire.apis import ApiKey
-from fenceline.wire.produce import NodeEndpoint
 
 log = Logger("broker")
 
@@ -89,6 +76,22 @@ _RECEIVE_BUDGET_BYTES: Final = 512 << 20
 def _explicit_int(config: NodeConfig, key: str) -> int:
     """The value of an explicitly set key; -1, the system's choice, otherwise."""
     return config.get_int(key) if config.is_set(key) else -1
+
+
+def server_limits(config: NodeConfig) -> ServerLimits:
+    """The limits of a broker's listeners."""
+    budget_bytes = config.get_int("queued.max.request.bytes")
+    return ServerLimits(
+        max_request_bytes=config.get_int("socket.request.max.bytes"),
+        receive_budget_bytes=budget_bytes if budget_bytes > 0 else _RECEIVE_BUDGET_BYTES,
+        max_connections=config.get_int("max.connections"),
+        backlog=config.get_int("socket.listen.backlog.size"),
+        idle_timeout_ms=config.get_int("connections.max.idle.ms"),
+        # Kafka's default buffers would split requests and responses into ten pieces each; the system's buffers grow
+        # with use.
+        send_buffer_bytes=_explicit_int(config, "socket.send.buffer.bytes"),
+        receive_buffer_bytes=_explicit_int(config, "socket.receive.buffer.bytes"),
+    )
 
 
 class Broker:
@@ -115,8 +118,6 @@ class Broker:
         self.disk = disk or OsDisk()
         self.disk_threads: Executor = disk_threads or ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self._metadata_threads = metadata_threads
-        self._checkpointing = asyncio.Lock()
-        self.offsets_topic = OffsetsTopicCreation(self.auto_create)
         self.endpoints: tuple[Listener, ...] = ()
         """The advertised listeners, with the ports that were actually bound."""
         self.metrics_endpoint: MetricsEndpoint | None = None
@@ -125,7 +126,7 @@ class Broker:
         """Holds the lock of `metadata.log.dir` if that is a separate directory."""
         self._started: list[str] = []
 
-    # --- what handlers see ----------------------------------------------------------------------------------------
+    # --- what the parts see ---------------------------------------------------------------------------------------
 
     @property
     def image(self) -> MetadataImage:
@@ -142,23 +143,6 @@ class Broker:
         return self.lifecycle.broker_epoch
 
     @property
-    def finalized_features(self) -> Mapping[str, int]:
-        return self.controller.finalized_features
-
-    @property
-    def finalized_features_epoch(self) -> int:
-        return self.image.offset
-
-    @property
-    def absent(self) -> Absent:
-        """Brokers for which Metadata responses differ from the image."""
-        return self.replication.absent_now()
-
-    @property
-    def offline_partition_count(self) -> int:
-        return len(self.partitions.offline)
-
-    @property
     def ready_line(self) -> str:
         """The line that `fenceline start` prints when ready; ends in host:port of the first listener."""
         first = self.endpoints[0]
@@ -169,43 +153,13 @@ class Broker:
         """The log end offset of an open log; None for any other."""
         if topic_partition == METADATA_PARTITION:
             return self.controller.log.end_offset
-        return self.partitions.log_end_offset(topic_partition)
-
-    async def topics_created(self, names: Collection[str], timeout_s: float) -> None:
-        """Wait until this node can serve the newly created topics, at most `timeout_s`."""
-        await self.partitions.vacated(names, timeout_s)
+        return self.plane.in_service.log_end_offset(topic_partition)
 
     def log_config(self, topic: str) -> Mapping[str, str | None]:
         """Every topic config that has a value (`controller.md C37`), with the broker's defaults for all logs."""
         configs = self.image.configs
         expiration = effective_broker_config(configs, self.config, PRODUCER_EXPIRATION)
         return {**effective_topic_config(configs, topic, self.config), PRODUCER_EXPIRATION: expiration}
-
-    def _epoch_end(self, topic: str, index: int, leader_epoch: int) -> int:
-        """End offset of an epoch in an open log of this node, whatever its role; -1 if unknown."""
-        replica = self.partitions.open_by_name.get((topic, index))
-        if replica is None or replica.is_being_cut:
-            return -1
-        return replica.log.end_offset_for_epoch(leader_epoch)[1]
-
-    def leader_hint(self, topic: str | None, topic_id: bytes | None, index: int) -> tuple[int, int] | None:
-        """Leader and epoch for a fetch that was sent to the wrong node (KIP-951)."""
-        image = self.image
-        found = image.topics_by_id.get(UUID(bytes=topic_id)) if topic_id else image.topics_by_name.get(topic or "")
-        if found is None or not 0 <= index < len(found.partitions):
-            return None
-        partition = found.partitions[index]
-        return partition.leader, partition.leader_epoch
-
-    def node_endpoints(self, node_ids: Iterable[int], listener: str = "PLAINTEXT") -> tuple[NodeEndpoint, ...]:
-        """Addresses of nodes that a response names as leaders (KIP-951)."""
-        found = []
-        for node_id in sorted(node_ids):
-            broker = self.image.brokers.get(node_id)
-            endpoint = broker.endpoint(listener) if broker is not None else None
-            if broker is not None and endpoint is not None:
-                found.append(NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack))
-        return tuple(found)
 
     async def auto_create(self, names: Sequence[str]) -> dict[str, Outcome]:
         """Create requested topics automatically; internal topics get their required configs."""
@@ -220,23 +174,6 @@ class Broker:
             if topic.outcome.failed and topic.outcome.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 log.warning("topic not created", topic=topic.name, reason=topic.outcome.message)
         return created
-
-    async def flush_up_to(self, replica: Replica, end_offset: int) -> PeerError | None:
-        """Wait until the log is durable at least up to an offset; returns why it never will be (`LogFlushes.up_to`)."""
-        return await self.flushes.up_to(replica, end_offset)
-
-    async def checkpoint(self) -> None:
-        """Write the offset checkpoints that have changed. Raises StorageError."""
-        failure: StorageError | None = None
-        async with self._checkpointing:
-            for log_dir in self.log_dirs:
-                try:
-                    await self.loop.run_in_executor(self.disk_threads, log_dir.checkpoint_work())
-                except StorageError as error:
-                    failure = failure or error
-                    self.directory_failures.suspect(log_dir, error)
-        if failure is not None:
-            raise failure
 
     # --- start ----------------------------------------------------------------------------------------------------
 
@@ -268,61 +205,63 @@ class Broker:
             executor=self._metadata_threads,
         )
         self.controller = self.quorum.controller
-        self.losses = LossKeeper(self)
-        self.storage_trouble.on_full = self.losses.relieve
-        self.loss_delivery = LossDelivery(self, self.losses)
-        self.removed_replicas = RemovedReplicas(self)
-        self.loss_expiry = LossExpiry(self, self.losses)
-        self.replication = Replication(self)
-        self.transaction_support = TransactionSupport(
-            self.node_id,
-            lambda: self.controller.image,
-            self.replication.replication_endpoint,
-            self.clock,
-            self.replication.connect,
-        )
-        self.directory_failures = DirectoryFailures(self)
-        self._assignments = DirectoryAssignments(self.node_id, lambda: self.broker_epoch, self.controller.submit)
-        self.partitions = Replicas(
-            self.node_id,
-            self.log_dirs,
-            lambda: self.controller.image,
-            self.log_config,
-            self.clock,
-            self.delete_later,
-            roles=self.replication,
-            rules=self.replication.rules,
-            broker_epoch=lambda: self.broker_epoch,
-            delete_partition=self.losses.delete_partition,
-            compare_removed=self.removed_replicas.add,
-            report_directory=self._assignments.report,
-            suspect=self.directory_failures.suspect,
-        )
-        self.storage_trouble.on_rejected = self.partitions.suspect_directory_of
-        self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
-        self.moves = DirectoryMoves(self)
-        self.partitions.on_stopped = self.moves.replica_removed
-        self.cleaner = LogCleaner(self)
-        self.partitions.on_dirty = self.cleaner.mark
-        self.cordons = DirectoryCordons(self)
-        self.producer_ids = ProducerIds(self)
-        offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
-        self.groups = GroupsDriver(
-            offsets_log,
-            self.clock,
-            settings=GroupSettings.from_lookup(config.get),
-            partition_count=config.get_int("offsets.topic.num.partitions"),
-            rng=self.rng,
-            threads=lambda: self.disk_threads,
-            epoch_end=self._epoch_end,
-            image=lambda: self.image,
-        )
-        self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
         self.lifecycle = BrokerLifecycle(
             self.node_id,
             self.controller,
             heartbeat_s=config.get_int("broker.heartbeat.interval.ms") / 1000,
             rng=self.rng,
+        )
+        plane = self.plane = DataPlane(
+            self.node_id,
+            config,
+            self.log_dirs,
+            image=lambda: self.image,
+            submit=self.controller.submit,
+            next_change=self.controller.next_change,
+            broker_epoch=lambda: self.broker_epoch,
+            report_failed=self.lifecycle.report_failed,
+            report_cordoned=self.lifecycle.report_cordoned,
+            log_config=self.log_config,
+            trouble=self.storage_trouble,
+            clock=self.clock,
+            rng=self.rng,
+            executor=self.disk_threads,
+            delete_later=self.delete_later,
+        )
+        self.losses, self.removed_replicas = plane.losses, plane.removed_replicas
+        self.replication, self.partitions, self.flushes = plane.replication, plane.partitions, plane.flushes
+        self.moves, self.cleaner = plane.moves, plane.cleaner
+        self.transaction_support = TransactionSupport(
+            self.node_id, lambda: self.image, plane.peers.endpoint, self.clock, plane.peers.connect
+        )
+        self.groups = GroupsDriver(
+            OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble),
+            self.clock,
+            settings=GroupSettings.from_lookup(config.get),
+            partition_count=config.get_int("offsets.topic.num.partitions"),
+            rng=self.rng,
+            threads=self.disk_threads,
+            epoch_end=plane.in_service.epoch_end,
+            image=lambda: self.image,
+        )
+        self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
+        self.loss_delivery = LossDelivery(
+            plane.losses,
+            lambda: self.image,
+            plane.peers,
+            self.controller.submit,
+            self.disk_threads,
+            replication_factor=config.get_int("fenceline.lost.topic.replication.factor"),
+        )
+        self.loss_expiry = LossExpiry(
+            self.node_id,
+            plane.losses,
+            self.groups.coordinator,
+            plane.in_service,
+            lambda: self.image,
+            plane.peers,
+            self.clock,
+            self.disk_threads,
         )
         await self.quorum.start(self.disk_threads)
         log_recovery_report(self.controller.log.partition_log)
@@ -345,11 +284,9 @@ class Broker:
         )
         if quorum.channel is None:
             await self.lifecycle.unfence()
-        self.cordons.apply()
+        self.plane.cordons.apply()
         known = self.image
-        copies = await recover_logs(self)
-        await self.loop.run_in_executor(self.disk_threads, self.losses.recover)
-        await checkpoint_recovery_points(self)
+        copies = await self.plane.recover()
         self.controller.subscribe(self._on_image)
         self.replication.apply_image()
         # Logs were opened by what was known when that began: topics may have gone meanwhile, and come anew.
@@ -363,7 +300,21 @@ class Broker:
         if quorum.channel is not None:
             await self.lifecycle.unfence()
         await self.replication.recovered()
-        self.maintenance = Maintenance(self)
+        self.maintenance = Maintenance(
+            config,
+            self.plane.in_service,
+            self.clock,
+            heartbeat=self.lifecycle.heartbeat,
+            shrink_isrs=self.replication.shrink_isrs,
+            sweep_evidence=self.losses.sweep,
+            retry_pending=self.plane.pending.retry if self.plane.pending else None,
+            checkpoint=self.plane.checkpoints.write,
+            flushes=self.flushes,
+            trouble=self.storage_trouble,
+            log_end_offset=self.log_end_offset,
+            log_start_moved=self.loss_expiry.log_start_moved,
+            delete_later=self.delete_later,
+        )
         self.maintenance.start()
         self.cleaner.start()
         self._started.append("maintenance")
@@ -373,8 +324,8 @@ class Broker:
         self.loss_expiry.start()
         if config.get_int("fenceline.metrics.port") >= 0:
             collectors = [
-                NodeCollector(self, self.metrics),
-                ReplicationCollector(self),
+                NodeCollector(self.metrics, self._fetching, self.groups, self.partitions, self.log_dirs),
+                ReplicationCollector(self.plane.in_service, self.replication, self.clock),
                 LossCollector(self.losses),
                 CleanerCollector(self.cleaner),
                 *quorum.collectors(),
@@ -383,7 +334,7 @@ class Broker:
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the node cannot continue (raises the failure)."""
-        await run_until(self.controller, stop, self.directory_failures.ended())
+        await run_until(self.controller, stop, self.plane.directory_failures.ended())
 
     async def stop(self) -> None:
         """Stop cleanly; parts that were not started are skipped."""
@@ -401,11 +352,7 @@ class Broker:
                 log.warning("controlled shutdown failed", reason=error.message)
         if "server" in self._started:
             await self.server.close()
-            await self.moves.close()
-            await self.replication.close()
-            await self._assignments.close()
-            await self.directory_failures.close()
-            self.flushes.close()
+            await self.plane.close()
         if self.metrics_endpoint is not None:
             self.metrics_endpoint.close()
         if "controller" in self._started:
@@ -428,43 +375,44 @@ class Broker:
         self.disk_threads.shutdown()
 
     def _make_server(self) -> Server:
-        from fenceline.node.api.handlers import entity_apis
-
-        config = self.config
-        producing = ProduceHandler(self)
-        fetching = FetchHandler(
-            self,
-            max_response_bytes=config.get_int("fetch.max.bytes"),
-            max_load_bytes=config.get_int("fenceline.fetch.load.max.bytes"),
-            load_floor_byte_rate=config.get_int("fenceline.fetch.load.min.byte.rate"),
-            max_sessions=config.get_int("max.incremental.fetch.session.cache.slots"),
+        config, controller = self.config, self.controller
+        node = NodeView(self.node_id, self.cluster_id, config, lambda: controller.image)
+        producing, self._fetching = data_path_handlers(
+            node,
+            self.partitions,
+            self.replication,
+            loop=self.loop,
+            clock=self.clock,
             rng=self.rng,
-            chooses_by_rack=config.get("replica.selector.class") == RACK_AWARE_SELECTOR,
+            metrics=self.metrics,
+            threads=self.disk_threads,
+            flush_up_to=self.flushes.up_to,
+            rejected=self.storage_trouble.rejected,
         )
-        from fenceline.node.api.fetch import fetching as fetch_api
-        from fenceline.node.api.produce import producing as produce_api
-
-        raw: dict[ApiKey, tuple[int, int, RawHandler]] = {
-            ApiKey.PRODUCE: (produce_api.MIN_VERSION, produce_api.MAX_VERSION, producing.handle),
-            ApiKey.FETCH: (fetch_api.MIN_VERSION, fetch_api.MAX_VERSION, fetching.handle),
-        }
-        budget_bytes = config.get_int("queued.max.request.bytes")
+        apis = broker_apis(
+            node,
+            controller=controller,
+            replicas=self.partitions,
+            replication=self.replication,
+            log_start_moved=self.loss_expiry.log_start_moved,
+            coordinator=self.groups,
+            transactions=self.transaction_support,
+            producer_ids=ProducerIds(self.node_id, lambda: self.broker_epoch, controller.submit),
+            directories=self.log_dirs,
+            moves=self.moves,
+            threads=self.disk_threads,
+            auto_create=self.auto_create,
+            create_offsets_topic=OffsetsTopicCreation(self.auto_create).create,
+        )
         channel = self.quorum.channel if self.quorum is not None else None
         return Server(
-            self,
-            entity_apis(),
-            raw,
-            forward=channel.forward if channel is not None else None,
-            max_request_bytes=config.get_int("socket.request.max.bytes"),
-            receive_budget_bytes=budget_bytes if budget_bytes > 0 else _RECEIVE_BUDGET_BYTES,
-            max_connections=config.get_int("max.connections"),
-            backlog=config.get_int("socket.listen.backlog.size"),
-            idle_timeout_ms=config.get_int("connections.max.idle.ms"),
-            # Kafka's default buffers would split requests and responses into ten pieces each; the system's buffers grow
-            # with use.
-            send_buffer_bytes=_explicit_int(config, "socket.send.buffer.bytes"),
-            receive_buffer_bytes=_explicit_int(config, "socket.receive.buffer.bytes"),
+            apis,
+            with_api_versions(node, controller, apis, raw_apis(producing, self._fetching)),
+            server_limits(config),
             metrics=self.metrics,
+            threads=self.disk_threads,
+            forward=channel.forward if channel is not None else None,
+            has_urgent_requests=self._fetching.reads.load_pace.has_urgent_requests,
         )
 
     async def _bind(self) -> tuple[Listener, ...]:
@@ -491,7 +439,7 @@ class Broker:
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:
         self.replication.on_image(delta)
         self.moves.on_image(delta)
-        self.cordons.on_image(delta)
+        self.plane.cordons.on_image(delta)
         self.loss_expiry.topics_deleted(delta.deleted_topics)
         self.partitions.apply(delta)
         self._coordinators.follow(image, delta)

@@ -1,30 +1,36 @@
-"""Types of the dispatch table: what a handler is, and what it receives.
+"""What a request handler is, and what it receives.
 
-A module of handlers exports `APIS`, a tuple of `Api`; the node advertises exactly the registered APIs. A handler
-receives the decoded request and returns fields for `wire.entities.write_response`, or the encoded body. It may be a
-coroutine function or return an awaitable: the connection then waits before it handles the next request.
+A module of handlers has a function `apis`, which takes the ports that its handlers use and returns their `Api`s; the
+node advertises exactly the registered APIs. A handler receives the decoded request and returns fields for
+`wire.entities.write_response`, or the encoded body. It may be a coroutine function or return an awaitable: the
+connection then waits before it handles the next request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
-    from fenceline.node.broker import Broker
+    from fenceline.config.node import NodeConfig
+    from fenceline.controller.requests import Request
+    from fenceline.metadata.image import MetadataImage
 
-Answer: TypeAlias = Mapping[str, Any] | bytes
+Answer: TypeAlias = dict[str, Any] | bytes
 Handler: TypeAlias = Callable[["RequestContext", Any], "Answer | Awaitable[Answer]"]
+"""The request is the entity of the API (`wire.requests`)."""
+
+Submit: TypeAlias = "Callable[[Request], Awaitable[Any]]"
+"""Sends a request to the active controller, or to the local one; the response, or PeerError."""
 
 
 @dataclass(slots=True)
 class RequestContext:
     """The origin and version of a request. Lives as long as the request."""
 
-    broker: Broker
     api_version: int
     correlation_id: int
     client_id: str | None
@@ -44,3 +50,17 @@ class Api(NamedTuple):
     min_version: int
     max_version: int
     handler: Handler
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What handlers read of their node: its identity, its static config, and the committed metadata."""
+
+    node_id: int
+    cluster_id: str
+    config: NodeConfig
+    images: Callable[[], MetadataImage]
+
+    @property
+    def image(self) -> MetadataImage:
+        return self.images()

@@ -6,18 +6,15 @@ documents the names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from fenceline.errors import OperatorError
-from fenceline.node.metric_families import counter_by, counters, gauges
+from fenceline.node.metric_families import counter_by
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
-    from fenceline.node.api.fetch.load_budget import LoadBudget
-    from fenceline.node.api.fetch.load_pace import LoadPace
-    from fenceline.node.broker import Broker
 
 
 class NodeMetrics:
@@ -28,8 +25,6 @@ class NodeMetrics:
         "failed_produce_partitions",
         "fetched_bytes",
         "fetched_partitions",
-        "load_budget",
-        "load_pace",
         "parked_fetches",
         "produced_bytes",
         "produced_partitions",
@@ -51,8 +46,6 @@ class NodeMetrics:
         """Waiting now."""
         self.woken_fetches = 0
         """Fetches that waited and were completed because data arrived."""
-        self.load_budget: LoadBudget | None = None
-        self.load_pace: LoadPace | None = None
         self.requests: dict[int, int] = {}
         """By api key."""
 
@@ -62,61 +55,6 @@ class NodeMetrics:
     def urgent_requests(self) -> int:
         """Number of requests that indicate latency-sensitive clients."""
         return self.requests.get(ApiKey.PRODUCE, 0) + self.woken_fetches
-
-    def has_urgent_requests(self) -> bool:
-        return self.load_pace is None or self.load_pace.has_urgent_requests()
-
-
-class NodeCollector:
-    """Collects a broker's metrics at scrape time."""
-
-    def __init__(self, broker: Broker, metrics: NodeMetrics) -> None:
-        self._broker = broker
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Any]:
-        metrics = self._metrics
-        budget, pace = metrics.load_budget, metrics.load_pace
-        yield requests_by_api("fenceline_requests", "Requests received, by API", metrics)
-        yield from counters(
-            ("fenceline_received_bytes", "Bytes received from clients", metrics.received_bytes),
-            ("fenceline_produced_bytes", "Bytes of records appended", metrics.produced_bytes),
-            ("fenceline_produced_batches", "Record batches appended", metrics.produced_partitions),
-            ("fenceline_produce_failures", "Record batches rejected", metrics.failed_produce_partitions),
-            (
-                "fenceline_group_rewinds",
-                "Offset commits that moved back because the log was truncated",
-                self._broker.groups.rewinds,
-            ),
-            ("fenceline_fetched_bytes", "Bytes of records sent to readers", metrics.fetched_bytes),
-            ("fenceline_fetched_partitions", "Partitions with records in Fetch responses", metrics.fetched_partitions),
-            ("fenceline_woken_fetches", "Fetches that waited and were completed with new data", metrics.woken_fetches),
-            (
-                "fenceline_fetch_load_held_seconds",
-                "Seconds that fetches from disk yielded to other work, in total",
-                pace.held_s if pace is not None else 0.0,
-            ),
-        )
-        yield from gauges(
-            ("fenceline_connections", "Open client connections", metrics.connections),
-            ("fenceline_parked_fetches", "Fetches that wait for data", metrics.parked_fetches),
-            (
-                "fenceline_fetch_load_bytes",
-                "Memory that fetches from the disk hold of fenceline.fetch.load.max.bytes",
-                budget.used_bytes if budget is not None else 0,
-            ),
-            (
-                "fenceline_fetch_load_waiting",
-                "Fetches that wait for fenceline.fetch.load.max.bytes",
-                budget.waiting_count if budget is not None else 0,
-            ),
-            ("fenceline_offline_partitions", "Partitions that cannot be served", self._broker.offline_partition_count),
-            (
-                "fenceline_offline_log_directories",
-                "Directories of log.dirs that have failed or could not be opened",
-                len(self._broker.log_dirs.offline),
-            ),
-        )
 
 
 def requests_by_api(name: str, help_text: str, metrics: NodeMetrics) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fenceline.ids import random_id
 from fenceline.metadata.features import Levels
+from fenceline.node.context import NodeView
 from fenceline.node.controller.driver import ControllerDriver
 from fenceline.node.metrics import NodeMetrics
 
@@ -89,14 +90,14 @@ class QuorumNode:
         """Start until the quorum runs; a single voter leads on return. Raises OperatorError."""
         config, controller = self._config, self.controller
         if config.is_controller and config.controller_listeners:
+            from fenceline.node.api.tables import controller_apis, with_api_versions
             from fenceline.node.controller.listener import ControllerListener
 
+            node = NodeView(config.node_id, self._cluster_id, config, lambda: controller.image)
+            apis = controller_apis(node, controller)
+            raw = with_api_versions(node, controller, apis, {})
             self.listener = ControllerListener(
-                config=config,
-                cluster_id=self._cluster_id,
-                controller=controller,
-                metrics=self.metrics,
-                disk_threads=disk_threads,
+                config, controller, apis, raw, metrics=self.metrics, threads=disk_threads
             )
             await self.listener.bind()
         controller.open(self.listener.voter_endpoint if self.listener is not None else None)

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, TypeVar, overload
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, InternalError
@@ -36,6 +36,8 @@ from fenceline.wire.compiler import READ_ERRORS, Conversions, Read, Write, compi
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.primitives import Buffer
 from fenceline.wire.schema import Field, Message, Struct, parse_message
+
+_T = TypeVar("_T")
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -82,8 +84,14 @@ def write_response(api_key: int, version: int, fields: Mapping[str, Any]) -> byt
     return _write(api_key, version, fields, False)
 
 
-def request_field(entity: Any, name: str, default: Any) -> Any:
-    """A field that older versions lack, or `default`."""
+@overload
+def request_field(entity: Entity, name: str, default: None) -> Any: ...
+@overload
+def request_field(entity: Entity, name: str, default: tuple[()]) -> tuple[Any, ...]: ...
+@overload
+def request_field(entity: Entity, name: str, default: _T) -> _T: ...
+def request_field(entity: Entity, name: str, default: Any) -> Any:
+    """A field that some versions lack, or `default`."""
     return getattr(entity, name, default)
 
 

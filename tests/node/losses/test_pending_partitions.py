@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from threading import Event
-from typing import cast
 
 import pytest
 
@@ -16,9 +15,7 @@ from fenceline.losses.check import Stored, complaints, lost_between, stored_batc
 from fenceline.losses.cutting import cut_log
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import LossClass, Receipt
-from fenceline.node.broker import Broker
-from fenceline.node.losses.keeper import LossKeeper
-from fenceline.node.storage.log_recovery import checkpoint_recovery_points, recover_logs
+from fenceline.node.losses.pending_partitions import PendingPartitions
 from tests.losses.helpers import cut, open_log, write
 from tests.node.desk import TOPIC, Desk, told, turns, where
 
@@ -31,32 +28,32 @@ def _receipts(desk: Desk) -> list[Receipt]:
     return list(_folder(desk).contents().receipts)
 
 
-def _started(desk: Desk, number: int) -> LossKeeper:
+def _started(desk: Desk, number: int) -> PendingPartitions:
     """After a crash that lost two records, on a disk that has no space for the receipt."""
     log = desk.partitions.log_of(where())
     assert log is not None
     write_note(desk.disk, log.directory, RecoveryNote(LostBatches(2, 4, 2, 100, (1,)), "a test", True, 5_000, ()))
     desk.disk.fail("write", ".due.tmp", number)
-    keeper = LossKeeper(cast(Broker, desk))
-    keeper.recover()
+    pending = desk.plane.pending
+    pending.recover()
     with pytest.raises(PeerError) as refused:
         desk.lead(3)
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
-    return keeper
+    return pending
 
 
 def test_the_partition_is_served_as_soon_as_there_is_space() -> None:
     async def story(desk: Desk) -> None:
-        keeper = _started(desk, errno.ENOSPC)
-        await keeper.retry_pending()
+        pending = _started(desk, errno.ENOSPC)
+        await pending.retry()
         assert where() in desk.partitions.offline, "there is no space yet"
         desk.disk.heal()
-        await keeper.retry_pending()
+        await pending.retry()
         assert desk.replica().is_leader, "as the metadata now says"
         assert [(each.start_offset, each.records) for each in _receipts(desk)] == [(2, 2)]
-        assert [each.id for each in keeper.next_due(9)] == [each.id for each in _receipts(desk)]
+        assert [each.id for each in desk.losses.next_due(9)] == [each.id for each in _receipts(desk)]
         desk.append()
-        await keeper.retry_pending()
+        await pending.retry()
         assert len(_receipts(desk)) == 1
 
     told(story)
@@ -66,7 +63,7 @@ def test_written_receipts_are_delivered_once_all_are_written() -> None:
     """The disk fills up between two receipts: the first one is not kept back until the next start."""
 
     async def story(desk: Desk) -> None:
-        keeper = _started(desk, errno.ENOSPC)
+        pending = _started(desk, errno.ENOSPC)
         note = RecoveryNote(LostBatches(7, 9, 2, 100, (1,)), "a test", True, 5_000, ())
         write_note(desk.disk, f"/data/{TOPIC}-0", note)
         desk.disk.heal()
@@ -77,14 +74,14 @@ def test_written_receipts_are_delivered_once_all_are_written() -> None:
             desk.disk.fail("write", ".due.tmp", errno.ENOSPC)
 
         desk.disk.rename = rename  # type: ignore[method-assign]
-        await keeper.retry_pending()
+        await pending.retry()
         assert where() in desk.partitions.offline
         assert len(_receipts(desk)) == 1
         desk.disk.rename = real_rename  # type: ignore[method-assign]
         desk.disk.heal()
-        await keeper.retry_pending()
+        await pending.retry()
         assert desk.replica().is_leader
-        assert len(keeper.next_due(9)) == len(_receipts(desk)) == 2
+        assert len(desk.losses.next_due(9)) == len(_receipts(desk)) == 2
 
     told(story)
 
@@ -110,8 +107,8 @@ def test_old_evidence_is_deleted_for_space_and_undelivered_evidence_is_kept() ->
         desk.disk.write(fd, bytes(4_000))
         desk.disk.close(fd)
         desk.disk.capacity_bytes = desk.disk.used_bytes
-        keeper = LossKeeper(cast(Broker, desk))
-        keeper.recover()
+        pending = desk.plane.pending
+        pending.recover()
         assert where() not in desk.partitions.offline
         (receipt,) = _receipts(desk)
         assert receipt.evidence == (untold,)
@@ -123,10 +120,10 @@ def test_old_evidence_is_deleted_for_space_and_undelivered_evidence_is_kept() ->
 
 def test_a_broken_disk_needs_the_operator() -> None:
     async def story(desk: Desk) -> None:
-        keeper = _started(desk, errno.EIO)
+        pending = _started(desk, errno.EIO)
         desk.disk.heal()
-        assert not keeper.has_pending
-        await keeper.retry_pending()
+        assert not len(pending)
+        await pending.retry()
         assert where() in desk.partitions.offline
 
     told(story)
@@ -136,12 +133,12 @@ def test_a_topic_deleted_meanwhile_waits_for_the_thread() -> None:
     """Otherwise it would write into the directory of the next topic of that name."""
 
     async def story(desk: Desk) -> None:
-        keeper = _started(desk, errno.ENOSPC)
+        pending = _started(desk, errno.ENOSPC)
         desk.disk.heal()
         go_on = Event()
         for _ in range(2):
             desk.disk_threads.submit(go_on.wait)
-        settling = asyncio.ensure_future(keeper.retry_pending())
+        settling = asyncio.ensure_future(pending.retry())
         await turns()
         desk.delete_topic()
         notes = _folder(desk).notes()
@@ -150,7 +147,7 @@ def test_a_topic_deleted_meanwhile_waits_for_the_thread() -> None:
         assert notes, "its directory was where the thread looked for it"
         assert where() not in desk.partitions.offline
         assert desk.disk.folder(f"/data/{TOPIC}-0") is None
-        await keeper.retry_pending()
+        await pending.retry()
 
     told(story)
 
@@ -178,17 +175,17 @@ def _files(desk: Desk) -> dict[str, bytes | None]:
     return {name: desk.disk.peek(f"{directory}/{name}") for name in desk.disk.folder(directory) or ()}
 
 
-def _recovered(desk: Desk) -> LossKeeper:
+def _recovered(desk: Desk) -> PendingPartitions:
     """The node has started, as far as it could."""
     files = _files(desk)
     desk.partitions.recover([where()])
-    keeper = LossKeeper(cast(Broker, desk))
-    keeper.recover()
+    pending = desk.plane.pending
+    pending.recover()
     with pytest.raises(PeerError) as refused:
         desk.lead(3)
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert _files(desk) == files
-    return keeper
+    return pending
 
 
 def _torn_and_committed(desk: Desk) -> list[Stored]:
@@ -205,7 +202,7 @@ def _name(desk: Desk, index: int) -> None:
     log_dir.offsets.incarnations[where(index)] = log_dir.identity_of(log_dir.partition_path(where(index))).text
 
 
-def _without_room_for_its_note(desk: Desk) -> LossKeeper:
+def _without_room_for_its_note(desk: Desk) -> PendingPartitions:
     desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
     return _recovered(desk)
 
@@ -215,20 +212,20 @@ def test_a_log_that_recovery_must_truncate_waits_for_space_for_its_note() -> Non
 
     async def story(desk: Desk) -> None:
         before, log_dir = _torn_and_committed(desk), desk.log_dirs.first
-        keeper = _without_room_for_its_note(desk)
+        pending = _without_room_for_its_note(desk)
         files = _files(desk)
-        assert keeper.has_pending
-        await keeper.retry_pending()
+        assert len(pending)
+        await pending.retry()
         await desk.checkpoint()
         assert _files(desk) == files
         assert where() in desk.partitions.offline
         desk.disk.heal()
-        await keeper.retry_pending()
+        await pending.retry()
         log = desk.replica().log
         assert desk.replica().is_leader, "as the metadata now says"
         assert complaints(_receipts(desk), lost_between(before, stored_batches(log))) == []
-        assert [each.loss_class for each in keeper.next_due(9)] == [LossClass.COMMITTED]
-        assert not keeper.has_pending
+        assert [each.loss_class for each in desk.losses.next_due(9)] == [LossClass.COMMITTED]
+        assert not len(pending)
         desk.append()
         assert log_dir.open_logs[where()] is log
         assert log_dir.offline == {}
@@ -241,15 +238,15 @@ def test_the_receipt_may_lack_space_as_well() -> None:
 
     async def story(desk: Desk) -> None:
         before, log_dir = _torn_and_committed(desk), desk.log_dirs.first
-        keeper = _without_room_for_its_note(desk)
+        pending = _without_room_for_its_note(desk)
         desk.disk.heal()
         desk.disk.fail("write", ".due.tmp", errno.ENOSPC)
-        await keeper.retry_pending()
+        await pending.retry()
         assert where() in desk.partitions.offline
         log = log_dir.open_logs[where()]
         await desk.checkpoint()  # of the log in its current state
         desk.disk.heal()
-        await keeper.retry_pending()
+        await pending.retry()
         assert desk.replica().log is log
         (receipt,) = _receipts(desk)
         assert receipt.loss_class is LossClass.COMMITTED, "by the state known before it was truncated"
@@ -263,8 +260,8 @@ def test_old_evidence_is_deleted_for_the_note() -> None:
         older = _older_loss(desk)
         before = _torn(desk)
         desk.disk.capacity_bytes = desk.disk.used_bytes
-        keeper = _recovered(desk)
-        await keeper.retry_pending()
+        pending = _recovered(desk)
+        await pending.retry()
         assert desk.disk.peek(older.evidence[0]) is None
         assert complaints(_receipts(desk), lost_between(before, stored_batches(desk.replica().log))) == []
 
@@ -275,9 +272,9 @@ def test_a_note_that_a_broken_disk_rejects_needs_the_operator() -> None:
     async def story(desk: Desk) -> None:
         _torn(desk)
         desk.disk.fail("write", ".note.tmp", errno.EIO)
-        keeper = _recovered(desk)
+        pending = _recovered(desk)
         desk.disk.heal()
-        assert not keeper.has_pending
+        assert not len(pending)
 
     told(story)
 
@@ -285,11 +282,11 @@ def test_a_note_that_a_broken_disk_rejects_needs_the_operator() -> None:
 def test_damage_found_while_a_log_waits_needs_the_operator() -> None:
     async def story(desk: Desk) -> None:
         _torn(desk)
-        keeper = _without_room_for_its_note(desk)
+        pending = _without_room_for_its_note(desk)
         desk.disk.heal()
         desk.disk.fail("open", ".log", errno.EIO)
-        await keeper.retry_pending()
-        assert not keeper.has_pending
+        await pending.retry()
+        assert not len(pending)
         assert where() in desk.partitions.offline
 
     told(story)
@@ -303,9 +300,9 @@ def test_a_recovery_point_past_the_end_is_lowered_before_serving() -> None:
         desk.log_dirs.first.offsets.recovery_points[where()] = before[-1].next_offset + 100
         _name(desk, 0)
         desk.disk.fail("open", ".log", errno.EMFILE)
-        keeper = _recovered(desk)
+        pending = _recovered(desk)
         desk.disk.heal()
-        await keeper.retry_pending()
+        await pending.retry()
         end = desk.replica().log.log_end_offset
         checkpoint = desk.disk.peek("/data/recovery-point-offset-checkpoint") or b""
         assert f"{TOPIC} 0 {end}\n".encode() in checkpoint
@@ -324,12 +321,9 @@ def test_a_lower_recovery_point_of_another_log_does_not_change_the_loss_class() 
         log_dir = desk.log_dirs.first
         log_dir.offsets.recovery_points[where(1)] = other.log_end_offset + 10
         _name(desk, 1)
-        await recover_logs(cast(Broker, desk))
-        keeper = LossKeeper(cast(Broker, desk))
-        keeper.recover()
-        await checkpoint_recovery_points(cast(Broker, desk))
+        await desk.plane.recover()
         assert not log_dir.has_truncated_log()
-        assert [each.loss_class for each in keeper.next_due(9)] == [LossClass.COMMITTED]
+        assert [each.loss_class for each in desk.losses.next_due(9)] == [LossClass.COMMITTED]
 
     told(story, partitions=2)
 
@@ -337,12 +331,12 @@ def test_a_lower_recovery_point_of_another_log_does_not_change_the_loss_class() 
 def test_a_topic_deleted_while_its_log_is_opened_is_removed_with_it() -> None:
     async def story(desk: Desk) -> None:
         _torn(desk)
-        keeper = _without_room_for_its_note(desk)
+        pending = _without_room_for_its_note(desk)
         desk.disk.heal()
         go_on = Event()
         for _ in range(2):
             desk.disk_threads.submit(go_on.wait)
-        settling = asyncio.ensure_future(keeper.retry_pending())
+        settling = asyncio.ensure_future(pending.retry())
         await turns()
         desk.delete_topic()
         assert desk.disk.folder(f"/data/{TOPIC}-0") is not None, "a thread is opening it"
@@ -351,7 +345,7 @@ def test_a_topic_deleted_while_its_log_is_opened_is_removed_with_it() -> None:
         assert desk.disk.folder(f"/data/{TOPIC}-0") is None
         assert where() not in desk.log_dirs.first.open_logs
         assert where() not in desk.partitions.offline
-        await keeper.retry_pending()
-        assert not keeper.has_pending
+        await pending.retry()
+        assert not len(pending)
 
     told(story)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from fenceline.log.core.disk import PAGE_BYTES, FileSlice, OsDisk
 from fenceline.node.net import sending
@@ -25,6 +26,7 @@ class _Transport:
 
     def __init__(self, end: socket.socket) -> None:
         self.unsent_bytes = 0
+        self.high_bytes: int | None = -1
         self._end = end
 
     def get_extra_info(self, name: str) -> socket.socket:
@@ -33,6 +35,9 @@ class _Transport:
 
     def get_write_buffer_size(self) -> int:
         return self.unsent_bytes
+
+    def set_write_buffer_limits(self, high: int | None = None) -> None:
+        self.high_bytes = high
 
 
 class _Wire:
@@ -120,15 +125,53 @@ def test_bytes_buffered_in_the_transport_are_sent_first(told: Any) -> None:
     async def story(wire: _Wire) -> None:
         wire.transport.unsent_bytes = 1
         assert not wire.sender.send([b"later"])
-        for _ in range(5):
-            await asyncio.sleep(sending._DRAIN_POLL_S)
+        assert wire.transport.high_bytes == 0, "the transport resumes its protocol when all is sent"
+        await asyncio.sleep(0.01)
         with pytest.raises(BlockingIOError):
             wire.peer.recv(1)
         wire.transport.unsent_bytes = 0
+        wire.sender.drained()
+        assert wire.transport.high_bytes is None, "as before"
         assert await wire.received(5) == b"later"
         await wire.is_sent.wait()
 
     told(story)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_response_follows_what_the_transport_has_buffered(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """On real transports: the response of a file comes after all small ones, and without a poll."""
+    small, large = b"s" * (24 << 20), b"l" * (1 << 20)
+
+    class Sending(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+            self.sender = FileSender(transport, None, sent=self.end, failed=errors.append)  # type: ignore[arg-type]
+            transport.write(small)
+            assert transport.get_write_buffer_size()
+            assert not self.sender.send([large])
+
+        def resume_writing(self) -> None:
+            assert self.transport.get_write_buffer_size() == 0
+            self.sender.drained()
+
+        def end(self) -> None:
+            self.sender.close()
+            self.transport.close()
+
+    errors: list[OSError] = []
+
+    async def story() -> bytes:
+        server = await asyncio.get_running_loop().create_server(Sending, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        received = await asyncio.wait_for(reader.read(-1), 60)
+        writer.close()
+        server.close()
+        return received
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(story()) == small + large
+    assert errors == []
 
 
 @pytest.mark.parametrize("hurried", [True, False])

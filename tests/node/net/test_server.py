@@ -3,33 +3,41 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from fenceline.config.node import NodeConfig
-from fenceline.node.broker import Broker
+from fenceline.metadata.image import EMPTY_IMAGE
+from fenceline.node.api.handlers.api_versions import ANY_VERSION, ApiVersions, api_ranges
+from fenceline.node.broker import server_limits
+from fenceline.node.context import NodeView
+from fenceline.node.metrics import NodeMetrics
+from fenceline.node.net.server import Server
 from fenceline.wire.apis import ApiKey
 
 
-@contextmanager
-def alone(**overrides: str) -> Iterator[Any]:
-    """A broker of which only the server is used."""
-    broker: Any = Broker(NodeConfig.load(None, {"listeners": "PLAINTEXT://127.0.0.1:0", **overrides}, {}))
-    broker.partitions = broker.controller = broker.replication = None
-    yield broker
-    broker.disk_threads.shutdown()
+def server_with(overrides: dict[str, str]) -> Server:
+    """A server that answers ApiVersions only, with the limits of a broker. Needs a running loop."""
+    config = NodeConfig.load(None, overrides, {})
+    node = NodeView(1, "", config, lambda: EMPTY_IMAGE)
+    answering = ApiVersions(node, api_ranges((), {}), supported={}, finalized=dict)
+    threads: Any = None
+    return Server(
+        (),
+        {ApiKey.API_VERSIONS: (*ANY_VERSION, answering.handle)},
+        server_limits(config),
+        metrics=NodeMetrics(),
+        threads=threads,
+    )
 
 
 @pytest.mark.parametrize(("overrides", "expected"), [({}, 50), ({"socket.listen.backlog.size": "7"}, 7)])
 def test_backlog_of_the_listeners(overrides: dict[str, str], expected: int) -> None:
     """As the system knows it: for a listening socket, `tcpi_sacked` is the length of its queue."""
 
-    async def story(broker: Any) -> tuple[int, int]:
-        broker.loop = asyncio.get_running_loop()
-        server = broker._make_server()
+    async def story() -> tuple[int, int]:
+        server = server_with(overrides)
         await server.bind("PLAINTEXT", "127.0.0.1", 0)
         (listening,) = server._servers[0].sockets
 
@@ -44,16 +52,14 @@ def test_backlog_of_the_listeners(overrides: dict[str, str], expected: int) -> N
         await server.close()
         return waiting, serving
 
-    with alone(**overrides) as broker:
-        assert asyncio.run(story(broker)) == (expected, expected)
+    assert asyncio.run(story()) == (expected, expected)
 
 
 def test_a_connection_made_before_the_broker_serves_waits() -> None:
     question = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, 7, 0)
 
-    async def story(broker: Any) -> tuple[int, bytes]:
-        broker.loop = asyncio.get_running_loop()
-        server = broker._make_server()
+    async def story() -> tuple[int, bytes]:
+        server = server_with({})
         port = await server.bind("PLAINTEXT", "127.0.0.1", 0)
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
@@ -68,5 +74,4 @@ def test_a_connection_made_before_the_broker_serves_waits() -> None:
         await server.close()
         return taken, answer[4:]
 
-    with alone() as broker:
-        assert asyncio.run(story(broker)) == (0, struct.pack(">i", 7))
+    assert asyncio.run(story()) == (0, struct.pack(">i", 7))

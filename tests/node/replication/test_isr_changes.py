@@ -411,13 +411,13 @@ def test_recovered_is_not_proposed_before_recovery_completes() -> None:
 
     async def story(desk: Desk) -> None:
         flushed = asyncio.Event()
-        flush_up_to = desk.flush_up_to
+        flush_up_to = desk.flushes.up_to
 
         async def slow(*arguments: Any) -> Any:
             await flushed.wait()
             return await flush_up_to(*arguments)
 
-        desk.flush_up_to = slow  # type: ignore[method-assign]
+        desk.replication._flush_up_to = slow
         desk.lead(4, leader_recovery_state=RECOVERING)
         await turns()
         desk.tell(replicas=(1, 2, 3, 4), adding=(4,))

@@ -10,7 +10,7 @@ from tests.node.desk import Desk, told, turns
 
 def _figures(desk: Desk) -> dict[str, float]:
     found = {}
-    for family in ReplicationCollector(desk).collect():  # type: ignore[arg-type]
+    for family in ReplicationCollector(desk.plane.in_service, desk.replication, desk.clock).collect():
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
             found[sample.name.removeprefix("fenceline_") + (f"{{{labels}}}" if labels else "")] = sample.value

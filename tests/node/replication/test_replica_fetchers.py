@@ -14,6 +14,7 @@ import pytest
 from fenceline.ids import TopicPartition
 from fenceline.log.core.config import LogConfig
 from fenceline.log.partition.partition_log import NO_LIMIT
+from fenceline.losses.cutting import Cut
 from fenceline.node.clock import SystemClock
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
@@ -40,7 +41,7 @@ class Host:
     def storage_failed(self, replica: Any, error: Any) -> None:
         raise AssertionError("no disk failed")
 
-    def cut_log(self, replica: Any, duty: Any, leader_id: int) -> None:
+    def cut_log(self, replica: Any, cut: Cut) -> None:
         self.began.set()
         assert self.may_end.wait(60)
 
@@ -55,6 +56,7 @@ def a_replica() -> Any:
         log=MemoryLog(),
         cleaning=None,
         clean_since=NO_LIMIT,
+        refused=(-1, frozenset()),
         may_lead=True,
         config=LogConfig(),
     )
@@ -64,12 +66,12 @@ def cutting(
     host: Host, replica: Any, threads: ThreadPoolExecutor
 ) -> tuple[ReplicaFetchers, FollowerState, set[asyncio.Task[None]]]:
     """Fetchers that have begun to truncate the replica's log, its state, and the work."""
-    fetchers = ReplicaFetchers(host, SystemClock(), lambda: threads, LIMITS, answer_timeout_ms=1000)
+    fetchers = ReplicaFetchers(host, SystemClock(), threads, LIMITS, answer_timeout_ms=1000)
     fetchers.follow(replica, 2, 5)
     link = fetchers._links[2]
     (state,) = link.fetcher.states.values()
     link.duties.execute(CutTo(state, 0, Cause.DIVERGENCE), [])
-    return fetchers, state, link.duties.under_way
+    return fetchers, state, link.under_way
 
 
 def test_a_log_being_truncated_stays_owned_until_the_thread_ends() -> None:
@@ -101,7 +103,7 @@ def test_a_truncation_that_fails_by_an_internal_error_is_retried(capsys: pytest.
     """The partition stopped forever, and nothing reported it."""
 
     class FailingHost(Host):
-        def cut_log(self, replica: Any, duty: Any, leader_id: int) -> None:
+        def cut_log(self, replica: Any, cut: Cut) -> None:
             raise ValueError("of our own")
 
     async def scenario() -> None:

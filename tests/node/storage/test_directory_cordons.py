@@ -40,7 +40,7 @@ def cordon(desk: Desk, cordons: DirectoryCordons, text: str, version: int = 30) 
 def test_new_replicas_avoid_cordoned_directories() -> None:
     async def story(desk: Desk) -> None:
         desk.controller.answer = takes_all
-        cordons = DirectoryCordons(desk)  # type: ignore[arg-type]
+        cordons = desk.plane.cordons
         cordon(desk, cordons, "/data", version=29)
         assert desk.lifecycle.cordoned == [], "metadata version 29 does not support it"
         cordon(desk, cordons, "/data")

@@ -9,8 +9,6 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -27,7 +25,6 @@ from fenceline.losses.cutting import cut_log
 from fenceline.losses.folder import ReceiptFolder, is_receipt_file
 from fenceline.losses.removed_partitions import move_receipts_to_outbox
 from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, ConfigResource, ConfigResourceType
-from fenceline.node.losses.keeper import LossKeeper
 from fenceline.node.storage import directory_move, directory_moves
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
@@ -160,7 +157,7 @@ def test_leader_moves_with_all_records_and_continues() -> None:
         assert produced(desk, 0) == 0
         assert replica.log.log_end_offset == 31
         assert desk.fetched(30).error_code == 0
-        assert await desk.flush_up_to(replica, 31) is None
+        assert await desk.flushes.up_to(replica, 31) is None
 
     moves_of(1, story)
 
@@ -410,11 +407,11 @@ def test_flushes_during_the_swap_use_the_new_log() -> None:
         replica = desk.replica()
         while not desk.moves.moved:
             desk.append()
-            assert await desk.flush_up_to(replica, replica.log.log_end_offset) is None
+            assert await desk.flushes.up_to(replica, replica.log.log_end_offset) is None
         end = replica.log.log_end_offset
         assert replica.log.recovery_point >= end - 1
         desk.append()
-        assert await desk.flush_up_to(replica, end + 1) is None
+        assert await desk.flushes.up_to(replica, end + 1) is None
         assert replica.log.recovery_point == end + 1
 
     moves_of(1, story)
@@ -462,13 +459,10 @@ def test_evidence_and_receipts_move_and_name_the_new_path() -> None:
         assert due[first.id] == replace(
             first, evidence=tuple(p.replace(old, f"{SECOND}/{TOPIC}-0") for p in first.evidence)
         )
-        ((log_dir, receipts),) = desk.carried
-        assert log_dir is desk.log_dirs.opened[1]
-        assert {each.id: each for each in receipts} == due
+        assert {each.id: each for each in desk.losses.next_due(9)} == due
         # Deletions after a crash lose no evidence: it is kept with the moved replica.
         (pending_deletions,) = desk.log_dirs.opened[0].pending_deletions()
-        keeper = SimpleNamespace(_broker=SimpleNamespace(log_dirs=desk.log_dirs))
-        is_kept = partial(LossKeeper._is_kept, keeper)  # type: ignore[arg-type]
+        is_kept = desk.losses._is_kept
         assert move_receipts_to_outbox(pending_deletions, FIRST, with_evidence=False, is_kept=is_kept) == []
         assert len(move_receipts_to_outbox(pending_deletions, FIRST, with_evidence=False)) == 2
 
@@ -494,7 +488,9 @@ def test_copy_found_at_the_start_resumes() -> None:
         target.future_logs.pop(where()).close(clean=True)
         desk.append(5)
 
-        desk.moves = directory_moves.DirectoryMoves(desk)  # type: ignore[arg-type]
+        desk.moves = directory_moves.DirectoryMoves(
+            desk.moves._ports, desk.config, suspect=lambda *_: None, evidence_moved=desk.losses.moved
+        )
         controller.is_deaf = False
         assert desk.partitions.directories.resolve_copies(target) == [copy]
         desk.moves.resume([(target, copy)])

@@ -56,7 +56,7 @@ class Node:
             broker_epoch=lambda: 1,
         )
         self.threads = Held()
-        self.flushes = LogFlushes(self.replicas, StillClock(), self.threads)
+        self.flushes = LogFlushes(self.replicas.in_service, StillClock(), self.threads)
 
     def append(self, index: int = 0) -> tuple[Replica, int]:
         """Append a record; the replica and its new log end offset."""
@@ -90,7 +90,7 @@ def run(story: Callable[[Node], Any]) -> None:
         node.threads.let_go()
         await turns()
         assert not node.flushes._waiting, "a wait never ended"
-        assert all(not replica.waiters for replica in node.replicas)
+        assert all(not replica.waiters for replica in node.replicas.in_service)
 
     asyncio.run(whole())
 
@@ -168,7 +168,7 @@ def test_deleting_a_topic_does_not_wait_for_the_disk() -> None:
 
         with ThreadPoolExecutor(1) as threads, pytest.MonkeyPatch.context() as patched:
             patched.setattr(node.disk, "fsync", slow)
-            node.flushes = LogFlushes(node.replicas, StillClock(), threads)
+            node.flushes = LogFlushes(node.replicas.in_service, StillClock(), threads)
             replica, _ = node.append()
             flush = asyncio.ensure_future(node.flushes.flush(replica))
             assert await asyncio.to_thread(begun.wait, 60)
@@ -227,7 +227,7 @@ def test_flush_that_cannot_start_ends_the_wait(monkeypatch: pytest.MonkeyPatch) 
 
         monkeypatch.setattr(type(replica.log), "flush_work", refuse)
         assert code_of(node.flushes.up_to(replica, end_offset)) is ErrorCode.KAFKA_STORAGE_ERROR
-        assert node.replicas.holds(replica), "the error is transient and needs no repair of the disk"
+        assert node.replicas.in_service.holds(replica), "the error is transient and needs no repair of the disk"
 
     run(story)
 

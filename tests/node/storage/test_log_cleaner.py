@@ -9,7 +9,6 @@ import asyncio
 import errno
 import threading
 from collections.abc import Callable, Coroutine
-from random import Random
 from typing import Any, Final
 
 import pytest
@@ -22,8 +21,7 @@ from fenceline.log.core.checkpoints import read_offsets
 from fenceline.log.core.producer_state import Origin
 from fenceline.node.replication.replica import Replica
 from fenceline.node.storage import log_cleaner
-from fenceline.node.storage.log_cleaner import LogCleaner
-from fenceline.node.storage.log_cleaner_metrics import CleanerCollector
+from fenceline.node.storage.log_cleaner import CleanerCollector, LogCleaner
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
 from tests.node.desk import TOPIC, Desk, turns
@@ -37,9 +35,7 @@ CHECKPOINT: Final = "/data/cleaner-offset-checkpoint"
 class CleaningDesk(Desk):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.rng = Random(1)
-        self.cleaner = LogCleaner(self)  # type: ignore[arg-type]
-        self.partitions.on_dirty = self.cleaner.mark
+        self.cleaner = self.plane.cleaner
         self.topic_settings.update(COMPACT)
 
     async def close(self) -> None:
@@ -384,7 +380,7 @@ def test_a_damaged_log_is_skipped_and_reported() -> None:
         await desk.save()
         await until(desk, lambda: WHERE in desk.cleaner.uncleanable)
         assert "checksum" in desk.cleaner.uncleanable[WHERE][1]
-        assert desk.partitions.holds(replica)
+        assert desk.plane.in_service.holds(replica)
         assert not desk.names(".cleaned", ".swap")
         figures = {family.name: family.samples[0].value for family in CleanerCollector(desk.cleaner).collect()}
         assert figures["fenceline_cleaner_uncleanable_partitions"] == 1

@@ -6,15 +6,11 @@ import asyncio
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from fenceline.config.node import NodeConfig
 from fenceline.ids import TopicPartition
-from fenceline.node.storage.log_recovery import THREADS, _check
-from tests.node.api.handlers.fakes import image_of
+from fenceline.node.storage.log_recovery import _check
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -30,14 +26,7 @@ def test_each_directory_has_its_threads_and_each_log_uses_one(threads: int) -> N
 
     async def whole() -> None:
         with ThreadPoolExecutor(1) as disk_threads:
-            broker: Any = SimpleNamespace(
-                image=image_of(),
-                config=NodeConfig.load(None, {THREADS: str(threads)}, {}),
-                disk_threads=disk_threads,
-                loop=asyncio.get_running_loop(),
-                partitions=SimpleNamespace(recover=recover),
-            )
-            await _check(broker, held)
+            await _check(held, recover, threads, disk_threads)
 
     asyncio.run(whole())
     assert sorted(checked) == sorted(held[0] + held[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from fenceline.ids import TopicPartition
 from fenceline.log.core.errors import StorageError
+from fenceline.node.data_plane import rejected_by_follower
+from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.node.replication.replication import Replication
 from fenceline.node.storage import storage_trouble
 from fenceline.node.storage.storage_trouble import StorageTrouble
@@ -56,11 +59,9 @@ def test_reported_once_and_then_every_minute_with_the_count(desk: Desk) -> None:
 def test_a_follower_that_fetches_into_a_full_disk_reports_it_once(desk: Desk) -> None:
     """Each fetch fails, once per second and partition."""
     passed_on: list[StorageError] = []
-    broker = SimpleNamespace(
-        storage_trouble=desk.trouble,
-        partitions=SimpleNamespace(storage_failed=lambda _, error: passed_on.append(error)),
-    )
-    replication: Any = SimpleNamespace(_broker=broker)
+    in_service = OpenReplicas()
+    in_service.storage_failed.listen(lambda _, error: passed_on.append(error))
+    replication: Any = SimpleNamespace(_rejected=partial(rejected_by_follower, desk.trouble), _in_service=in_service)
     replica: Any = SimpleNamespace(topic_partition=T0, log=SimpleNamespace(log_end_offset=5, offline=None))
     for _ in range(30):
         Replication.storage_failed(replication, replica, full())

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from random import Random, SystemRandom
-from typing import Final, Protocol, TypeVar, cast
+from typing import Final, Protocol, TypeVar
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
@@ -61,7 +61,7 @@ class GroupsDriver:
         settings: GroupSettings | None = None,
         partition_count: int = DEFAULT_PARTITION_COUNT,
         rng: Random | None = None,
-        threads: Callable[[], Executor | None] = lambda: None,
+        threads: Executor | None = None,
         epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
         image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
     ) -> None:
@@ -183,7 +183,8 @@ class GroupsDriver:
             position += 1
             match duty:
                 case Answer(ticket, outcome):
-                    cast("Reply[messages.Outcome]", ticket).put(outcome)
+                    assert isinstance(ticket, Reply), "each request is submitted with a Reply"
+                    ticket.put(outcome)
                 case OffsetRewound():
                     self._log_rewind(duty)
                 case Append():

@@ -71,7 +71,7 @@ class GroupsLoading:
         offsets_log: OffsetsLog,
         clock: Clock,
         carry_out: Callable[[list[Duty]], None],
-        threads: Callable[[], Executor | None],
+        threads: Executor | None,
     ) -> None:
         self._coordinator = coordinator
         self._log = offsets_log
@@ -130,7 +130,7 @@ class GroupsLoading:
 
     async def _read_from_disk(self, load: _Load, cold: LogRead) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._threads(), cold.load)
+            await asyncio.get_running_loop().run_in_executor(self._threads, cold.load)
         except Exception as error:
             load.is_over = True
             self._failed(load.shard, error)

@@ -8,7 +8,9 @@ receipts are durable on this node before they come here, and are found there aga
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.controller.requests import CreateTopics, NewTopic
 from fenceline.errors import ErrorCode, PeerError
@@ -16,14 +18,15 @@ from fenceline.ids import LOSSES_TOPIC, NO_LEADER
 from fenceline.losses.receipt import Receipt, encode
 from fenceline.node.logs import Logger
 from fenceline.node.losses.keeper import LossKeeper
-from fenceline.node.net.peer_connection import ConnectionLost, NoSuchVersion, open_peer
+from fenceline.node.net.peer_connection import NoSuchVersion
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_request, parse_response
 
 if TYPE_CHECKING:
-    from fenceline.node.broker import Broker
+    from fenceline.metadata.image import MetadataImage
+    from fenceline.node.replication.peers import Peers
 
 log = Logger("losses")
 
@@ -44,9 +47,23 @@ _LOG_INTERVAL_S: Final = 60.0
 class LossDelivery:
     """The delivery of one broker. All methods run on the event loop unless they say otherwise."""
 
-    def __init__(self, broker: Broker, keeper: LossKeeper) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        keeper: LossKeeper,
+        image: Callable[[], MetadataImage],
+        peers: Peers,
+        submit: Callable[[CreateTopics], Awaitable[Any]],
+        executor: Executor,
+        *,
+        replication_factor: int,
+    ) -> None:
+        """`submit` sends a request to the controller. `replication_factor`: of the ledger topic, if possible."""
         self._keeper = keeper
+        self._image = image
+        self._peers = peers
+        self._submit = submit
+        self._executor = executor
+        self._replication_factor = replication_factor
         self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -58,7 +75,7 @@ class LossDelivery:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._wakeup.set)
 
-        self._keeper.on_due = on_due
+        self._keeper.due.listen(on_due)
         self._task = asyncio.ensure_future(self._run())
         self._wakeup.set()
 
@@ -100,12 +117,7 @@ class LossDelivery:
     async def _deliver(self, receipts: list[Receipt]) -> None:
         async with asyncio.timeout(_TIMEOUT_S):
             leader = await self._leader()
-            endpoint = self._broker.replication.replication_endpoint(leader)
-            if endpoint is None:
-                raise ConnectionLost(f"broker {leader} is not registered")
-            connection = await open_peer(
-                endpoint.host, endpoint.port, client_id=_CLIENT_ID, connect=self._broker.replication.connect
-            )
+            connection = await self._peers.open(leader, _CLIENT_ID)
             try:
                 version = connection.version_for(ApiKey.PRODUCE, _FIRST_VERSION, _LAST_VERSION_WITH_NAMES)
                 rows = [(receipt.time_ms, receipt.id.encode(), encode(receipt), ()) for receipt in receipts]
@@ -119,25 +131,22 @@ class LossDelivery:
                 connection.close()
         if result.error_code:
             raise PeerError(ErrorCode(result.error_code), result.error_message or "the ledger topic rejected them")
-        broker = self._broker
-        await broker.loop.run_in_executor(broker.disk_threads, self._keeper.delivered, receipts)
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._keeper.delivered, receipts)
 
     async def _leader(self) -> int:
         """The leader of the ledger topic, which is created if missing. Raises PeerError."""
-        broker = self._broker
-        if LOSSES_TOPIC not in broker.image.topics_by_name:
+        if LOSSES_TOPIC not in self._image().topics_by_name:
             await self._create()
         while True:
-            found = broker.image.topics_by_name.get(LOSSES_TOPIC)
+            found = self._image().topics_by_name.get(LOSSES_TOPIC)
             if found is not None and found.partitions[PARTITION].leader != NO_LEADER:
                 return found.partitions[PARTITION].leader
             await asyncio.sleep(_POLL_S)
 
     async def _create(self) -> None:
         """With fewer replicas if the controller cannot place the configured number. Raises PeerError."""
-        broker = self._broker
-        active = sum(each.is_active for each in broker.image.brokers.values())
-        replicas = max(1, min(broker.config.get_int("fenceline.lost.topic.replication.factor"), active))
+        active = sum(each.is_active for each in self._image().brokers.values())
+        replicas = max(1, min(self._replication_factor, active))
         while True:
             topic = NewTopic(
                 LOSSES_TOPIC,
@@ -149,7 +158,7 @@ class LossDelivery:
                     ("unclean.leader.election.enable", "false"),
                 ),
             )
-            (created,) = (await broker.controller.submit(CreateTopics((topic,)))).topics
+            (created,) = (await self._submit(CreateTopics((topic,)))).topics
             outcome = created.outcome
             if not outcome.failed or outcome.code is ErrorCode.TOPIC_ALREADY_EXISTS:
                 return

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fenceline.errors import PeerError
 from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
@@ -20,13 +21,15 @@ from fenceline.ids import NO_LEADER, TopicPartition
 from fenceline.losses.receipt import NO_NODE, Cause, LossClass, Receipt, receipt_id
 from fenceline.node.logs import Logger
 from fenceline.node.losses.keeper import LossKeeper
-from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection, open_peer
+from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
-    from fenceline.metadata.image import TopicImage
-    from fenceline.node.broker import Broker
+    from fenceline.metadata.image import MetadataImage, TopicImage
+    from fenceline.node.clock import Clock
+    from fenceline.node.replication.open_replicas import OpenReplicas
+    from fenceline.node.replication.peers import Peers
 
 log = Logger("losses")
 
@@ -45,12 +48,35 @@ _Bounds = tuple[int, int]
 """Start and end of the readable offsets of a log."""
 
 
+class CommittedPositions(Protocol):
+    """The committed offsets of the groups that are coordinated here (`GroupCoordinator`)."""
+
+    def committed_partitions(self) -> Mapping[str, Collection[int]]: ...
+    def committed(self, topics: Collection[str]) -> Iterable[Iterable[tuple[OffsetSlot, CommittedOffset]]]: ...
+
+
 class LossExpiry:
     """The expiry checks of one broker. All methods run on the event loop."""
 
-    def __init__(self, broker: Broker, keeper: LossKeeper) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        node_id: int,
+        keeper: LossKeeper,
+        positions: CommittedPositions,
+        in_service: OpenReplicas,
+        image: Callable[[], MetadataImage],
+        peers: Peers,
+        clock: Clock,
+        executor: Executor,
+    ) -> None:
+        self._node_id = node_id
         self._keeper = keeper
+        self._positions = positions
+        self._in_service = in_service
+        self._image = image
+        self._peers = peers
+        self._clock = clock
+        self._executor = executor
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._bounds: dict[TopicPartition, _Bounds] = {}
@@ -91,7 +117,7 @@ class LossExpiry:
 
     async def check(self) -> None:
         """Compare committed offsets with log starts that moved; yields to the event loop between topics."""
-        read = self._broker.groups.coordinator.committed_partitions()
+        read = self._positions.committed_partitions()
         before, self._bounds = (
             self._bounds,
             await self._find_bounds(
@@ -110,9 +136,9 @@ class LossExpiry:
         if not moved:
             return
         receipts = []
-        for positions in self._broker.groups.coordinator.committed(sorted({where.topic for where in moved})):
+        for positions in self._positions.committed(sorted({where.topic for where in moved})):
             for slot, committed in positions:
-                topic = self._broker.image.topics_by_name.get(slot.topic)
+                topic = self._image().topics_by_name.get(slot.topic)
                 if topic is None or (starts := moved.get(TopicPartition(slot.topic, slot.partition))) is None:
                     continue
                 seen, start = starts
@@ -129,7 +155,7 @@ class LossExpiry:
         if not deleted:
             return
         receipts = []
-        for slot, committed in chain.from_iterable(self._broker.groups.coordinator.committed(deleted)):
+        for slot, committed in chain.from_iterable(self._positions.committed(deleted)):
             topic = deleted.get(slot.topic)
             if topic is None or not committed.belongs_to(topic.id):
                 continue
@@ -149,7 +175,7 @@ class LossExpiry:
         if not receipts:
             return
         try:
-            await self._broker.loop.run_in_executor(self._broker.disk_threads, self._keeper.expired, receipts)
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._keeper.expired, receipts)
         except OSError as error:
             log.error(
                 "writing receipts of expired records failed",
@@ -194,10 +220,10 @@ class LossExpiry:
             " were not read",
             cause=cause,
             reason=reason,
-            replica=self._broker.node_id,
+            replica=self._node_id,
             leader=partition.leader,
             leader_epoch=partition.leader_epoch,
-            time_ms=self._broker.clock.now_ms(),
+            time_ms=self._clock.now_ms(),
             evidence_note="Records that are deleted on purpose are not kept.",
             group=slot.group_id,
         )
@@ -205,7 +231,7 @@ class LossExpiry:
     # -- log start and end offsets -------------------------------------------------------------------------------------
 
     def _local_bounds(self, slot: OffsetSlot | TopicPartition) -> _Bounds | None:
-        replica = self._broker.partitions.open_by_name.get((slot.topic, slot.partition))
+        replica = self._in_service.by_name.get((slot.topic, slot.partition))
         if replica is None or replica.is_being_cut:
             return None
         return replica.log.log_start_offset, replica.high_watermark
@@ -221,11 +247,11 @@ class LossExpiry:
             if here is not None:
                 found[topic_partition] = here
                 continue
-            topic = self._broker.image.topics_by_name.get(topic_partition.topic)
+            topic = self._image().topics_by_name.get(topic_partition.topic)
             if topic is None or topic_partition.partition >= len(topic.partitions):
                 continue
             leader = topic.partitions[topic_partition.partition].leader
-            if leader not in (NO_LEADER, self._broker.node_id):
+            if leader not in (NO_LEADER, self._node_id):
                 elsewhere[leader].append(topic_partition)
         for leader, partitions in elsewhere.items():
             try:
@@ -235,15 +261,9 @@ class LossExpiry:
         return found
 
     async def _ask(self, leader: int, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, _Bounds]:
-        endpoint = self._broker.replication.replication_endpoint(leader)
-        if endpoint is None:
+        if self._peers.endpoint(leader) is None:
             return {}
-        connection = await open_peer(
-            endpoint.host,
-            endpoint.port,
-            client_id=f"losses-{self._broker.node_id}",
-            connect=self._broker.replication.connect,
-        )
+        connection = await self._peers.open(leader, f"losses-{self._node_id}")
         found: dict[TopicPartition, _Bounds] = {}
         try:
             for position in range(0, len(partitions), _MAX_BATCH):

@@ -9,7 +9,8 @@ Threads: truncations run in several disk threads; one lock guards the state that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,14 +23,14 @@ from fenceline.log.directories.set_aside import keep_records
 from fenceline.losses import quarantine, removed_partitions
 from fenceline.losses.cutting import Cut, cut_log
 from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
-from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.logs import Logger
-from fenceline.node.losses.pending_partitions import PendingPartitions
 from fenceline.node.metric_families import counter_by, gauges
-from fenceline.replica.follower import CutTo, RestartAt
+from fenceline.node.signal import Signal
 
 if TYPE_CHECKING:
-    from fenceline.node.broker import Broker
+    from fenceline.node.clock import Clock
+    from fenceline.node.replication.open_replicas import OpenReplicas
     from fenceline.node.replication.replica import Replica
 
 log = Logger("losses")
@@ -43,21 +44,33 @@ _NOTHING_TO_FREE_MS: Final = 10_000
 class LossKeeper:
     """The losses of one broker. Each method says which thread it runs in."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._max_age_ms = broker.config.get_int("fenceline.lost.retention.ms")
-        self._max_bytes = broker.config.get_int("fenceline.lost.retention.bytes")
+    def __init__(
+        self,
+        node_id: int,
+        log_dirs: Iterable[LogDir],
+        in_service: OpenReplicas,
+        clock: Clock,
+        executor: Executor,
+        *,
+        max_age_ms: int,
+        max_bytes: int,
+    ) -> None:
+        """`max_age_ms`, `max_bytes`: limits of the evidence."""
+        self._node_id = node_id
+        self._log_dirs = log_dirs
+        self._in_service = in_service
+        self._clock = clock
+        self._executor = executor
+        self._max_age_ms = max_age_ms
+        self._max_bytes = max_bytes
         self._lock = Lock()
         self._due: dict[str, tuple[Receipts, Receipt]] = {}
-        self.on_due: Callable[[], None] = lambda: None
-        """Called, in any thread, when there is a receipt to deliver."""
+        self.due: Signal[[]] = Signal()
+        """There is a receipt to deliver. Any thread."""
         self.losses: dict[LossClass, int] = dict.fromkeys(LossClass, 0)
         """Since this node started."""
         self.evidence_bytes = 0
         """As of the last sweep."""
-        self._pending = PendingPartitions(
-            broker, self._make_room, self._record_loss, self._queue_receipt, self._collect_strays
-        )
         self.compared_first: set[str] = set()
         """Directories of replicas that were moved away, which `RemovedReplicas` handles first."""
         self._relieving: asyncio.Future[bool] | None = None
@@ -69,42 +82,21 @@ class LossKeeper:
 
     # -- truncation, in a thread -----------------------------------------------------------------------------------
 
-    def cut(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
+    def cut(self, replica: Replica, cut: Cut) -> None:
         """Truncate the log; receipts of lost records are durable before this returns. Raises StorageError."""
-        epoch = duty.state.leader_epoch
-        refused_epoch, refused_ends = replica.refused
         disk = self._log_dir_of(replica.log.directory).disk
-        receipts = cut_log(
-            disk,
-            replica.log,
-            Cut(
-                duty.offset,
-                isinstance(duty, RestartAt),
-                Cause(duty.cause.name.lower()),
-                duty.cause.value,
-                self._broker.node_id,
-                leader_id,
-                epoch,
-                self._broker.clock.now_ms(),
-                # A leader in between may have had the records and have acknowledged a producer's retry.
-                refused_ends if refused_epoch == epoch - 1 else frozenset(),
-                replica.clean_since,
-                isinstance(duty, RestartAt) and duty.leader_has_all,
-            ),
-            lambda: self._make_room(replica.log.directory),
-        )
+        receipts = cut_log(disk, replica.log, cut, lambda: self.make_room(replica.log.directory))
         folder = ReceiptFolder(disk, replica.log.directory)
         for receipt in receipts:
-            self._record_loss(folder, receipt)
+            self.record_loss(folder, receipt)
 
-    def relieve(self, topic_partition: TopicPartition) -> None:
-        """On the event loop: a disk is full. Delete the oldest evidence on it."""
-        broker = self._broker
-        now_ms = broker.clock.monotonic_ms()
-        if self._relieving is not None or now_ms < self._relief_pauses_until_ms:
+    def on_rejected(self, topic_partition: TopicPartition, error: StorageError) -> None:
+        """On the event loop: a write was rejected. If the disk is full, delete the oldest evidence on it."""
+        now_ms = self._clock.monotonic_ms()
+        if not error.disk_full or self._relieving is not None or now_ms < self._relief_pauses_until_ms:
             return
-        replica = broker.partitions.open_by_name.get(topic_partition)
-        directory = replica.log.directory if replica is not None else f"{next(iter(broker.log_dirs)).path}/"
+        replica = self._in_service.by_name.get(topic_partition)
+        directory = replica.log.directory if replica is not None else f"{next(iter(self._log_dirs)).path}/"
 
         def relieved(relieving: asyncio.Future[bool]) -> None:
             self._relieving = None
@@ -112,52 +104,26 @@ class LossKeeper:
             if error is not None:
                 log.error("deleting evidence from a full disk failed", reason=str(error))
             if relieving.cancelled() or error is not None or not relieving.result():
-                self._relief_pauses_until_ms = broker.clock.monotonic_ms() + _NOTHING_TO_FREE_MS
+                self._relief_pauses_until_ms = self._clock.monotonic_ms() + _NOTHING_TO_FREE_MS
 
         self._relieving = asyncio.ensure_future(
-            broker.loop.run_in_executor(broker.disk_threads, self._make_room, directory)
+            asyncio.get_running_loop().run_in_executor(self._executor, self.make_room, directory)
         )
         self._relieving.add_done_callback(relieved)
 
-    def _make_room(self, directory: str) -> bool:
+    def make_room(self, directory: str) -> bool:
         """In a thread. False if there is no evidence on that disk."""
         log_dir = self._log_dir_of(directory)
         with self._lock:
             room = quarantine.make_room(log_dir.disk, _folders(log_dir))
         for folder, receipt in room.changed:
             log.warning("evidence deleted to free disk space", receipt=receipt.id, loss=str(receipt))
-            self._queue_receipt(folder, receipt)
+            self.queue_receipt(folder, receipt)
         return room.freed
 
     # -- start, in a thread ----------------------------------------------------------------------------------------
 
-    def recover(self) -> None:
-        """Before any log is served: complete what a crash interrupted, and find undelivered receipts."""
-        for log_dir in self._broker.log_dirs:
-            self._pending.register_unopened(log_dir)
-            try:
-                self._recover_directory(log_dir)
-            except OSError as error:
-                log.error(
-                    "reading loss receipts of a log directory failed",
-                    path=log_dir.path,
-                    reason=str(error),
-                    advice="Check the disk, then restart the node to deliver the remaining receipts.",
-                )
-
-    def _recover_directory(self, log_dir: LogDir) -> None:
-        for topic_partition, path in _with_evidence(log_dir):
-            folder = ReceiptFolder(log_dir.disk, path)
-            if folder.is_pending:
-                self._pending.record_losses(log_dir, topic_partition)
-            for receipt in folder.due():
-                self._queue_receipt(folder, receipt)
-        self._collect_strays(log_dir)
-        outbox = Outbox(log_dir.disk, log_dir.path)
-        for receipt in outbox.due():
-            self._queue_receipt(outbox, receipt)
-
-    def _collect_strays(self, log_dir: LogDir) -> None:
+    def collect_strays(self, log_dir: LogDir) -> None:
         """Move receipts of directories that are no longer in the metadata, and their evidence, to the outbox."""
         for stray in log_dir.strays():
             if stray.path in self.compared_first:
@@ -175,25 +141,14 @@ class LossKeeper:
     def _move_receipts(self, log_dir: LogDir, removed: RemovedPartition, *, with_evidence: bool) -> None:
         """Before a directory is deleted: move its receipts to the outbox, which delivers them. Raises OSError."""
         outbox = Outbox(log_dir.disk, log_dir.path)
-        for receipt in removed_partitions.resolve_pending(
-            removed, replica=self._broker.node_id, now_ms=self._broker.clock.now_ms()
-        ):
-            self._record_loss(ReceiptFolder(removed.disk, removed.path), receipt)
+        for receipt in removed_partitions.resolve_pending(removed, replica=self._node_id, now_ms=self._clock.now_ms()):
+            self.record_loss(ReceiptFolder(removed.disk, removed.path), receipt)
         with self._lock:
             rescued = removed_partitions.move_receipts_to_outbox(
                 removed, log_dir.path, with_evidence=with_evidence, is_kept=self._is_kept
             )
         for receipt in rescued:
-            self._queue_receipt(outbox, receipt)
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether `retry_pending` has work left; if not, there is none until the next start."""
-        return bool(self._pending)
-
-    async def retry_pending(self) -> None:
-        """On the event loop: retry partitions whose receipts did not fit on the disk at the start."""
-        await self._pending.retry()
+            self.queue_receipt(outbox, receipt)
 
     # -- deletion, in a thread -------------------------------------------------------------------------------------
 
@@ -207,7 +162,7 @@ class LossKeeper:
             except OSError as error:
                 if error.errno not in quarantine.FULL or not has_records:
                     raise
-                if not self._make_room(removed.path):
+                if not self.make_room(removed.path):
                     removed_partitions.delete_records(removed)
                     has_records = False
         removed.delete()
@@ -229,7 +184,7 @@ class LossKeeper:
             lost_from,
             reason,
             high_watermark=removed.high_watermark,
-            now_ms=self._broker.clock.now_ms(),
+            now_ms=self._clock.now_ms(),
         )
         self._move_receipts(log_dir, removed, with_evidence=True)
         removed_partitions.delete_log(removed)
@@ -237,45 +192,43 @@ class LossKeeper:
     def _is_kept(self, receipt: Receipt) -> bool:
         """Whether a replica on this node has the receipt: then the deleted directory is its old place, or a copy."""
         return any(
-            ReceiptFolder(each.disk, _directory_of(each, receipt)).is_known(receipt.id)
-            for each in self._broker.log_dirs
+            ReceiptFolder(each.disk, _directory_of(each, receipt)).is_known(receipt.id) for each in self._log_dirs
         )
 
     def moved(self, log_dir: LogDir, receipts: Iterable[Receipt]) -> None:
         """The replica has moved to this directory, with its evidence."""
         for receipt in receipts:
-            self._queue_receipt(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
+            self.queue_receipt(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
 
     def expired(self, receipts: Iterable[Receipt]) -> None:
         """Records that expired before groups read them; there is no evidence. Raises OSError."""
-        log_dir = next(iter(self._broker.log_dirs))
+        log_dir = next(iter(self._log_dirs))
         outbox = Outbox(log_dir.disk, log_dir.path)
         for receipt in receipts:
             outbox.mark_due(receipt)
-            self._record_loss(outbox, receipt)
+            self.record_loss(outbox, receipt)
 
     async def sweep(self) -> None:
         """On the event loop: enforce the limits of the quarantine. Raises OSError."""
-        broker = self._broker
-        await broker.loop.run_in_executor(broker.disk_threads, self._sweep)
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._sweep)
 
     def _sweep(self) -> None:
         kept_bytes = 0
-        for log_dir in self._broker.log_dirs:
-            self._collect_strays(log_dir)
+        for log_dir in self._log_dirs:
+            self.collect_strays(log_dir)
             with self._lock:
                 self._drop_delivered(log_dir)
                 swept = quarantine.sweep(
                     log_dir.disk,
                     _folders(log_dir),
-                    now_ms=self._broker.clock.now_ms(),
+                    now_ms=self._clock.now_ms(),
                     max_age_ms=self._max_age_ms,
                     max_bytes=self._max_bytes,
                 )
             kept_bytes += swept.kept_bytes
             for folder, receipt in swept.changed:
                 log.info("evidence deleted", receipt=receipt.id, loss=str(receipt), reason=receipt.evidence_note)
-                self._queue_receipt(folder, receipt)
+                self.queue_receipt(folder, receipt)
         self.evidence_bytes = kept_bytes
 
     # -- delivery --------------------------------------------------------------------------------------------------
@@ -305,19 +258,19 @@ class LossKeeper:
         the log end, the receipts explain the missing records."""
         if not isinstance(folder, ReceiptFolder):
             return False
-        replica = self._broker.partitions.open_by_name.get((receipt.topic, receipt.partition))
+        replica = self._in_service.by_name.get((receipt.topic, receipt.partition))
         return replica is None or replica.log.durable_recovery_point > replica.log.log_end_offset
 
     def _drop_delivered(self, log_dir: LogDir) -> None:
         """Delete receipts that were kept for the next start and are no longer needed. Raises OSError."""
-        for _, path in _with_evidence(log_dir):
+        for _, path in with_evidence(log_dir):
             folder = ReceiptFolder(log_dir.disk, path)
             due = {receipt.id for receipt in folder.due()}
             for receipt in folder.contents().receipts:
                 if not receipt.evidence and receipt.id not in due and not self._is_needed(folder, receipt):
                     folder.drop(receipt.id)
 
-    def _record_loss(self, folder: Receipts, receipt: Receipt) -> None:
+    def record_loss(self, folder: Receipts, receipt: Receipt) -> None:
         with self._lock:
             self.losses[receipt.loss_class] += 1
         log.warning(
@@ -337,15 +290,15 @@ class LossKeeper:
             receipt=receipt.id,
             advice=_ADVICE if receipt.evidence else _NO_ADVICE,
         )
-        self._queue_receipt(folder, receipt)
+        self.queue_receipt(folder, receipt)
 
-    def _queue_receipt(self, folder: Receipts, receipt: Receipt) -> None:
+    def queue_receipt(self, folder: Receipts, receipt: Receipt) -> None:
         with self._lock:
             self._due[receipt.id] = (folder, receipt)
-        self.on_due()
+        self.due()
 
     def _log_dir_of(self, path: str) -> LogDir:
-        for log_dir in self._broker.log_dirs:
+        for log_dir in self._log_dirs:
             if path.startswith(log_dir.path + "/"):
                 return log_dir
         raise StorageError(f"{path} is not in any of this node's log directories")
@@ -366,7 +319,7 @@ class LossCollector:
         )
 
 
-def _with_evidence(log_dir: LogDir) -> Iterator[tuple[TopicPartition, str]]:
+def with_evidence(log_dir: LogDir) -> Iterator[tuple[TopicPartition, str]]:
     """Partitions with evidence, and their directories. One stat each: there may be ten thousand partitions."""
     for name in log_dir.disk.listdir(log_dir.path):
         topic_partition = parse_partition_name(name)
@@ -382,7 +335,7 @@ def _directory_of(log_dir: LogDir, receipt: Receipt) -> str:
 def _folders(log_dir: LogDir) -> Iterator[Receipts]:
     """All receipt folders of a log directory."""
     yield Outbox(log_dir.disk, log_dir.path)
-    for _, path in _with_evidence(log_dir):
+    for _, path in with_evidence(log_dir):
         yield ReceiptFolder(log_dir.disk, path)
     for stray in log_dir.strays():
         folder = ReceiptFolder(log_dir.disk, stray.path)

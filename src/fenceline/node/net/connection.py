@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fenceline.log.core.disk import FileSlice
 from fenceline.node.logs import Logger
@@ -27,8 +27,9 @@ from fenceline.wire.frame import MalformedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
-    from fenceline.node.net.server import Server
+    from fenceline.node.metrics import NodeMetrics
 
 log = Logger("connection")
 
@@ -98,6 +99,23 @@ class PendingAnswer:
             callback()
 
 
+class ConnectionOwner(Protocol):
+    """What a connection uses of its `Server`."""
+
+    metrics: NodeMetrics
+    threads: Executor
+    has_urgent_requests: Callable[[], bool]
+    max_request_bytes: int
+
+    def register(self, connection: Connection) -> bool: ...
+    def unregister(self, connection: Connection, buffer_bytes: int) -> None: ...
+    def handle(self, connection: Connection, frame: memoryview) -> Sequence[Part] | PendingAnswer | None: ...
+    def reserve(self, connection: Connection, size_bytes: int) -> bool: ...
+    def release_memory(self, size_bytes: int) -> None: ...
+    @property
+    def is_short_of_memory(self) -> bool: ...
+
+
 def _has_socket(transport: asyncio.Transport | None) -> bool:
     """Whether files can be sent and their completion observed; a simulated transport has no socket."""
     return transport is not None and transport.get_extra_info("socket") is not None
@@ -125,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         "peer",
     )
 
-    def __init__(self, server: Server, listener: str) -> None:
+    def __init__(self, server: ConnectionOwner, listener: str) -> None:
         self._server = server
         self.listener = listener
         self._buffer = bytearray(INITIAL_BUFFER_BYTES)
@@ -182,6 +200,8 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._paused_writing = False
         self.idle_ticks = 0
+        if self._sender is not None:
+            self._sender.drained()
         self._take_requests()
 
     # --- the node's side ------------------------------------------------------------------------------------------
@@ -202,10 +222,10 @@ class Connection(asyncio.BufferedProtocol):
         if sender is None:
             sender = self._sender = FileSender(
                 transport,
-                self._server.broker.disk_threads,
+                self._server.threads,
                 sent=self._files_sent,
                 failed=self._files_failed,
-                has_urgent_requests=self._server.metrics.has_urgent_requests,
+                has_urgent_requests=self._server.has_urgent_requests,
             )
         return sender.send(buffers)
 

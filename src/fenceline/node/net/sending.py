@@ -26,7 +26,6 @@ SLICE_BYTES: Final = 256 << 10
 """Bytes sent per iteration of the event loop while there are urgent requests."""
 LARGE_SLICE_BYTES: Final = 1 << 20
 """The same while there are none: an iteration has a cost of its own."""
-_DRAIN_POLL_S: Final = 0.002
 _SEEN_S: Final = 0.05
 """How long a positive page cache check is valid."""
 
@@ -35,7 +34,7 @@ Part = bytes | bytearray | memoryview | FileSlice
 
 class FileSender:
     """Sends one response at a time. `sent` is called when it has been sent, `failed` if it cannot be. `send` itself
-    never calls `sent`, but may call `failed`."""
+    never calls `sent`, but may call `failed`. The transport's protocol calls `drained` when it may write again."""
 
     __slots__ = (
         "_failed",
@@ -51,6 +50,7 @@ class FileSender:
         "_threads",
         "_transport",
         "_waits",
+        "_waits_for_drain",
     )
 
     def __init__(
@@ -76,6 +76,7 @@ class FileSender:
         self._parts: deque[Part] = deque()
         self._position = 0
         self._waits = False
+        self._waits_for_drain = False
         self._seen: FileSlice | None = None
         self._seen_until_s = 0.0
 
@@ -88,8 +89,10 @@ class FileSender:
         assert not self._parts, "one answer at a time"
         self._parts.extend(parts)
         if self._transport.get_write_buffer_size():
-            # The transport still has to send earlier small responses.
-            self._loop.call_later(_DRAIN_POLL_S, self._when_drained)
+            # The transport still has to send earlier small responses. It pauses its protocol now, and resumes it when
+            # they are sent.
+            self._waits_for_drain = True
+            self._transport.set_write_buffer_limits(high=0)
             return False
         return self._continue(is_fresh=True)
 
@@ -103,12 +106,11 @@ class FileSender:
         self._parts.clear()
         self._seen = None
 
-    def _when_drained(self) -> None:
-        if self._fd < 0:
-            return
-        if self._transport.get_write_buffer_size():
-            self._loop.call_later(_DRAIN_POLL_S, self._when_drained)
-        else:
+    def drained(self) -> None:
+        """The transport has resumed its protocol."""
+        if self._waits_for_drain and self._fd >= 0:
+            self._waits_for_drain = False
+            self._transport.set_write_buffer_limits()
             self._later()
 
     def _later(self) -> None:

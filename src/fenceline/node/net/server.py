@@ -1,9 +1,9 @@
 """Listeners, the dispatch table and the budget of receive memory.
 
-Owns every open connection. Decides nothing about the protocol: a request is dispatched by API key and version.
+Owns every open connection. Decides nothing about the protocol, and knows no handler: a request is dispatched by API key
+and version to the tables that the server is given.
 
-- An unknown API key or version closes the connection with a log line; only ApiVersions is answered in version 0 with
-  UNSUPPORTED_VERSION, so that clients can downgrade (KIP-35).
+- An unknown API key or version closes the connection with a log line.
 - Receive buffers beyond the first 64 KiB of a connection come out of one budget (`queued.max.request.bytes`); when it
   is exhausted, a connection stops reading until others have released memory. While connections wait, enlarged buffers
   are released as soon as they are empty, and a peer that stalls in the middle of a large request is disconnected.
@@ -18,19 +18,20 @@ import errno
 import os
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from fenceline.errors import ErrorCode, OperatorError, PeerError
-from fenceline.node.api.handlers.api_versions import encode_api_versions, has_valid_software_name
-from fenceline.node.context import Api, RequestContext
+from fenceline.errors import OperatorError, PeerError
+from fenceline.node.context import Answer, Api, RequestContext
 from fenceline.node.logs import Logger
-from fenceline.node.net.connection import Connection, PendingAnswer
+from fenceline.node.net.connection import INITIAL_BUFFER_BYTES, Connection, PendingAnswer
 from fenceline.wire.apis import ApiKey
-from fenceline.wire.frame import MalformedRequest, encode_response_frame, parse_request_header
+from fenceline.wire.entities import read_request, write_response
+from fenceline.wire.frame import MalformedRequest, RequestHeader, encode_response_frame, parse_request_header
 
 if TYPE_CHECKING:
-    from fenceline.node.broker import Broker
     from fenceline.node.metrics import NodeMetrics
 
 log = Logger("server")
@@ -38,12 +39,27 @@ log = Logger("server")
 Buffer: TypeAlias = bytes | bytearray | memoryview
 RawHandler: TypeAlias = Callable[[RequestContext, memoryview], "list[Buffer] | PendingAnswer | None"]
 """A handler of the data path: receives the body's bytes, returns the frame, a pending response, or None (acks=0)."""
+RawApi: TypeAlias = tuple[int, int, RawHandler]
+"""Its versions (both ends inclusive), and the handler."""
 
-Forward: TypeAlias = Callable[[Api, RequestContext, bytes], "Awaitable[Any] | None"]
+Forward: TypeAlias = Callable[[Api, RequestContext, bytes], "Awaitable[Answer] | None"]
 """Forwards a request to another node; None: it is answered here."""
 
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
 _STALL_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Sizes and times of a server. Socket buffers of -1 are the system's."""
+
+    max_request_bytes: int
+    receive_budget_bytes: int
+    max_connections: int
+    backlog: int
+    idle_timeout_ms: int
+    send_buffer_bytes: int = -1
+    receive_buffer_bytes: int = -1
 
 
 class Server:
@@ -51,41 +67,34 @@ class Server:
 
     def __init__(
         self,
-        broker: Broker,
         apis: Iterable[Api],
-        raw: dict[ApiKey, tuple[int, int, RawHandler]],
+        raw: Mapping[ApiKey, RawApi],
+        limits: ServerLimits,
         *,
-        forward: Forward | None = None,
-        max_request_bytes: int,
-        receive_budget_bytes: int,
-        max_connections: int,
-        backlog: int,
-        idle_timeout_ms: int,
-        send_buffer_bytes: int,
-        receive_buffer_bytes: int,
         metrics: NodeMetrics,
+        threads: Executor,
+        forward: Forward | None = None,
+        has_urgent_requests: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.broker = broker
+        """`threads` load the records of responses from the disk; `has_urgent_requests`: whether they must leave time
+        for other requests."""
         self.metrics = metrics
-        self.max_request_bytes = max_request_bytes
-        self._receive_budget_bytes = receive_budget_bytes
-        self._receive_free_bytes = receive_budget_bytes
+        self.threads = threads
+        self.has_urgent_requests = has_urgent_requests
+        self.max_request_bytes = limits.max_request_bytes
+        self._receive_budget_bytes = limits.receive_budget_bytes
+        self._receive_free_bytes = limits.receive_budget_bytes
         self._waiting_for_room: deque[Connection] = deque()
-        self._max_connections = max_connections
-        self._backlog = backlog
-        self._idle_timeout_ms = idle_timeout_ms
-        self._socket_buffers = ((socket.SO_SNDBUF, send_buffer_bytes), (socket.SO_RCVBUF, receive_buffer_bytes))
-        self._apis = {api.key: api for api in apis}
-        self._raw = raw
+        self._max_connections = limits.max_connections
+        self._backlog = limits.backlog
+        self._idle_timeout_ms = limits.idle_timeout_ms
+        self._socket_buffers = (
+            (socket.SO_SNDBUF, limits.send_buffer_bytes),
+            (socket.SO_RCVBUF, limits.receive_buffer_bytes),
+        )
+        self._apis: dict[int, Api] = {api.key: api for api in apis}
+        self._raw: dict[int, RawApi] = {int(key): each for key, each in raw.items()}
         self._forward = forward
-        ranges = {api.key: (api.min_version, api.max_version) for api in self._apis.values()}
-        ranges.update({key: (low, high) for key, (low, high, _) in raw.items()})
-        ranges[ApiKey.API_VERSIONS] = (0, 4)
-        if ApiKey.PRODUCE in ranges:
-            # Older librdkafka (2.0 for one) takes a minimum version above 2 for a server that supports no codec but
-            # zstd. Kafka also advertises 0, and closes the connection of a client that uses it.
-            ranges[ApiKey.PRODUCE] = (0, ranges[ApiKey.PRODUCE][1])
-        self.api_ranges: Final = dict(sorted(ranges.items()))
         self._connections: dict[Connection, None] = {}
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
@@ -166,8 +175,6 @@ class Server:
         return len(self._connections) <= self._max_connections
 
     def unregister(self, connection: Connection, buffer_bytes: int) -> None:
-        from fenceline.node.net.connection import INITIAL_BUFFER_BYTES
-
         self._connections.pop(connection, None)
         self._draining.discard(connection)
         if self._drained is not None and not self._draining:
@@ -260,7 +267,7 @@ class Server:
         header = parse_request_header(frame)
         key, version = header.api_key, header.api_version
         self.metrics.count_request(key)
-        raw = self._raw.get(key)  # type: ignore[call-overload]
+        raw = self._raw.get(key)
         if raw is not None:
             low, high, raw_handler = raw
             if not low <= version <= high:
@@ -268,10 +275,8 @@ class Server:
                     f"{ApiKey(key).name} version {version} not supported; supported: {low} to {high}"
                 )
             context = self._context(connection, header)
-            return raw_handler(context, frame[header.body_position :])  # type: ignore[no-any-return]
-        if key == ApiKey.API_VERSIONS:
-            return self._answer_api_versions(header.correlation_id, version, frame[header.body_position :])
-        api = self._apis.get(key)  # type: ignore[call-overload]
+            return raw_handler(context, frame[header.body_position :])
+        api = self._apis.get(key)
         if api is None:
             raise MalformedRequest(f"API key {key} version {version} is not supported")
         if not api.min_version <= version <= api.max_version:
@@ -280,9 +285,8 @@ class Server:
             )
         return self._handle_entity(api, self._context(connection, header), bytes(frame[header.body_position :]))
 
-    def _context(self, connection: Connection, header: Any) -> RequestContext:
+    def _context(self, connection: Connection, header: RequestHeader) -> RequestContext:
         return RequestContext(
-            self.broker,
             header.api_version,
             header.correlation_id,
             header.client_id,
@@ -292,10 +296,10 @@ class Server:
         )
 
     def _handle_entity(self, api: Api, context: RequestContext, body: bytes) -> list[Buffer] | PendingAnswer:
-        from fenceline.wire.entities import read_request
-
         request = read_request(api.key, context.api_version, body)
-        answer: Any = self._forward(api, context, body) if self._forward is not None else None
+        answer: Answer | Awaitable[Answer] | None = None
+        if self._forward is not None:
+            answer = self._forward(api, context, body)
         if answer is None:
             try:
                 answer = api.handler(context, request)
@@ -309,7 +313,9 @@ class Server:
         task.add_done_callback(self._tasks.pop)
         return pending
 
-    async def _finish(self, api: Api, context: RequestContext, answer: Any, pending: PendingAnswer) -> None:
+    async def _finish(
+        self, api: Api, context: RequestContext, answer: Awaitable[Answer], pending: PendingAnswer
+    ) -> None:
         try:
             try:
                 fields = await answer
@@ -323,21 +329,9 @@ class Server:
             log.exception("request failed", api=api.key.name, version=context.api_version, peer=context.peer)
             pending.fail("internal error, see the previous log message")
 
-    def _frame(self, key: ApiKey, context: RequestContext, answer: Any) -> list[Buffer]:
-        from fenceline.wire.entities import write_response
-
+    def _frame(self, key: ApiKey, context: RequestContext, answer: Answer) -> list[Buffer]:
         body = answer if isinstance(answer, bytes) else write_response(key, context.api_version, answer)
         return encode_response_frame(key, context.api_version, context.correlation_id, body)
-
-    def _answer_api_versions(self, correlation_id: int, version: int, body: memoryview) -> list[Buffer]:
-        low, high = self.api_ranges[ApiKey.API_VERSIONS]
-        answered, error = version, ErrorCode.NONE
-        if not low <= version <= high:
-            answered, error = 0, ErrorCode.UNSUPPORTED_VERSION
-        elif not has_valid_software_name(version, body):
-            error = ErrorCode.INVALID_REQUEST
-        encoded = encode_api_versions(answered, error, self.api_ranges, self.broker)
-        return encode_response_frame(ApiKey.API_VERSIONS, answered, correlation_id, encoded)
 
 
 def _bind_failure(error: OSError) -> tuple[str, str]:

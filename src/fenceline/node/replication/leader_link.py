@@ -1,7 +1,8 @@
 """Fetching from one leader: a connection and a task, and up to two more for partitions that are far behind.
 
 Owns the connections and which partition is fetched over which: sends the fetches that `fenceline.replica` builds, and
-passes the responses on (`leader_duties`). Never accesses a log. Decides nothing about the protocol.
+passes the responses on (`leader_duties`, `follower_truncation`). Never accesses a log. Decides nothing about the
+protocol.
 
 A partition that is added does not wait for the fetch that is parked at the leader: the connection is reopened, with all
 partitions in the first request.
@@ -20,24 +21,21 @@ Rules: `epochs.md E23-E29`; `gaps.md G3`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from fenceline.node.logs import Logger
 from fenceline.node.net.peer_connection import AnswerTooLarge, ConnectionLost, NoSuchVersion, PeerConnection, open_peer
+from fenceline.node.replication.follower_truncation import FollowerTruncation
 from fenceline.node.replication.leader_duties import Duties
+from fenceline.node.replication.link_work import LinkWork, SharedFetching
 from fenceline.replica.fetcher import Fetcher
-from fenceline.replica.follower import CutTo, FollowerState, Phase, Question, RestartAt
+from fenceline.replica.follower import FollowerState, Phase, Question
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch import encode_request, largest_partition, parse_response
 
 if TYPE_CHECKING:
-    from fenceline.errors import PeerError
-    from fenceline.log.core.errors import StorageError
-    from fenceline.metadata.image import Endpoint
     from fenceline.node.replication.replica import Replica
-    from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 
 log = Logger("replication")
 
@@ -50,42 +48,18 @@ _ARRIVAL_S: Final = 0.02
 _TROUBLE = (ConnectionError, MalformedRequest, NoSuchVersion)
 
 
-class Host(Protocol):
-    """The broker's interface for fetchers."""
-
-    @property
-    def node_id(self) -> int: ...
-    @property
-    def broker_epoch(self) -> int: ...
-    def replication_endpoint(self, node_id: int) -> Endpoint | None:
-        """The listener address of a broker for other brokers; None while it is not registered."""
-
-    def storage_failed(self, replica: Replica, error: StorageError) -> None: ...
-    def cut_log(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
-        """In a thread: truncate the log, with a receipt of the lost records. Raises StorageError."""
-
-    def flushed(self, replica: Replica, end_offset: int) -> Awaitable[PeerError | None]:
-        """Awaits until a followed log is flushed up to `end_offset`; returns the error if it cannot be."""
-
-    async def checkpoint(self) -> None:
-        """Write the recovery points to disk. Raises StorageError."""
-
-    def cut_ended(self, replica: Replica) -> None:
-        """On the event loop: the thread that truncated the log has finished."""
-
-
 class LeaderLink:
     """Fetching from one leader. `near`: None, or the main link of a link for partitions that are far behind."""
 
-    def __init__(self, fetchers: ReplicaFetchers, leader_id: int, near: LeaderLink | None = None) -> None:
+    def __init__(self, shared: SharedFetching, leader_id: int, near: LeaderLink | None = None) -> None:
         self._near = near
         self._far: list[LeaderLink] = []
-        self._fetchers = fetchers
-        self._host = fetchers.host
-        self._clock = fetchers.clock
+        self._shared = shared
+        self._host = shared.host
+        self._clock = shared.clock
         self._leader_id = leader_id
         self.fetcher = Fetcher(
-            replica_id=self._host.node_id, broker_epoch=self._host.broker_epoch, limits=fetchers.limits
+            replica_id=self._host.node_id, broker_epoch=self._host.broker_epoch, limits=shared.limits
         )
         self._replicas: dict[tuple[bytes, int], Replica] = {}
         self._connection: PeerConnection | None = None
@@ -98,8 +72,11 @@ class LeaderLink:
         self._watchdog: asyncio.TimerHandle | None = None
         self._arrivals: asyncio.TimerHandle | None = None
         """Interrupts the fetch in flight for partitions that came from a far-behind link."""
-        under_way: set[asyncio.Task[None]] = set() if near is None else near.duties.under_way
-        self.duties: Duties = Duties(self, fetchers, leader_id, under_way)
+        self.under_way: set[asyncio.Task[None]] = set() if near is None else near.under_way
+        """Truncations and flushes, which continue when the link is closed."""
+        work = LinkWork(self, shared, leader_id, self.under_way)
+        self.truncation: FollowerTruncation = FollowerTruncation(work)
+        self.duties: Duties = Duties(work, self.truncation)
         self._is_unreachable = False
         self._was_closed_by_leader = False
         """The leader closed the connection while a response was pending."""
@@ -190,7 +167,7 @@ class LeaderLink:
     async def ended(self) -> None:
         for far in self._far:
             await far.ended()
-        await asyncio.gather(self._task, *self.duties.under_way, return_exceptions=True)
+        await asyncio.gather(self._task, *self.under_way, return_exceptions=True)
 
     # -- partitions that are far behind --------------------------------------------------------------------------------
 
@@ -206,7 +183,7 @@ class LeaderLink:
     def _far_link(self) -> LeaderLink:
         """The far-behind link with the fewest partitions; a new one up to `FAR_LINKS`."""
         if len(self._far) < FAR_LINKS:
-            self._far.append(LeaderLink(self._fetchers, self._leader_id, self))
+            self._far.append(LeaderLink(self._shared, self._leader_id, self))
             return self._far[-1]
         return min(self._far, key=lambda far: len(far.fetcher))
 
@@ -249,16 +226,16 @@ class LeaderLink:
                 self._lost()
                 failures += 1
                 if self._was_closed_by_leader or isinstance(error, ConnectionRefusedError):
-                    self._fetchers.absent.disconnected(self._leader_id)
+                    self._shared.absent.disconnected(self._leader_id)
                 self._closed_recently = self._closed_recently or self._was_closed_by_leader
                 self._was_closed_by_leader = False
                 self._log_unreachable(error)
-                await self._pause(min(20 << min(failures, 10), self._fetchers.limits.backoff_ms))
+                await self._pause(min(20 << min(failures, 10), self._shared.limits.backoff_ms))
             except Exception:
                 # Our bug; it must not stop this leader's partitions for ever.
                 log.exception("replication failed", leader=self._leader_id)
                 self._lost()
-                await self._pause(self._fetchers.limits.backoff_ms)
+                await self._pause(self._shared.limits.backoff_ms)
 
     async def _round(self) -> None:
         """One fetch, and the duties that follow from its response. Raises one of _TROUBLE."""
@@ -273,7 +250,7 @@ class LeaderLink:
         if self.fetcher.to_compare(now_ms):
             connection = await self._connected()
             first: list[Question] = [state.first_question() for state in self.fetcher.to_compare(now_ms)]
-            await self.duties.ask_all(connection, first)
+            await self.truncation.ask_all(connection, first)
         request = self.fetcher.next_request(now_ms)
         if request is None:
             ready_ms = self.fetcher.next_ready_ms()
@@ -310,11 +287,11 @@ class LeaderLink:
             if self._near is not None:
                 # A duty appends up to a megabyte; in-sync partitions of other leaders must not wait for all of them.
                 await asyncio.sleep(0)
-        await self.duties.ask_all(connection, questions)
+        await self.truncation.ask_all(connection, questions)
 
     def _hold_back(self, now_ms: int) -> None:
         """Delay throttled partitions that are not in sync and over quota (Kafka's shouldFollowerThrottle)."""
-        quota = self._fetchers.quota
+        quota = self._shared.quota
         pause_ms = quota.pause_ms(now_ms) if quota.is_active else 0
         if pause_ms:
             for state in self.fetcher.states.values():
@@ -323,7 +300,7 @@ class LeaderLink:
 
     async def _answer(self, answer: asyncio.Future[memoryview]) -> memoryview | None:
         """The response body. None: the fetch was interrupted because there is something new to fetch."""
-        self._overdue_s = asyncio.get_running_loop().time() + self._fetchers.answer_timeout_s
+        self._overdue_s = asyncio.get_running_loop().time() + self._shared.answer_timeout_s
         self._received_bytes = 0
         if self._watchdog is None:
             self._watch()
@@ -341,7 +318,7 @@ class LeaderLink:
     def check_connection(self) -> None:
         """Report to `absent` that the leader has closed its connection, before the link's task notices."""
         if self._closed_by_leader(self._connection):
-            self._fetchers.absent.disconnected(self._leader_id)
+            self._shared.absent.disconnected(self._leader_id)
         for far in self._far:
             far.check_connection()
 
@@ -359,11 +336,11 @@ class LeaderLink:
         received = self._connection.received_bytes if self._connection is not None else 0
         if awaited is not None and received > self._received_bytes and loop.time() >= self._overdue_s:
             self._received_bytes = received
-            self._overdue_s = loop.time() + self._fetchers.answer_timeout_s
+            self._overdue_s = loop.time() + self._shared.answer_timeout_s
         if loop.time() < self._overdue_s:
             self._watchdog = loop.call_at(self._overdue_s, self._watch)
         elif awaited is not None and self._connection is not None:
-            self._connection.close(f"no answer within {self._fetchers.answer_timeout_s} s")
+            self._connection.close(f"no answer within {self._shared.answer_timeout_s} s")
 
     async def _pause(self, pause_ms: int | None) -> None:
         """Wait until there is something new, or for `pause_ms`."""
@@ -385,12 +362,12 @@ class LeaderLink:
             endpoint.host,
             endpoint.port,
             client_id=f"replica-{self._host.node_id}",
-            connect=self._fetchers.connect,
+            connect=self._shared.connect,
             # Each response is processed before the next request, and truncation threads do not use its bytes.
             lends_answers=True,
-            largest_answer=self._fetchers.largest_answer,
+            largest_answer=self._shared.largest_answer,
         )
-        self._fetchers.absent.reconnected(self._leader_id)
+        self._shared.absent.reconnected(self._leader_id)
         return connection
 
     def _lost(self) -> None:

@@ -14,21 +14,25 @@ from fenceline.node.metric_families import counters, gauge_by, gauges
 from fenceline.replica.progress import UNKNOWN_OFFSET
 
 if TYPE_CHECKING:
-    from fenceline.node.broker import Broker
+    from fenceline.node.clock import Clock
+    from fenceline.node.replication.open_replicas import OpenReplicas
     from fenceline.node.replication.replica import Replica
+    from fenceline.node.replication.replication import Replication
     from fenceline.replica.leader import LeaderState
 
 
 class ReplicationCollector:
     """Yields a broker's replication metrics to prometheus-client."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, in_service: OpenReplicas, replication: Replication, clock: Clock) -> None:
+        self._in_service = in_service
+        self._replication = replication
+        self._clock = clock
 
     def collect(self) -> Iterator[Any]:
-        now_ms = self._broker.clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         sums = Sums()
-        for replica in self._broker.partitions:
+        for replica in self._in_service:
             leader = replica.leader
             if leader is not None:
                 sums.add(replica, leader, now_ms)
@@ -55,7 +59,7 @@ class ReplicationCollector:
             "Longest time since a follower had caught up",
             {str(broker_id): lag_ms / 1000 for broker_id, lag_ms in sorted(sums.lag_ms.items())},
         )
-        replication = self._broker.replication
+        replication = self._replication
         phases = Counter(phase.value for phase in replication.fetchers.phases())
         yield gauge_by(
             "state",

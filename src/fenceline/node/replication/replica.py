@@ -6,6 +6,7 @@ waiting requests. Decides neither which replica leads nor what is committed (`fe
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from uuid import UUID
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from fenceline.log.core.config import LogConfig
     from fenceline.log.partition.partition_log import PartitionLog
     from fenceline.node.clock import Clock
-    from fenceline.node.storage.cleaning import Cleaning
     from fenceline.replica.leader import LeaderState
 
 
@@ -38,6 +38,39 @@ class _Commit(NamedTuple):
     end_offset: int
     waiter: Committer
     position: int
+
+
+class Cleaning:
+    """One running compaction of a log, to be stopped before exclusive access to the log (`storage.log_cleaner`). Event
+    loop only; `is_stopped` may be read in any thread."""
+
+    __slots__ = ("_ended", "_stop", "is_stopped")
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+        self._stop = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    async def stop(self) -> None:
+        """Stop the compaction; returns once no thread uses the log."""
+        self.ask_to_stop()
+        await self._ended.wait()
+
+    def ask_to_stop(self) -> None:
+        self.is_stopped = True
+        self._stop.set()
+
+    def ended(self) -> None:
+        self._ended.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, at most until the stop request."""
+        if self.is_stopped or seconds <= 0:
+            return
+        try:
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        except TimeoutError:
+            return
 
 
 class Replica:

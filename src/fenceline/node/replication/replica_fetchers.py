@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from fenceline.node.clock import Clock
 from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES, Dial, dial
 from fenceline.node.replication.absent_brokers import AbsentBrokers
-from fenceline.node.replication.leader_link import Host, LeaderLink
+from fenceline.node.replication.leader_link import LeaderLink
+from fenceline.node.replication.link_work import Host, SharedFetching
 from fenceline.replica.fetcher import FetchLimits
 from fenceline.replica.follower import Phase
 from fenceline.replica.throttle import ReplicationQuota
@@ -31,7 +32,7 @@ class ReplicaFetchers:
         self,
         host: Host,
         clock: Clock,
-        executor: Callable[[], Executor | None],
+        executor: Executor | None,
         limits: FetchLimits,
         *,
         answer_timeout_ms: int,
@@ -43,19 +44,25 @@ class ReplicaFetchers:
         """`quota`: for throttled partitions. `absent` records which brokers disconnected and connected.
         `largest_answer`: size limit of a leader's response in bytes.
         """
-        self.largest_answer = largest_answer
-        self.quota = quota or ReplicationQuota()
         self.absent = absent or AbsentBrokers(clock, session_ms=0)
-        self.host = host
-        self.clock = clock
-        self.executor = executor
-        self.limits = limits
-        self.answer_timeout_s = answer_timeout_ms / 1000
-        self.connect = connect
+        self._shared = SharedFetching(
+            host,
+            clock,
+            executor,
+            limits,
+            answer_timeout_ms / 1000,
+            connect,
+            quota or ReplicationQuota(),
+            self.absent,
+            largest_answer,
+        )
         self._links: dict[int, LeaderLink] = {}
         self._leader_of: dict[tuple[bytes, int], int] = {}
-        self.is_closed = False
-        self.appended_bytes = 0
+
+    @property
+    def appended_bytes(self) -> int:
+        """Bytes fetched from leaders since the start."""
+        return self._shared.appended_bytes
 
     def phases(self) -> list[Phase]:
         """The phase of each followed partition."""
@@ -78,11 +85,11 @@ class ReplicaFetchers:
         before = self._leader_of.get(key)
         if before is not None and before != leader_id:
             self.leave(replica)
-        if self.is_closed:
+        if self._shared.is_closed:
             return
         link = self._links.get(leader_id)
         if link is None:
-            link = self._links[leader_id] = LeaderLink(self, leader_id)
+            link = self._links[leader_id] = LeaderLink(self._shared, leader_id)
         self._leader_of[key] = leader_id
         link.follow(replica, leader_epoch)
 
@@ -112,7 +119,7 @@ class ReplicaFetchers:
             link.on_leader_address_changed()
 
     async def close(self) -> None:
-        self.is_closed = True
+        self._shared.is_closed = True
         links, self._links = list(self._links.values()), {}
         self._leader_of.clear()
         for link in links:

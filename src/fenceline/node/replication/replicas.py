@@ -9,9 +9,10 @@ Rules: `epochs.md E4`, `E33`; `recovery.md V37`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
@@ -23,13 +24,15 @@ from fenceline.log.partition.partition_log import NO_LIMIT, PartitionLog
 from fenceline.metadata.image import ConfigResourceType, LeaderRecoveryState
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
-from fenceline.node.replication.removed_replicas import LogSummary, RemovedReplica
+from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.node.replication.replica import Replica
 from fenceline.node.replication.replica_directories import OfflineDirectory, ReplicaDirectories
 from fenceline.node.replication.replica_roles import ReplicaRoles, Roles
 from fenceline.replica.leader import InSyncRules
 
 if TYPE_CHECKING:
+    from fenceline.log.core.agreement import EpochsOfLog
+    from fenceline.log.core.epoch_cache import EpochCache
     from fenceline.log.directories.log_dir import LogDir
     from fenceline.log.directories.log_dirs import LogDirs
     from fenceline.metadata.changes import ChangedPartition, Delta
@@ -57,6 +60,42 @@ def log_recovery_report(partition_log: PartitionLog) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LogSummary:
+    """The part of a closed log that the comparison with its leader needs."""
+
+    log_start_offset: int
+    log_end_offset: int
+    epochs: EpochCache
+
+    @classmethod
+    def of(cls, log: PartitionLog) -> Self:
+        return cls(log.log_start_offset, log.log_end_offset, log.epochs)
+
+    @property
+    def latest_epoch(self) -> int:
+        return self.epochs.latest_epoch
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """(epoch, end offset) by `epochs.md E13`."""
+        return self.epochs.end_offset_for(epoch, self.log_end_offset)
+
+
+@dataclass(slots=True)
+class RemovedReplica:
+    """The directory of a replica that a reassignment removed, set aside. `log`: summary of the log if it was open;
+    None: the files are read. `clean_since`: as of `Replica`. `was_found`: at the start. `compared_in`: the leader epoch
+    of the comparison, -1 before it."""
+
+    log_dir: LogDir
+    removed: RemovedPartition
+    topic_id: UUID
+    log: EpochsOfLog | None = None
+    clean_since: int = NO_LIMIT
+    was_found: bool = False
+    compared_in: int = -1
+
+
 class Replicas:
     """Lookup of replicas, in step with the metadata image."""
 
@@ -72,14 +111,15 @@ class Replicas:
         roles: Roles,
         rules: InSyncRules,
         broker_epoch: Callable[[], int],
+        in_service: OpenReplicas | None = None,
         delete_partition: Callable[[RemovedPartition], None] = RemovedPartition.delete,
         compare_removed: Callable[[RemovedReplica], None] | None = None,
         report_directory: Callable[[UUID, int, UUID], None] = lambda *_: None,
         suspect: Callable[[LogDir, OSError | StorageError], None] = lambda *_: None,
     ) -> None:
-        """`compare_removed` receives replicas that a reassignment removes; without it they are deleted.
-        `report_directory`: see `ReplicaDirectories`. `suspect` is called, in any thread, for errors that a directory
-        may have caused."""
+        """`in_service`: what the other parts of the node see. `compare_removed` receives replicas that a reassignment
+        removes; without it they are deleted. `report_directory`: see `ReplicaDirectories`. `suspect` is called, in any
+        thread, for errors that a directory may have caused."""
         self._roles = roles
         self._delete_partition = delete_partition
         self._compare_removed = compare_removed
@@ -92,18 +132,16 @@ class Replicas:
         self.directories = ReplicaDirectories(node_id, log_dirs, image, report_directory, clock.now_ms)
         self._image = image
         self._log_config = log_config
-        self.open_by_name: dict[tuple[str, int], Replica] = {}
-        """Open replicas by topic name and partition."""
-        self.open_by_id: dict[tuple[bytes, int], Replica] = {}
-        """The same replicas by the 16 bytes of the topic id and partition."""
+        self.in_service = OpenReplicas() if in_service is None else in_service
+        self.in_service.storage_failed.listen(self.storage_failed)
+        self.in_service.thread_ended.listen(self.thread_ended)
+        self.in_service.cut_ended.listen(self.cut_ended)
+        self.open_by_name = self.in_service.by_name
+        self.open_by_id = self.in_service.by_id
+        self.offline = self.in_service.offline
         self._configs: dict[str, LogConfig] = {}
-        self.offline: dict[TopicPartition, str] = {}
         self._without_directory: set[TopicPartition] = set()
         """The subset of `offline` without a usable directory: checked again with each change of the partition."""
-        self.on_stopped: Callable[[TopicPartition, bool], None] = lambda *_: None
-        """Called when a replica is no longer served, with whether it no longer belongs to this node."""
-        self.on_dirty: Callable[[Replica], None] = lambda _: None
-        """Called when a replica's log may have something to compact."""
         self._leaving: dict[TopicPartition, Replica | None] = {}
         """Removed while a thread uses their logs; their files are deleted when it finishes, and a new partition of that
         name waits. None for a held one."""
@@ -115,13 +153,6 @@ class Replicas:
         self._moved_away: dict[TopicPartition, tuple[UUID, int]] = {}
         """Removed by a reassignment: topic id and `clean_since`."""
 
-    def __len__(self) -> int:
-        return len(self.open_by_name)
-
-    def __iter__(self) -> Iterator[Replica]:
-        """The open replicas; a snapshot, safe against changes."""
-        return iter(list(self.open_by_name.values()))
-
     def get(self, topic: str, index: int) -> Replica | None:
         """The replica of a partition on this node, or None if there is none."""
         replica = self.open_by_name.get((topic, index))
@@ -130,19 +161,10 @@ class Replicas:
             replica = self._open(image, index) if image is not None else None
         return replica
 
-    def log_end_offset(self, topic_partition: TopicPartition) -> int | None:
-        """Of an open replica; None if it is not open."""
-        replica = self.open_by_name.get(topic_partition)
-        return replica.log.log_end_offset if replica is not None else None
-
     def log_of(self, topic_partition: TopicPartition) -> PartitionLog | None:
         """A partition's log, opened if necessary, whatever its role. Used at start; None if this node has none."""
         topic = self._image().topics_by_name.get(topic_partition.topic)
         return self._open_log(topic, topic_partition.partition) if topic is not None else None
-
-    def holds(self, replica: Replica) -> bool:
-        """Whether this replica object is in service, neither deleted nor taken offline."""
-        return self.open_by_name.get(replica.topic_partition) is replica
 
     def by_id(self, topic_id: bytes, index: int) -> Replica | None:
         """As `get`, by the topic id's 16 bytes."""
@@ -287,7 +309,7 @@ class Replicas:
         """A thread has truncated the log; apply metadata changes that arrived meanwhile."""
         self.thread_ended(replica)
         topic = self._image().topics_by_id.get(replica.topic_id)
-        if topic is not None and self.holds(replica):
+        if topic is not None and self.in_service.holds(replica):
             self._role_of.apply(replica, topic.partitions[replica.topic_partition.partition])
 
     async def vacated(self, topics: Collection[str], timeout_s: float) -> None:
@@ -358,16 +380,16 @@ class Replicas:
             self._configs.clear()
         else:
             self._configs.pop(topic, None)
-        for replica in self:
+        for replica in self.in_service:
             if topic is None or replica.topic_partition.topic == topic:
                 replica.config = self._config_of(replica.topic_partition.topic)
                 replica.log.config = replica.config
-                self.on_dirty(replica)
+                self.in_service.dirty(replica)
 
     def _sealed(self, topic_partition: TopicPartition) -> None:
         replica = self.open_by_name.get(topic_partition)
         if replica is not None:
-            self.on_dirty(replica)
+            self.in_service.dirty(replica)
 
     def _config_of(self, topic: str) -> LogConfig:
         cached = self._configs.get(topic)
@@ -384,7 +406,7 @@ class Replicas:
         self.open_by_name[topic_partition.topic, index] = replica
         self.open_by_id[topic.id.bytes, index] = replica
         partition_log.on_sealed = self._sealed
-        self.on_dirty(replica)
+        self.in_service.dirty(replica)
         self.directories.check_assignment(topic, index)
         self._role_of.apply(replica, topic.partitions[index])
         return replica
@@ -455,7 +477,7 @@ class Replicas:
     def _stop(self, topic_partition: TopicPartition, reason: str) -> None:
         self.offline[topic_partition] = reason
         replica = self.open_by_name.pop(topic_partition, None)
-        self.on_stopped(topic_partition, False)
+        self.in_service.stopped(topic_partition, False)
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.stops_following(replica)
@@ -474,7 +496,7 @@ class Replicas:
         self.offline.pop(topic_partition, None)
         self._without_directory.discard(topic_partition)
         replica = self.open_by_name.pop(topic_partition, None)
-        self.on_stopped(topic_partition, True)
+        self.in_service.stopped(topic_partition, True)
         if topic_partition in self._held:
             self._leaving[topic_partition] = None
         if replica is not None:

@@ -9,16 +9,16 @@ Rules: `epochs.md E31`, `E35`, `E38`; `recovery.md V37-V41`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import PeerError
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.producer_state import Origin
-from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, LeaderRecoveryState
+from fenceline.metadata.image import ConfigResource, ConfigResourceType, LeaderRecoveryState, MetadataImage
 from fenceline.node.logs import Logger
-from fenceline.node.net.peer_connection import dial_from
 from fenceline.node.replication.absent_brokers import Absent, AbsentBrokers
 from fenceline.node.replication.deletions import Deletions
 from fenceline.node.replication.isr_changes import IsrChanges
@@ -26,13 +26,17 @@ from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.records.markers import abort_marker
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import CutTo, RestartAt
 from fenceline.replica.leader import InSyncRules, LeaderState
 from fenceline.replica.throttle import Throttles
 
 if TYPE_CHECKING:
+    from fenceline.config.node import NodeConfig
+    from fenceline.controller.requests import Request
+    from fenceline.losses.cutting import Cut
     from fenceline.metadata.changes import Delta
-    from fenceline.node.broker import Broker
+    from fenceline.node.clock import Clock
+    from fenceline.node.replication.open_replicas import OpenReplicas
+    from fenceline.node.replication.peers import Peers
     from fenceline.node.replication.replica import Replica
 
 log = Logger("replication")
@@ -46,22 +50,55 @@ _ROWS_BYTES: Final = 16 << 20
 """Size limit of a response without records: some hundred thousand partitions."""
 
 
+class FlushUpTo(Protocol):
+    """Waits until a log is durable at least up to an offset; returns why it never will be."""
+
+    def __call__(self, replica: Replica, end_offset: int, *, as_leader: bool = True) -> Awaitable[PeerError | None]: ...
+
+
 class Replication:
     """The replication of one broker. All methods run on the event loop unless they say otherwise."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._listener = broker.config.inter_broker_listener
-        config = broker.config
-        self.connect = dial_from(config.get_str("fenceline.outbound.address") or "")
-        """Opens connections to other brokers."""
-        self.throttles = Throttles(broker.node_id)
+    def __init__(
+        self,
+        node_id: int,
+        config: NodeConfig,
+        in_service: OpenReplicas,
+        peers: Peers,
+        *,
+        image: Callable[[], MetadataImage],
+        submit: Callable[[Request], Awaitable[Any]],
+        next_change: Callable[[], asyncio.Future[None]],
+        broker_epoch: Callable[[], int],
+        clock: Clock,
+        executor: Executor,
+        flush_up_to: FlushUpTo,
+        cut_log: Callable[[Replica, Cut], None],
+        checkpoint: Callable[[], Awaitable[None]],
+        rejected: Callable[[Replica, StorageError], None],
+    ) -> None:
+        """`submit` sends a request to the controller; `next_change` completes with the next change of its metadata.
+        `cut_log`: see `link_work.Host`. `checkpoint` writes the offset checkpoints; raises StorageError. `rejected`:
+        records of a follower were not appended, because the disk is full."""
+        self.node_id = node_id
+        self._config = config
+        self._in_service = in_service
+        self._image = image
+        self._next_change = next_change
+        self._flush_up_to = flush_up_to
+        self._broker_epoch = broker_epoch
+        self._clock = clock
+        self._rejected = rejected
+        self.cut_log = cut_log
+        self.checkpoint = checkpoint
+        self.replication_endpoint = peers.endpoint
+        self.throttles = Throttles(node_id)
         self.rules = InSyncRules(self.eligible_epoch, config.get_int("replica.lag.time.max.ms"))
-        self.absent = AbsentBrokers(broker.clock, session_ms=config.get_int("broker.session.timeout.ms"))
+        self.absent = AbsentBrokers(clock, session_ms=config.get_int("broker.session.timeout.ms"))
         self.fetchers = ReplicaFetchers(
             self,
-            broker.clock,
-            lambda: broker.disk_threads,
+            clock,
+            executor,
             FetchLimits(
                 max_wait_ms=config.get_int("replica.fetch.wait.max.ms"),
                 min_bytes=config.get_int("replica.fetch.min.bytes"),
@@ -70,26 +107,20 @@ class Replication:
                 backoff_ms=config.get_int("replica.fetch.backoff.ms"),
             ),
             answer_timeout_ms=config.get_int("replica.socket.timeout.ms"),
-            connect=self.connect,
+            connect=peers.connect,
             quota=self.throttles.follower,
             absent=self.absent,
             largest_answer=self._largest_answer,
         )
-        self.isr_changes = IsrChanges(
-            broker.node_id, lambda: broker.broker_epoch, broker.controller.submit, self._altered
-        )
+        self.isr_changes = IsrChanges(node_id, broker_epoch, submit, self._altered)
         self.deletions = Deletions(self.is_alive)
         self._recoveries: dict[Replica, asyncio.Task[None]] = {}
         self._too_few_replicas: dict[str, tuple[int, int]] = {}
         """Topics that were logged: min.insync.replicas and the number of replicas."""
 
     @property
-    def node_id(self) -> int:
-        return self._broker.node_id
-
-    @property
     def broker_epoch(self) -> int:
-        return self._broker.broker_epoch
+        return self._broker_epoch()
 
     async def close(self) -> None:
         """Stop following, and leave recoveries to the next start."""
@@ -104,27 +135,23 @@ class Replication:
 
     def eligible_epoch(self, node_id: int) -> int:
         """The epoch of a broker that may join an ISR (E36)."""
-        broker = self._broker.image.brokers.get(node_id)
+        broker = self._image().brokers.get(node_id)
         return broker.epoch if broker is not None and broker.is_active else NO_EPOCH
 
     def is_alive(self, node_id: int) -> bool:
         """Registered and not fenced."""
-        broker = self._broker.image.brokers.get(node_id)
+        broker = self._image().brokers.get(node_id)
         return broker is not None and not broker.fenced
-
-    def replication_endpoint(self, node_id: int) -> Endpoint | None:
-        broker = self._broker.image.brokers.get(node_id)
-        return broker.endpoint(self._listener) if broker is not None else None
 
     def _largest_answer(self) -> int:
         """Size limit of a leader's response: the requested bytes, or the largest batch that is allowed (KIP-74: the
         first batch is sent completely). A batch has at most the size of a request, or of its topic's limit if the
         leader compressed it again.
         """
-        config = self._broker.config
+        config = self._config
         largest_batch = max(
             config.get_int("socket.request.max.bytes"),
-            max((replica.config.max_message_bytes for replica in self._broker.partitions), default=0),
+            max((replica.config.max_message_bytes for replica in self._in_service), default=0),
         )
         return config.get_int("replica.fetch.response.max.bytes") + largest_batch + _ROWS_BYTES
 
@@ -135,7 +162,7 @@ class Replication:
 
     def on_image(self, delta: Delta) -> None:
         """Apply a metadata change: addresses of brokers and throttles may have changed."""
-        self.absent.image_changed(self._broker.image, delta.changed_brokers)
+        self.absent.image_changed(self._image(), delta.changed_brokers)
         for node_id in delta.changed_brokers:
             self.fetchers.on_leader_address_changed(node_id)
         if delta.changed_brokers:
@@ -146,11 +173,11 @@ class Replication:
 
     def apply_image(self) -> None:
         """Apply the complete image, at start."""
-        self.absent.image_changed(self._broker.image, self._broker.image.brokers)
-        self._set_throttles(self._broker.image.configs)
+        self.absent.image_changed(self._image(), self._image().brokers)
+        self._set_throttles(self._image().configs)
 
     def _set_throttles(self, changed: Iterable[ConfigResource]) -> None:
-        image = self._broker.image
+        image = self._image()
         for kind, name in changed:
             if kind is ConfigResourceType.TOPIC:
                 self.throttles.set_topic(name, image.config(kind, name))
@@ -161,7 +188,7 @@ class Replication:
 
     def now_ms(self) -> int:
         """Monotonic time."""
-        return self._broker.clock.monotonic_ms()
+        return self._clock.monotonic_ms()
 
     # -- roles, called by `Replicas` -----------------------------------------------------------------------------------
 
@@ -195,7 +222,7 @@ class Replication:
             log_start_offset=log_start_offset,
             broker_epoch=broker_epoch,
             min_insync_replicas=replica.config.min_insync_replicas,
-            now_ms=self._broker.clock.monotonic_ms(),
+            now_ms=self._clock.monotonic_ms(),
         )
         if moved:
             replica.commit()
@@ -208,15 +235,15 @@ class Replication:
                 self.isr_changes.ask(replica, proposal)
 
     def _is_eligible_leader(self, replica: Replica, replica_id: int) -> bool:
-        topic = self._broker.image.topics_by_id.get(replica.topic_id)
+        topic = self._image().topics_by_id.get(replica.topic_id)
         index = replica.topic_partition.partition
         return topic is not None and index < len(topic.partitions) and replica_id in topic.partitions[index].elr
 
     def shrink_isrs(self) -> None:
         """Propose in-sync sets without lagging replicas (E38)."""
-        now_ms = self._broker.clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         too_few: dict[str, tuple[int, int]] = {}
-        for replica in self._broker.partitions:
+        for replica in self._in_service:
             leader = replica.leader
             if leader is not None and len(leader.replicas) < replica.config.min_insync_replicas:
                 too_few[replica.topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)
@@ -265,7 +292,7 @@ class Replication:
             isr=altered.isr,
             is_recovering=altered.leader_recovery_state == LeaderRecoveryState.RECOVERING,
             min_insync_replicas=replica.config.min_insync_replicas,
-            now_ms=self._broker.clock.monotonic_ms(),
+            now_ms=self._clock.monotonic_ms(),
         ):
             replica.commit()
         replica.wake()
@@ -280,12 +307,12 @@ class Replication:
         while replica.leader is leader and leader.is_recovering:
             try:
                 aborted = self._abort_open_transactions(replica, leader)
-                error = await self._broker.flush_up_to(replica, replica.log.log_end_offset)
+                error = await self._flush_up_to(replica, replica.log.log_end_offset)
                 if error is not None:
                     raise error
             except PeerError as error:
                 if isinstance(error, StorageError):
-                    self._broker.partitions.storage_failed(replica, error)
+                    self._in_service.storage_failed(replica, error)
                 if replica.leader is not leader or replica.log.offline is not None:
                     return
                 log.warning("leader recovery postponed", partition=str(replica.topic_partition), reason=str(error))
@@ -314,7 +341,7 @@ class Replication:
                 self.isr_changes.ask(replica, proposal)
 
     def _abort_open_transactions(self, replica: Replica, leader: LeaderState) -> int:
-        now_ms = self._broker.clock.now_ms()
+        now_ms = self._clock.now_ms()
         open_ones = [each for each in replica.log.producers if each.transaction_first_offset >= 0]
         for producer in open_ones:
             marker = abort_marker(producer.producer_id, producer.epoch, producer.coordinator_epoch, now_ms)
@@ -336,28 +363,19 @@ class Replication:
         while loop.time() < deadline_s and any(
             replica.is_leader and replica.is_recovering for replica in self._recoveries
         ):
-            await asyncio.wait([self._broker.controller.next_change()], timeout=_POLL_S)
+            await asyncio.wait([self._next_change()], timeout=_POLL_S)
 
     # -- as follower ---------------------------------------------------------------------------------------------------
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None:
         """Appending or truncating as a follower failed. A full disk is logged once, not with every fetch."""
         if error.disk_full and replica.log.offline is None:
-            self._broker.storage_trouble.rejected(
-                replica.topic_partition, replica.log.log_end_offset, error, by_follower=True
-            )
+            self._rejected(replica, error)
         else:
-            self._broker.partitions.storage_failed(replica, error)
-
-    def cut_log(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
-        """In a thread: truncate, with receipts written before the partition is fetched again. Raises StorageError."""
-        self._broker.losses.cut(replica, duty, leader_id)
+            self._in_service.storage_failed(replica, error)
 
     def flushed(self, replica: Replica, end_offset: int) -> Awaitable[PeerError | None]:
-        return self._broker.flushes.up_to(replica, end_offset, as_leader=False)
-
-    async def checkpoint(self) -> None:
-        await self._broker.checkpoint()
+        return self._flush_up_to(replica, end_offset, as_leader=False)
 
     def cut_ended(self, replica: Replica) -> None:
-        self._broker.partitions.cut_ended(replica)
+        self._in_service.cut_ended(replica)

@@ -9,6 +9,7 @@ error in the log.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fenceline.config.cordoned import CORDONED, cordoned_dirs
@@ -19,8 +20,12 @@ from fenceline.metadata.image import ConfigResourceType
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from fenceline.config.node import NodeConfig
+    from fenceline.log.directories.log_dirs import LogDirs
     from fenceline.metadata.changes import Delta
-    from fenceline.node.broker import Broker
+    from fenceline.metadata.image import MetadataImage
 
 log = Logger("directories")
 
@@ -28,8 +33,18 @@ log = Logger("directories")
 class DirectoryCordons:
     """The cordons of one broker. Event loop only."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        config: NodeConfig,
+        log_dirs: LogDirs,
+        image: Callable[[], MetadataImage],
+        report: Callable[[tuple[UUID, ...]], None],
+    ) -> None:
+        """`report` informs the controller of the cordoned directories."""
+        self._config = config
+        self._log_dirs = log_dirs
+        self._image = image
+        self._report = report
         self._taken: str | None = ""
 
     def on_image(self, delta: Delta) -> None:
@@ -38,20 +53,20 @@ class DirectoryCordons:
 
     def apply(self) -> None:
         """Apply the current setting; ignored below metadata.version 4.3-IV0, whose controllers do not support it."""
-        broker = self._broker
-        text = effective_broker_config(broker.image.configs, broker.config, CORDONED)
-        if broker.image.metadata_version < MV_CORDONED_LOG_DIRS:
+        image = self._image()
+        text = effective_broker_config(image.configs, self._config, CORDONED)
+        if image.metadata_version < MV_CORDONED_LOG_DIRS:
             text = ""
         if text == self._taken:
             return
         self._taken = text
         try:
-            paths = {str(path) for path in cordoned_dirs(text, broker.config.log_dirs)}
+            paths = {str(path) for path in cordoned_dirs(text, self._config.log_dirs)}
         except PeerError as error:
             log.error("invalid cordoned.log.dirs ignored", value=text, reason=error.message)
             return
-        log_dirs = broker.log_dirs
+        log_dirs = self._log_dirs
         log_dirs.cordoned = frozenset(each.path for each in log_dirs.opened if each.path in paths)
         ids = (each.directory_id for each in log_dirs.opened if each.path in paths)
-        broker.lifecycle.report_cordoned(tuple(each for each in ids if each is not None))
+        self._report(tuple(each for each in ids if each is not None))
         log.info("cordoned log directories", paths=sorted(log_dirs.cordoned))

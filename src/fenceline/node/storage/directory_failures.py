@@ -12,6 +12,8 @@ partitions out of service (docs/decisions/014-several-directories.md).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import OperatorError
@@ -21,8 +23,13 @@ from fenceline.metadata.features import MV_DIRECTORIES
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from fenceline.config.node import NodeConfig
     from fenceline.log.directories.log_dir import LogDir
-    from fenceline.node.broker import Broker
+    from fenceline.log.directories.log_dirs import LogDirs
+    from fenceline.metadata.image import MetadataImage
+    from fenceline.node.signal import Signal
 
 log = Logger("storage")
 
@@ -36,12 +43,31 @@ _ADVICE: Final = (
 class DirectoryFailures:
     """The failed directories of one broker. Event loop only, except `suspect`."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        config: NodeConfig,
+        log_dirs: LogDirs,
+        image: Callable[[], MetadataImage],
+        executor: Executor,
+        suspected: Signal[LogDir, OSError | StorageError],
+        *,
+        stop_replicas: Callable[[LogDir, str], int],
+        report: Callable[[UUID], Awaitable[None]],
+    ) -> None:
+        """`suspected`: an I/O error occurred in a directory; any thread. `stop_replicas` is called when a directory has
+        failed, and returns how many replicas in it were in use. `report` returns once the controller knows."""
+        self._can_reach_others = config.can_reach_others
+        self._report_limit_ms = config.get_int("log.dir.failure.timeout.ms")
+        self._log_dirs = log_dirs
+        self._image = image
+        self._executor = executor
+        self._stop_replicas = stop_replicas
+        self._report_failed = report
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[LogDir, asyncio.Task[None]] = {}
         self._tried_s: dict[LogDir, float] = {}
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        suspected.listen(self.suspect)
 
     def ended(self) -> asyncio.Future[None]:
         """Raises OperatorError once this node cannot continue because of its directories."""
@@ -63,7 +89,7 @@ class DirectoryFailures:
     def _suspect(self, log_dir: LogDir, reason: str) -> None:
         """Once a second at most: a failed directory may fail every request."""
         now_s = self._loop.time()
-        if log_dir in self._tasks or not self._broker.log_dirs.is_online(log_dir) or self._ended.done():
+        if log_dir in self._tasks or not self._log_dirs.is_online(log_dir) or self._ended.done():
             return
         if now_s - self._tried_s.get(log_dir, -_TRY_AGAIN_S) < _TRY_AGAIN_S:
             return
@@ -73,15 +99,14 @@ class DirectoryFailures:
 
     async def _probe(self, log_dir: LogDir, reason: str) -> None:
         try:
-            await self._loop.run_in_executor(self._broker.disk_threads, log_dir.probe)
+            await self._loop.run_in_executor(self._executor, log_dir.probe)
         except OSError as error:
             if not is_transient(error.errno):
                 await self._failed(log_dir, reason)
 
     async def _failed(self, log_dir: LogDir, reason: str) -> None:
-        broker = self._broker
-        if log_dir is broker.log_dirs.metadata:
-            if broker.config.can_reach_others:
+        if log_dir is self._log_dirs.metadata:
+            if self._can_reach_others:
                 self._end(
                     f"The directory of the metadata log, {log_dir.path}, has failed: {reason}",
                     "This node stops, so that others take over its leadership. Check the disk (dmesg, smartctl), then"
@@ -90,9 +115,8 @@ class DirectoryFailures:
             return
         directory_id = log_dir.directory_id
         assert directory_id is not None, "checked when it was opened"
-        broker.log_dirs.fail(log_dir, reason)
-        broker.moves.directory_failed(log_dir)
-        stopped = broker.partitions.directory_failed(log_dir, reason)
+        self._log_dirs.fail(log_dir, reason)
+        stopped = self._stop_replicas(log_dir, reason)
         log.error(
             "log directory offline",
             path=log_dir.path,
@@ -101,12 +125,12 @@ class DirectoryFailures:
             partitions_in_use=stopped,
             advice=_ADVICE,
         )
-        if not len(broker.log_dirs):
+        if not len(self._log_dirs):
             self._end(
-                f"All log directories have failed: {', '.join(broker.log_dirs.offline)}",
+                f"All log directories have failed: {', '.join(self._log_dirs.offline)}",
                 "Check the disks (dmesg, smartctl), then restart this node.",
             )
-        elif broker.image.metadata_version < MV_DIRECTORIES:
+        elif self._image().metadata_version < MV_DIRECTORIES:
             self._end(
                 f"{log_dir.path} has failed, which cannot be reported below metadata.version 3.7-IV2: {reason}",
                 "Repair the directory or remove it from log.dirs, then restart this node."
@@ -117,10 +141,10 @@ class DirectoryFailures:
 
     async def _report(self, log_dir: LogDir) -> None:
         assert log_dir.directory_id is not None, "checked before"
-        limit_ms = self._broker.config.get_int("log.dir.failure.timeout.ms")
+        limit_ms = self._report_limit_ms
         try:
             async with asyncio.timeout(limit_ms / 1000):
-                await self._broker.lifecycle.report_failed(log_dir.directory_id)
+                await self._report_failed(log_dir.directory_id)
         except TimeoutError:
             self._end(
                 f"{log_dir.path} has failed, which could not be reported to a controller within"

@@ -7,7 +7,10 @@ replace the log. Each call of `advance` is one step; the caller (`DirectoryMoves
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fenceline.log.core.errors import CorruptLog
@@ -19,8 +22,12 @@ from fenceline.metadata.features import MV_DIRECTORIES
 if TYPE_CHECKING:
     from fenceline.ids import TopicPartition
     from fenceline.log.directories.log_dir import LogDir
-    from fenceline.node.broker import Broker
+    from fenceline.log.directories.log_dirs import LogDirs
+    from fenceline.metadata.image import MetadataImage
+    from fenceline.node.clock import Clock
     from fenceline.node.replication.replica import Replica
+    from fenceline.node.replication.replicas import Replicas
+    from fenceline.node.storage.flushes import LogFlushes
     from fenceline.replica.throttle import ReplicationQuota
 
 _LONGEST_PAUSE_S: Final = 1.0
@@ -33,12 +40,28 @@ _ATTEMPTS: Final = 5
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True)
+class MovePorts:
+    """What moves need of their broker. `checkpoint` writes the offset checkpoints; raises StorageError. `delete_later`
+    deletes files in a thread, after a delay in milliseconds."""
+
+    node_id: int
+    image: Callable[[], MetadataImage]
+    log_dirs: LogDirs
+    partitions: Replicas
+    flushes: LogFlushes
+    clock: Clock
+    executor: Executor
+    checkpoint: Callable[[], Awaitable[None]]
+    delete_later: Callable[[Callable[[], None], int], None]
+
+
 class DirectoryMove:
     """See the module. Everything belongs to the loop."""
 
     def __init__(
         self,
-        broker: Broker,
+        ports: MovePorts,
         where: TopicPartition,
         target: LogDir,
         quota: ReplicationQuota,
@@ -48,7 +71,7 @@ class DirectoryMove:
     ) -> None:
         """`on_caught_up`: the copy is complete and must replace the log before the callback returns. `path`: of a copy
         that was found at the start."""
-        self._broker = broker
+        self._ports = ports
         self.where = where
         self.target = target
         self._quota = quota
@@ -69,25 +92,25 @@ class DirectoryMove:
         self.keeps_files = keep_files
 
     async def thread(self, work: Callable[..., _T], *given: Any) -> _T:
-        return await self._broker.loop.run_in_executor(self._broker.disk_threads, work, *given)
+        return await asyncio.get_running_loop().run_in_executor(self._ports.executor, work, *given)
 
     def delete_copy(self, path: str) -> None:
         """Delete a copy that is neither needed nor open. Raises StorageError."""
         removed = self.target.rename_for_removal(path, self.where, DELETE_SUFFIX)
         if removed is not None:
-            self._broker.delete_later(removed.delete, 0)
+            self._ports.delete_later(removed.delete, 0)
 
     async def advance(self) -> float | None:
         """Execute the next chunk or step; returns how long to wait before the one after it, None when the move is
         complete."""
-        broker = self._broker
-        replica = broker.partitions.open_by_name.get(self.where)
+        ports = self._ports
+        replica = ports.partitions.open_by_name.get(self.where)
         if replica is None:
             self.end(keep_files=True)
             return None
         if replica.is_being_cut:
             return _CHECK_S
-        current, now_ms = replica.log, broker.clock.now_ms()
+        current, now_ms = replica.log, ports.clock.now_ms()
         if self.future is None:
             await self._open(replica)
             return 0.0
@@ -96,25 +119,25 @@ class DirectoryMove:
         if end is not None:
             await self.thread(future.drop, end, current.log_start_offset)
             if future.log.durable_recovery_point > future.log.log_end_offset:
-                await broker.checkpoint()
+                await ports.checkpoint()
             return 0.0
         future.follow_offsets(current)
         if current.readable_bytes(future.log.log_end_offset, current.log_end_offset) > REST_BYTES // 2:
             stretch = future.next_range(current)
-            pause_ms = self._quota.pause_ms(broker.clock.monotonic_ms())
+            pause_ms = self._quota.pause_ms(ports.clock.monotonic_ms())
             if stretch is not None and pause_ms:
                 return min(pause_ms / 1000, _LONGEST_PAUSE_S)
             if stretch is not None:
                 taken = await self.thread(future.copy, stretch, now_ms)
-                self._quota.passed(taken, broker.clock.monotonic_ms())
+                self._quota.passed(taken, ports.clock.monotonic_ms())
                 self.failures, self.is_full = 0, False
                 return 0.0
         return await self._finish_copy(future, replica)
 
     async def _open(self, replica: Replica) -> None:
-        source = self._broker.log_dirs.holder(self.where)
+        source = self._ports.log_dirs.holder(self.where)
         assert source is not None, "the replica is open"
-        current, now_ms, config = replica.log, self._broker.clock.now_ms(), replica.config
+        current, now_ms, config = replica.log, self._ports.clock.now_ms(), replica.config
         path, self.path = self.path, None
         try:
             self.future = await self.thread(
@@ -134,7 +157,7 @@ class DirectoryMove:
         source = future.source
         if replica.log.is_written:
             if not future.log.is_written:
-                await self.thread(future.start_at, replica.log.log_start_offset, self._broker.clock.now_ms())
+                await self.thread(future.start_at, replica.log.log_start_offset, self._ports.clock.now_ms())
                 return 0.0
             carried = self.carried
             if carried is None or not is_complete(carried, source.disk, replica.log.directory):
@@ -142,30 +165,30 @@ class DirectoryMove:
                 self.carried = await self.thread(
                     copy_evidence, source.disk, replica.log.directory, self.target.disk, future.log.directory, named
                 )
-                self._quota.passed(self.carried.size_bytes, self._broker.clock.monotonic_ms())
+                self._quota.passed(self.carried.size_bytes, self._ports.clock.monotonic_ms())
                 # Wait for a truncation in progress, and for losses that are not recorded yet.
                 return 0.0 if is_complete(self.carried, source.disk, replica.log.directory) else _LATER_S
         if not self._is_recorded():
-            now_ms = self._broker.clock.monotonic_ms()
+            now_ms = self._ports.clock.monotonic_ms()
             if now_ms >= self._tells_at_ms:
                 self._tells_at_ms = now_ms + _REPORT_AGAIN_MS
-                self._broker.partitions.directories.report_move(self.where, self.target)
-            await self.thread(future.flush, self._broker.clock.now_ms())
+                self._ports.partitions.directories.report_move(self.where, self.target)
+            await self.thread(future.flush, self._ports.clock.now_ms())
             return _CHECK_S
-        self._broker.partitions.directories.moving[self.where] = self.target
+        self._ports.partitions.directories.moving[self.where] = self.target
         return await self._replace_log(future, replica)
 
     async def _replace_log(self, future: FutureLog, replica: Replica) -> float | None:
         """Flushes of the log are paused: the part that is durable there becomes durable in the copy."""
-        flushes, clock = self._broker.flushes, self._broker.clock
-        await self._broker.checkpoint()  # its high watermark and log start must be durable before the log is
+        flushes, clock = self._ports.flushes, self._ports.clock
+        await self._ports.checkpoint()  # its high watermark and log start must be durable before the log is
         flushes.hold(replica)
         try:
             for _ in range(_ATTEMPTS):
                 await flushes.idle(replica)
                 await self._copy_rest(future, replica)
                 await self.thread(future.flush, clock.now_ms())
-                if self.ends or replica.is_being_cut or not self._broker.partitions.holds(replica):
+                if self.ends or replica.is_being_cut or not self._ports.partitions.in_service.holds(replica):
                     return _CHECK_S
                 current = replica.log
                 if (
@@ -189,14 +212,14 @@ class DirectoryMove:
             stretch = future.next_range(replica.log)
             if stretch is None:
                 return
-            await self.thread(future.copy, stretch, self._broker.clock.now_ms())
+            await self.thread(future.copy, stretch, self._ports.clock.now_ms())
 
     def _is_recorded(self) -> bool:
         """Whether the metadata has the replica in the target directory, or has no directories."""
-        image = self._broker.image
+        image = self._ports.image()
         topic = image.topics_by_name.get(self.where.topic)
         if topic is None or self.where.partition >= len(topic.partitions):
             return False
         if image.metadata_version < MV_DIRECTORIES:
             return True
-        return topic.partitions[self.where.partition].directory_of(self._broker.node_id) == self.target.directory_id
+        return topic.partitions[self.where.partition].directory_of(self._ports.node_id) == self.target.directory_id

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Container, Coroutine, Iterator
+from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.errors import ErrorCode, FencelineError, PeerError
@@ -23,13 +23,15 @@ from fenceline.log.directories.future_log import FutureLog
 from fenceline.log.directories.partition_dir import NAME_LIMIT, RemovedPartition, future_name
 from fenceline.metadata.image import ConfigResourceType
 from fenceline.node.logs import Logger
-from fenceline.node.storage.directory_move import DirectoryMove
+from fenceline.node.storage.directory_move import DirectoryMove, MovePorts
 from fenceline.replica.throttle import NO_RATE, ReplicationQuota
 
 if TYPE_CHECKING:
+    from fenceline.config.node import NodeConfig
     from fenceline.log.directories.log_dir import ExistingPartition, LogDir
+    from fenceline.log.directories.log_dirs import LogDirs
+    from fenceline.losses.receipt import Receipt
     from fenceline.metadata.changes import Delta
-    from fenceline.node.broker import Broker
     from fenceline.node.replication.replica import Replica
 
 log = Logger("directories")
@@ -55,22 +57,34 @@ class MoveProgress(NamedTuple):
 class DirectoryMoves:
     """The moves of one broker. Event loop only."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        ports: MovePorts,
+        config: NodeConfig,
+        *,
+        suspect: Callable[[LogDir, OSError | StorageError], None],
+        evidence_moved: Callable[[LogDir, Sequence[Receipt]], None],
+    ) -> None:
+        """`suspect` is called for errors that a directory may have caused. `evidence_moved`: receipts, and the evidence
+        they name, have moved to another directory with their replica."""
+        self._ports = ports
+        self._suspect = suspect
+        self._evidence_moved = evidence_moved
         self._moves: dict[TopicPartition, DirectoryMove] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._quota = ReplicationQuota()
-        self._slots = asyncio.Semaphore(min(_AT_ONCE, max(1, _threads(broker))))
+        self._slots = asyncio.Semaphore(min(_AT_ONCE, max(1, _threads(config, ports.log_dirs))))
         self._is_closed = False
         self.moved = 0
         """Counted since this node started."""
+        ports.partitions.in_service.stopped.listen(self.replica_removed)
 
     def __len__(self) -> int:
         return len(self._moves)
 
     def __iter__(self) -> Iterator[MoveProgress]:
         for where, move in self._moves.items():
-            replica = self._broker.partitions.open_by_name.get(where)
+            replica = self._ports.partitions.open_by_name.get(where)
             if move.future is not None and replica is not None:
                 future = move.future
                 lag = max(future.lag(replica.log), 0)
@@ -86,7 +100,7 @@ class DirectoryMoves:
     def alter(self, where: TopicPartition, path: str) -> ErrorCode:
         """Move the replica to the directory `path`; Kafka's checks in Kafka's order. For a replica that is not here yet
         the directory is remembered."""
-        broker, log_dirs = self._broker, self._broker.log_dirs
+        ports, log_dirs = self._ports, self._ports.log_dirs
         if len(future_name(where, "0" * 32)) > NAME_LIMIT:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
         target = log_dirs.at(path)
@@ -96,21 +110,21 @@ class DirectoryMoves:
             return ErrorCode.LOG_DIR_NOT_FOUND
         if path in log_dirs.cordoned:
             return ErrorCode.INVALID_REPLICA_ASSIGNMENT
-        if where in broker.partitions.offline:
+        if where in ports.partitions.offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
         move = self._moves.get(where)
         if move is not None and move.target is not target:
             self._end(move, keep_files=False)
-        topic = broker.image.topics_by_name.get(where.topic)
+        topic = ports.image().topics_by_name.get(where.topic)
         if topic is None or not 0 <= where.partition < len(topic.partitions):
-            broker.partitions.directories.prefer(where, target)
+            ports.partitions.directories.prefer(where, target)
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if broker.node_id not in topic.partitions[where.partition].replicas:
-            broker.partitions.directories.prefer(where, target)
+        if ports.node_id not in topic.partitions[where.partition].replicas:
+            ports.partitions.directories.prefer(where, target)
             return ErrorCode.REPLICA_NOT_AVAILABLE
         if log_dirs.holder(where) is None:
-            broker.partitions.directories.prefer(where, target)
-        if broker.partitions.get(*where) is None:
+            ports.partitions.directories.prefer(where, target)
+        if ports.partitions.get(*where) is None:
             return ErrorCode.KAFKA_STORAGE_ERROR
         if log_dirs.holder(where) is target or where in self._moves:
             return ErrorCode.NONE
@@ -121,18 +135,18 @@ class DirectoryMoves:
 
     def resume(self, found: list[tuple[LogDir, ExistingPartition]]) -> None:
         """Continue copies that were found at the start; delete those without a replica to copy."""
-        broker = self._broker
+        ports = self._ports
         self._apply_rate()
         for target, copy in found:
             where = copy.topic_partition
-            holder, directories = broker.log_dirs.holder(where), broker.partitions.directories
+            holder, directories = ports.log_dirs.holder(where), ports.partitions.directories
             if not directories.has_replica_of(copy) or holder is target or where in self._moves:
                 if where not in self._moves:
                     directories.moving.pop(where, None)
                 log.info("copy of a replica deleted", partition=str(where), path=copy.path)
                 with contextlib.suppress(StorageError):
                     self._new(where, target).delete_copy(copy.path)
-            elif holder is not None and broker.partitions.get(*where) is not None:
+            elif holder is not None and ports.partitions.get(*where) is not None:
                 self._begin(self._new(where, target, copy.path))
 
     def on_image(self, delta: Delta) -> None:
@@ -140,9 +154,9 @@ class DirectoryMoves:
             self._apply_rate()
 
     def _apply_rate(self) -> None:
-        image, kind = self._broker.image, ConfigResourceType.BROKER
-        rates = {**image.config(kind, ""), **image.config(kind, str(self._broker.node_id))}
-        self._quota.set_rate(int(rates.get(RATE, NO_RATE)), self._broker.clock.monotonic_ms())
+        image, kind = self._ports.image(), ConfigResourceType.BROKER
+        rates = {**image.config(kind, ""), **image.config(kind, str(self._ports.node_id))}
+        self._quota.set_rate(int(rates.get(RATE, NO_RATE)), self._ports.clock.monotonic_ms())
 
     # -- end of a move -----------------------------------------------------------------------------------------------
 
@@ -169,14 +183,14 @@ class DirectoryMoves:
         """The move ends at once; its files are deleted when its thread has returned."""
         move.end(keep_files=keep_files)
         self._moves.pop(move.where, None)
-        directories = self._broker.partitions.directories
+        directories = self._ports.partitions.directories
         if directories.moving.pop(move.where, None) is not None and not self._is_closed:
             directories.report_actual(move.where)
 
     # -- one move ----------------------------------------------------------------------------------------------------
 
     def _new(self, where: TopicPartition, target: LogDir, path: str | None = None) -> DirectoryMove:
-        return DirectoryMove(self._broker, where, target, self._quota, self._replace, path=path)
+        return DirectoryMove(self._ports, where, target, self._quota, self._replace, path=path)
 
     def _begin(self, move: DirectoryMove) -> None:
         if self._is_closed:
@@ -213,7 +227,7 @@ class DirectoryMoves:
         except StorageError as error:
             if error.disk_full:
                 return self._full(move, error.message)
-            self._broker.directory_failures.suspect(move.target, error)
+            self._suspect(move.target, error)
             self._failed(move, error.message)
         except OSError as error:
             if is_transient(error.errno):
@@ -241,9 +255,9 @@ class DirectoryMoves:
         move.failures += 1
         if move.failures < _ATTEMPTS or move.ends:
             return _RETRY_S * move.failures
-        source = self._broker.log_dirs.holder(move.where)
+        source = self._ports.log_dirs.holder(move.where)
         if error is not None and source is not None:
-            self._broker.directory_failures.suspect(source, error)
+            self._suspect(source, error)
         self._failed(move, reason)
         return None
 
@@ -260,16 +274,16 @@ class DirectoryMoves:
             self._end(move, keep_files=False)
 
     def _replace(self, move: DirectoryMove, future: FutureLog, replica: Replica) -> None:
-        broker, where = self._broker, move.where
+        ports, where = self._ports, move.where
         replica.log, removed = future.replace(replica.log, replica.config)
-        broker.log_dirs.put(where, move.target)
+        ports.log_dirs.put(where, move.target)
         self._moves.pop(where, None)
-        broker.partitions.directories.moving.pop(where, None)
+        ports.partitions.directories.moving.pop(where, None)
         self.moved += 1
         log.info("replica moved", partition=str(where), path=replica.log.directory, bytes=replica.log.size_bytes)
-        broker.partitions.log_replaced(replica)
+        ports.partitions.log_replaced(replica)
         if move.carried is not None:
-            broker.losses.moved(move.target, move.carried.receipts)
+            self._evidence_moved(move.target, move.carried.receipts)
         self._spawn(self._delete_old_log(move, future, removed, replica.config.file_delete_delay_ms))
 
     async def _delete_old_log(
@@ -278,13 +292,13 @@ class DirectoryMoves:
         """Delete the old log once the new one is durable."""
         try:
             await move.thread(future.sync_renames)
-            await self._broker.checkpoint()
+            await self._ports.checkpoint()
         except (OSError, StorageError) as error:
             log.error("moved replica not durable yet", partition=str(move.where), reason=str(error))
-            self._broker.directory_failures.suspect(move.target, error)
+            self._suspect(move.target, error)
             return
         if removed is not None:
-            self._broker.delete_later(removed.delete, delay_ms)
+            self._ports.delete_later(removed.delete, delay_ms)
 
     # -- remaining work ----------------------------------------------------------------------------------------------
 
@@ -295,17 +309,17 @@ class DirectoryMoves:
         try:
             if move.keeps_files:
                 target.future_logs.pop(move.where, None)
-                await move.thread(future.log.close, self._broker.log_dirs.is_online(target))
+                await move.thread(future.log.close, self._ports.log_dirs.is_online(target))
                 target.offsets.note(move.where, future.log)
             else:
                 removed = future.abandon()
                 if removed is not None:
-                    self._broker.delete_later(removed.delete, 0)
+                    self._ports.delete_later(removed.delete, 0)
         except StorageError as error:
             log.warning("could not delete the copy of a replica", partition=str(move.where), reason=error.message)
 
 
-def _threads(broker: Broker) -> int:
-    if broker.config.is_set("num.replica.alter.log.dirs.threads"):
-        return broker.config.get_int("num.replica.alter.log.dirs.threads")
-    return len(broker.log_dirs.opened)
+def _threads(config: NodeConfig, log_dirs: LogDirs) -> int:
+    if config.is_set("num.replica.alter.log.dirs.threads"):
+        return config.get_int("num.replica.alter.log.dirs.threads")
+    return len(log_dirs.opened)

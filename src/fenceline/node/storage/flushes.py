@@ -22,8 +22,8 @@ from fenceline.log.core.flush import FlushWork
 
 if TYPE_CHECKING:
     from fenceline.node.clock import Clock
+    from fenceline.node.replication.open_replicas import OpenReplicas
     from fenceline.node.replication.replica import Replica
-    from fenceline.node.replication.replicas import Replicas
 
 
 class _Waiters:
@@ -41,8 +41,8 @@ class _Waiters:
 class LogFlushes:
     """The flushes of one broker. Event loop only."""
 
-    def __init__(self, replicas: Replicas, clock: Clock, executor: Executor) -> None:
-        self._replicas = replicas
+    def __init__(self, in_service: OpenReplicas, clock: Clock, executor: Executor) -> None:
+        self._in_service = in_service
         self._clock = clock
         self._executor = executor
         self._under_way: dict[Replica, asyncio.Future[StorageError | None]] = {}
@@ -116,7 +116,7 @@ class LogFlushes:
         try:
             work = replica.log.flush_work(self._clock.now_ms())
         except StorageError as error:
-            self._replicas.storage_failed(replica, error)
+            self._in_service.storage_failed(replica, error)
             return error
         if work is not None:
             loop = asyncio.get_running_loop()
@@ -132,18 +132,18 @@ class LogFlushes:
             work.complete()
         elif isinstance(error, StorageError):
             work.fail(error)
-            self._replicas.storage_failed(replica, error)
+            self._in_service.storage_failed(replica, error)
         else:
             # Our bug: raised in the waiters.
             bug = error
             work.fail(StorageError(str(bug)))
             ended.set_exception(bug)
             self._end(replica, lambda outcome: outcome.set_exception(bug))
-            self._replicas.thread_ended(replica)
+            self._in_service.thread_ended(replica)
             return
         ended.set_result(error)
         self._complete(replica, error)
-        self._replicas.thread_ended(replica)
+        self._in_service.thread_ended(replica)
 
     # --- waiters --------------------------------------------------------------------------------------------------
 
@@ -177,9 +177,9 @@ class LogFlushes:
     def _wait_error(self, replica: Replica, as_leader: bool) -> PeerError | None:
         if self._closed:
             return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node is stopping.")
-        if self._replicas.holds(replica) and replica.is_leader is as_leader:
+        if self._in_service.holds(replica) and replica.is_leader is as_leader:
             return None
-        offline = self._replicas.offline.get(replica.topic_partition)
+        offline = self._in_service.offline.get(replica.topic_partition)
         if offline is not None:
             return PeerError(ErrorCode.KAFKA_STORAGE_ERROR, offline)
         return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)

@@ -16,8 +16,13 @@ from fenceline.log.core.scan import BadBatch
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
-    from fenceline.node.broker import Broker
+    from fenceline.config.node import NodeConfig
+    from fenceline.ids import TopicPartition
+    from fenceline.node.clock import Clock
+    from fenceline.node.replication.open_replicas import OpenReplicas
     from fenceline.node.replication.replica import Replica
+    from fenceline.node.storage.flushes import LogFlushes
+    from fenceline.node.storage.storage_trouble import StorageTrouble
 
 log = Logger("maintenance")
 
@@ -31,23 +36,56 @@ _SLICE: Final = 50
 class Maintenance:
     """The timers of one broker."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        config: NodeConfig,
+        in_service: OpenReplicas,
+        clock: Clock,
+        *,
+        heartbeat: Callable[[], Awaitable[None]],
+        shrink_isrs: Callable[[], None],
+        sweep_evidence: Callable[[], Awaitable[None]],
+        retry_pending: Callable[[], Awaitable[None]] | None,
+        checkpoint: Callable[[], Awaitable[None]],
+        flushes: LogFlushes,
+        trouble: StorageTrouble,
+        log_end_offset: Callable[[TopicPartition], int | None],
+        log_start_moved: Callable[[], None],
+        delete_later: Callable[[Callable[[], None], int], None],
+    ) -> None:
+        """`retry_pending`: None if no partition waits for the receipts of its losses. `log_start_moved` is called when
+        retention has deleted records."""
+        self._config = config
+        self._in_service = in_service
+        self._clock = clock
+        self._heartbeat = heartbeat
+        self._shrink_isrs_now = shrink_isrs
+        self._sweep = sweep_evidence
+        self._retry_pending = retry_pending
+        self._checkpoint = checkpoint
+        self._flushes = flushes
+        self._trouble = trouble
+        self._log_end_offset = log_end_offset
+        self._log_start_moved = log_start_moved
+        self._delete_later = delete_later
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        config = self._broker.config
-        self._every(config.get_int("broker.heartbeat.interval.ms"), self._broker.lifecycle.heartbeat)
-        self._every(config.get_int("replica.lag.time.max.ms") // 2, self._shrink_isrs)
-        self._every(config.get_int("log.retention.check.interval.ms"), self._enforce_retention)
-        self._every(config.get_int("log.retention.check.interval.ms"), self._broker.losses.sweep)
-        if self._broker.losses.has_pending:
-            self._every(_RETRY_MS, self._broker.losses.retry_pending)
+        config = self._config
+        self._every("heartbeat", config.get_int("broker.heartbeat.interval.ms"), self._heartbeat)
+        self._every("shrink_isrs", config.get_int("replica.lag.time.max.ms") // 2, self._shrink_isrs)
+        retention_ms = config.get_int("log.retention.check.interval.ms")
+        self._every("enforce_retention", retention_ms, self._enforce_retention)
+        self._every("sweep", retention_ms, self._sweep)
+        if self._retry_pending is not None:
+            self._every("retry_pending", _RETRY_MS, self._retry_pending)
         # Mainly for high watermarks: losses after a crash of the leader are classed by the last one on disk.
         checkpoint_ms = config.get_int("replica.high.watermark.checkpoint.interval.ms")
-        self._every(min(config.get_int("log.flush.offset.checkpoint.interval.ms"), checkpoint_ms), self._checkpoint)
+        checkpoint_ms = min(config.get_int("log.flush.offset.checkpoint.interval.ms"), checkpoint_ms)
+        self._every("checkpoint", checkpoint_ms, self._checkpoint)
         # Kafka's default is never, with a separate task for sealed segments. Here one timer does both.
-        self._every(min(config.get_int("log.flush.scheduler.interval.ms"), _FLUSH_CHECK_MS), self._flush_overdue)
+        flush_ms = min(config.get_int("log.flush.scheduler.interval.ms"), _FLUSH_CHECK_MS)
+        self._every("flush_overdue", flush_ms, self._flush_overdue)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -55,12 +93,12 @@ class Maintenance:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    def _every(self, period_ms: int, work: Callable[[], Awaitable[None]]) -> None:
+    def _every(self, name: str, period_ms: int, work: Callable[[], Awaitable[None]]) -> None:
         # Kafka disables a timer with a period of 2^63-1 ms.
         if 0 < period_ms < 2**40:
-            self._tasks.append(asyncio.ensure_future(self._repeat(period_ms / 1000, work)))
+            self._tasks.append(asyncio.ensure_future(self._repeat(name, period_ms / 1000, work)))
 
-    async def _repeat(self, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, name: str, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
         logged, quiet_until_s = "", 0.0
         while True:
             await asyncio.sleep(period_s)
@@ -71,14 +109,14 @@ class Maintenance:
                 reason, now_s = str(error), asyncio.get_running_loop().time()
                 if reason != logged or now_s >= quiet_until_s:
                     logged, quiet_until_s = reason, now_s + _LOG_INTERVAL_S
-                    log.warning("maintenance postponed", work=work.__name__.strip("_"), reason=reason)
+                    log.warning("maintenance postponed", work=name, reason=reason)
             except Exception:
                 # Our bug; the timer continues, since the next pass may well succeed.
-                log.exception("maintenance failed", work=work.__name__.strip("_"))
+                log.exception("maintenance failed", work=name)
 
     async def _in_slices(self, work: Callable[[Replica], None]) -> None:
         """A failure affects one partition only: the others are still processed."""
-        for position, replica in enumerate(self._broker.partitions):
+        for position, replica in enumerate(self._in_service):
             if replica.is_being_cut:
                 continue
             if position % _SLICE == _SLICE - 1:
@@ -86,18 +124,18 @@ class Maintenance:
             try:
                 work(replica)
             except StorageError as error:
-                self._broker.partitions.storage_failed(replica, error)
+                self._in_service.storage_failed(replica, error)
             except OSError as error:
-                self._broker.partitions.storage_failed(replica, StorageError.of("maintenance", error))
+                self._in_service.storage_failed(replica, StorageError.of("maintenance", error))
             except BadBatch as error:
                 log.error("partition maintenance failed", partition=str(replica.topic_partition), reason=str(error))
 
     async def _shrink_isrs(self) -> None:
-        self._broker.replication.shrink_isrs()
+        self._shrink_isrs_now()
 
     async def _enforce_retention(self) -> None:
         """Roll by time, expire producers, remove old segments; their files are deleted later by a thread."""
-        now_ms = self._broker.clock.now_ms()
+        now_ms = self._clock.now_ms()
 
         def enforce(replica: Replica) -> None:
             partition_log = replica.log
@@ -112,24 +150,19 @@ class Maintenance:
                     reason=segment.reason,
                     log_start_offset=partition_log.log_start_offset,
                 )
-                self._broker.delete_later(segment.delete, replica.config.file_delete_delay_ms)
+                self._delete_later(segment.delete, replica.config.file_delete_delay_ms)
             if removed:
                 replica.wake()
-            if removed:
-                self._broker.loss_expiry.log_start_moved()
+                self._log_start_moved()
             partition_log.maybe_roll(now_ms)
 
         await self._in_slices(enforce)
 
     async def _flush_overdue(self) -> None:
         """Flush for `flush.messages`, `flush.ms` (off by default), and sealed segments, whose indexes must be saved."""
-        now_ms = self._broker.clock.now_ms()
-        partitions = self._broker.partitions
-        for replica in partitions:
+        now_ms = self._clock.now_ms()
+        for replica in self._in_service:
             if not replica.is_being_cut and replica.log.flush_due(now_ms):
-                await self._broker.flushes.flush(replica)
-        if self._broker.storage_trouble:
-            self._broker.storage_trouble.log_recovered(self._broker.log_end_offset)
-
-    async def _checkpoint(self) -> None:
-        await self._broker.checkpoint()
+                await self._flushes.flush(replica)
+        if self._trouble:
+            self._trouble.log_recovered(self._log_end_offset)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.ids import METADATA_TOPIC, TopicPartition
 from fenceline.node.logs import Logger
+from fenceline.node.signal import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,11 +58,9 @@ class StorageTrouble:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.on_rejected: Callable[[TopicPartition, StorageError], None] = lambda *_: None
-        """Called for each rejection."""
+        self.write_rejected: Signal[TopicPartition, StorageError] = Signal()
+        """A write was rejected."""
         self._rejections: dict[TopicPartition, _Rejections] = {}
-        self.on_full: Callable[[TopicPartition], None] = lambda topic_partition: None
-        """Called for each rejection by a full disk: there may be files to delete."""
 
     def __len__(self) -> int:
         return len(self._rejections)
@@ -70,9 +69,7 @@ class StorageTrouble:
         self, topic_partition: TopicPartition, log_end_offset: int, error: StorageError, *, by_follower: bool = False
     ) -> None:
         """An append failed: the records were rejected, or will be fetched again from the leader."""
-        self.on_rejected(topic_partition, error)
-        if error.disk_full:
-            self.on_full(topic_partition)
+        self.write_rejected(topic_partition, error)
         now_ms = self._clock.monotonic_ms()
         known = self._rejections.get(topic_partition)
         if known is None:

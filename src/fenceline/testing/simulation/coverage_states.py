@@ -82,7 +82,7 @@ def states_of(broker: SimBroker, topic: str | None) -> set[State]:
         add(State("groups", "loading"))
     add(State("groups", "coordinating" if coordinator.active_partitions else "idle"))
     add(State("losses", "undelivered" if broker.losses.undelivered else "none"))
-    for replica in broker.partitions:
+    for replica in broker.partitions.in_service:
         if topic is None or replica.topic_partition.topic == topic:
             found.update(_of_log(broker, replica))
             found.update(_of_replica(broker, replica))

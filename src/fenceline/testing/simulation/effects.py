@@ -78,7 +78,7 @@ class Effects:
 
     def _replicas(self, topic: str) -> Iterator[tuple[SimBroker, Replica]]:
         for broker in self._running():
-            for replica in broker.partitions:
+            for replica in broker.partitions.in_service:
                 if replica.topic_partition.topic == topic:
                     yield broker, replica
 

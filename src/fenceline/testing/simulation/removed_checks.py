@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fenceline.losses.receipt import Receipt
-from fenceline.node.replication.removed_replicas import RemovedReplica
+from fenceline.node.replication.replicas import RemovedReplica
 from fenceline.records.batch import iter_headers
 from fenceline.records.errors import RecordsError
 from fenceline.testing.sim_disk import SimDisk

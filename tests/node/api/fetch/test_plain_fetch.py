@@ -142,7 +142,7 @@ class Story:
                 len(replica.follower_waiters),
                 repr(replica.leader.followers) if replica.leader is not None else None,
             )
-            for replica in self.desk.partitions
+            for replica in self.desk.partitions.in_service
         ]
 
     def ask(self, follower: Follower) -> None:
@@ -270,7 +270,7 @@ class Story:
                     list(replica.log.hints),
                     repr(replica.leader.followers) if replica.leader is not None else None,
                 )
-                for replica in desk.partitions
+                for replica in desk.partitions.in_service
             ],
         ]
 

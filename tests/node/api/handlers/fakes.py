@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -22,7 +23,8 @@ from fenceline.metadata.image import (
     PartitionImage,
     TopicImage,
 )
-from fenceline.node.context import RequestContext
+from fenceline.node.api.tables import broker_apis, controller_apis
+from fenceline.node.context import NodeView, RequestContext
 from fenceline.node.replication.absent_brokers import NO_ABSENT, Absent
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, write_request, write_response
@@ -89,9 +91,15 @@ class FakeTransactionSupport:
 class FakeController:
     """Returns configured answers and records requests."""
 
+    active_epoch = -1
+
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.answer: Any = None
+        self.active = self
+
+    def broker_identified(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
+        """No test asks for it."""
 
     async def submit(self, request: Any) -> Any:
         self.asked.append(request)
@@ -102,20 +110,30 @@ class FakeController:
 
 @dataclass(eq=False)
 class FakeBroker:
+    """What handlers use of a broker and of a controller; other ports are missing until a test sets them."""
+
     image: MetadataImage
     settings: dict[str, str] = field(default_factory=dict)
-    node_id: int = 1
-    cluster_id: str = "cluster"
     created: list[Sequence[str]] = field(default_factory=list)
     controller: FakeController = field(default_factory=FakeController)
     absent: Absent = NO_ABSENT
-    transaction_support: FakeTransactionSupport = field(default_factory=lambda: FakeTransactionSupport(True))
+    ports: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.config = NodeConfig.load(None, self.settings, {})
-
-    async def topics_created(self, names: Collection[str], timeout_s: float) -> None:
-        """There are no replicas to wait for."""
+        node = NodeView(1, "cluster", NodeConfig.load(None, self.settings, {}), lambda: self.image)
+        missing = ("log_start_moved", "coordinator", "producer_ids", "directories", "moves", "threads")
+        ports: dict[str, Any] = {
+            **dict.fromkeys((*missing, "create_offsets_topic")),
+            "controller": self.controller,
+            "replicas": SimpleNamespace(vacated=_at_once),
+            "replication": SimpleNamespace(absent_now=lambda: self.absent, deletions=None),
+            "transactions": FakeTransactionSupport(True),
+            "auto_create": self.auto_create,
+            **self.ports,
+        }
+        self.apis = broker_apis(node, **ports)
+        of_controller = controller_apis(node, self.controller)  # type: ignore[arg-type]
+        self._by_key = {api.key: api for api in (*of_controller, *self.apis)}
 
     async def auto_create(self, names: Sequence[str]) -> dict[str, Outcome]:
         self.created.append(names)
@@ -123,18 +141,20 @@ class FakeBroker:
         self.image = replace(image_of(topics), brokers=self.image.brokers)
         return {name: Outcome(ErrorCode.POLICY_VIOLATION if name == "refused" else ErrorCode.NONE) for name in names}
 
+    def call(self, key: ApiKey, version: int, listener: str = "PLAINTEXT", /, **fields: Any) -> Any:
+        """The answer as the handler returns it, or an awaitable of it."""
+        request = read_request(key, version, write_request(key, version, fields))
+        context = RequestContext(version, 1, "test", "127.0.0.1:1", "127.0.0.1", listener)
+        return self._by_key[key].handler(context, request)
 
-def context(broker: FakeBroker, version: int, listener: str = "PLAINTEXT") -> RequestContext:
-    return RequestContext(broker, version, 1, "test", "127.0.0.1:1", "127.0.0.1", listener)  # type: ignore[arg-type]
+
+async def _at_once(names: Collection[str], timeout_s: float) -> None:
+    """There are no replicas to wait for."""
 
 
-async def ask(
-    handler: Any, broker: FakeBroker, key: ApiKey, version: int, listener: str = "PLAINTEXT", **fields: Any
-) -> Any:
+async def ask(broker: FakeBroker, key: ApiKey, version: int, listener: str = "PLAINTEXT", /, **fields: Any) -> Any:
     """The response entity as a client would decode it."""
-    request = read_request(key, version, write_request(key, version, fields))
-    answer = handler(context(broker, version, listener), request)
+    answer = broker.call(key, version, listener, **fields)
     if not isinstance(answer, (bytes, dict)):
         answer = await answer
-    body = answer if isinstance(answer, bytes) else write_response(key, version, answer)
-    return read_response(key, version, body)
+    return read_response(key, version, answer if isinstance(answer, bytes) else write_response(key, version, answer))

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 from fenceline.metadata.image import Endpoint
-from fenceline.node.api.handlers.cluster import handle_describe_cluster
 from fenceline.wire.apis import ApiKey
 from tests.node.api.handlers.fakes import FakeBroker, ask, broker_image, image_of
 
@@ -16,7 +15,7 @@ def describe(version: int, listener: str = "PLAINTEXT", **fields: Any) -> Any:
         broker_image(2, rack="r", endpoints=(Endpoint("INSIDE", "in", 1, 0),)),
     )
     broker = FakeBroker(image_of([], brokers))
-    return asyncio.run(ask(handle_describe_cluster, broker, ApiKey.DESCRIBE_CLUSTER, version, listener, **fields))
+    return asyncio.run(ask(broker, ApiKey.DESCRIBE_CLUSTER, version, listener, **fields))
 
 
 def test_live_brokers_of_the_listener() -> None:

@@ -10,12 +10,6 @@ from fenceline.controller.requests import SUCCESS, AlterConfigsAnswer, AlteredRe
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import ConfigResource, ConfigResourceType
 from fenceline.node import logs
-from fenceline.node.api.handlers.configs import (
-    handle_alter_configs,
-    handle_describe_configs,
-    handle_incremental_alter_configs,
-    handle_list_config_resources,
-)
 from fenceline.wire.apis import ApiKey
 from tests.node.api.handlers.fakes import FakeBroker, ask, broker_image, image_of, topic_image
 
@@ -28,18 +22,14 @@ def resource(kind: int, name: str, *configs: tuple[str, str | None]) -> dict[str
 
 
 def alter(broker: FakeBroker, *resources: dict[str, Any], legacy: bool = False) -> list[tuple[int, str | None]]:
-    handler, key, version = (
-        (handle_alter_configs, ApiKey.ALTER_CONFIGS, 2)
-        if legacy
-        else (handle_incremental_alter_configs, ApiKey.INCREMENTAL_ALTER_CONFIGS, 1)
-    )
-    answer = asyncio.run(ask(handler, broker, key, version, resources=resources))
+    key, version = (ApiKey.ALTER_CONFIGS, 2) if legacy else (ApiKey.INCREMENTAL_ALTER_CONFIGS, 1)
+    answer = asyncio.run(ask(broker, key, version, resources=resources))
     return [(each.error_code, each.error_message) for each in answer.responses]
 
 
 def describe(broker: FakeBroker, kind: int, name: str, **fields: Any) -> dict[str, Any]:
     row = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
-    answer = asyncio.run(ask(handle_describe_configs, broker, ApiKey.DESCRIBE_CONFIGS, 4, resources=[row], **fields))
+    answer = asyncio.run(ask(broker, ApiKey.DESCRIBE_CONFIGS, 4, resources=[row], **fields))
     assert answer.results[0].error_code == 0
     return {each.name: each for each in answer.results[0].configs}
 
@@ -149,5 +139,5 @@ def test_log_level_can_be_altered() -> None:
 
 def test_fenced_brokers_are_not_listed() -> None:
     broker = FakeBroker(image_of([], (broker_image(1), broker_image(2, fenced=True))))
-    answer = asyncio.run(ask(handle_list_config_resources, broker, ApiKey.LIST_CONFIG_RESOURCES, 1, resource_types=[4]))
+    answer = asyncio.run(ask(broker, ApiKey.LIST_CONFIG_RESOURCES, 1, resource_types=[4]))
     assert [each.resource_name for each in answer.config_resources] == ["1"]

@@ -10,17 +10,14 @@ import pytest
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.partitioning import partition_for
 from fenceline.ids import NO_LEADER, TRANSACTION_STATE_TOPIC
-from fenceline.node.api.handlers.find_coordinator import TRANSACTION_KEY_TYPE, find_coordinator
-from fenceline.node.api.handlers.producers import init_producer_id
+from fenceline.node.api.handlers.find_coordinator import TRANSACTION_KEY_TYPE
 from fenceline.node.transactions.support import REFUSAL
 from fenceline.wire.apis import ApiKey
-from fenceline.wire.entities import read_request, read_response, write_request, write_response
 from tests.node.api.handlers.fakes import (
     FakeBroker,
     FakeTransactionSupport,
     ask,
     broker_image,
-    context,
     image_of,
     partition,
     topic_image,
@@ -34,7 +31,7 @@ def coordinator_of(key: str, *leaders: int) -> Any:
     brokers = (broker_image(1), broker_image(2), broker_image(3, fenced=True))
     fields = {"key_type": TRANSACTION_KEY_TYPE, "coordinator_keys": [key]}
     broker = FakeBroker(image_of(topics, brokers))
-    answer = asyncio.run(ask(find_coordinator, broker, ApiKey.FIND_COORDINATOR, 4, **fields))
+    answer = asyncio.run(ask(broker, ApiKey.FIND_COORDINATOR, 4, **fields))
     (found,) = answer.coordinators
     return found
 
@@ -71,17 +68,15 @@ def test_without_any_transaction_coordinator_the_error_is_fatal(
 ) -> None:
     """Also if another Fenceline broker leads partitions that Kafka brokers created."""
     topics = [topic_image(TRANSACTION_STATE_TOPIC, *(partition((each,)) for each in leaders))] if leaders else []
-    broker = FakeBroker(image_of(topics, (broker_image(1), broker_image(2))))
-    broker.transaction_support = FakeTransactionSupport(False)
+    transactions = FakeTransactionSupport(False)
+    broker = FakeBroker(image_of(topics, (broker_image(1), broker_image(2))), ports={"transactions": transactions})
     fields: dict[str, Any] = {"key": "orders"} if version < 4 else {"coordinator_keys": ["orders"]}
     fields["key_type"] = TRANSACTION_KEY_TYPE
-    request = read_request(ApiKey.FIND_COORDINATOR, version, write_request(ApiKey.FIND_COORDINATOR, version, fields))
-    answer: Any = asyncio.run(find_coordinator(context(broker, version), request))  # type: ignore[arg-type]
-    answer = read_response(ApiKey.FIND_COORDINATOR, version, write_response(ApiKey.FIND_COORDINATOR, version, answer))
+    answer = asyncio.run(ask(broker, ApiKey.FIND_COORDINATOR, version, **fields))
     found = answer if version < 4 else answer.coordinators[0]
     assert found.error_code is code
     assert found.error_message == REFUSAL
-    assert broker.transaction_support.told == ["orders"]
+    assert transactions.told == ["orders"]
 
 
 @pytest.mark.parametrize(
@@ -93,10 +88,9 @@ def test_without_any_transaction_coordinator_the_error_is_fatal(
     ],
 )
 def test_no_producer_id_for_a_transactional_id(elsewhere: bool, transactional_id: str, code: ErrorCode) -> None:
-    broker = FakeBroker(image_of())
-    broker.transaction_support = FakeTransactionSupport(elsewhere)
+    broker = FakeBroker(image_of(), ports={"transactions": FakeTransactionSupport(elsewhere)})
     fields = {"transactional_id": transactional_id, "transaction_timeout_ms": 1_000}
-    answer = asyncio.run(ask(init_producer_id, broker, ApiKey.INIT_PRODUCER_ID, 4, **fields))
+    answer = asyncio.run(ask(broker, ApiKey.INIT_PRODUCER_ID, 4, **fields))
     assert (answer.error_code, answer.producer_id) == (code, -1)
 
 
@@ -114,7 +108,6 @@ def test_temporary_lack_of_producer_ids_is_retriable(of_controller: ErrorCode, c
         async def next_id(self) -> int:
             raise PeerError(of_controller, "no space left on the device")
 
-    broker: Any = FakeBroker(image_of())
-    broker.producer_ids = NoIds()
-    answer = asyncio.run(ask(init_producer_id, broker, ApiKey.INIT_PRODUCER_ID, 4, transactional_id=None))
+    broker = FakeBroker(image_of(), ports={"producer_ids": NoIds()})
+    answer = asyncio.run(ask(broker, ApiKey.INIT_PRODUCER_ID, 4, transactional_id=None))
     assert (answer.error_code, answer.producer_id) == (code, -1)

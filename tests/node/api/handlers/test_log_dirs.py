@@ -10,7 +10,6 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
-from fenceline.node.api.handlers.log_dirs import handle_describe_log_dirs
 from fenceline.wire.apis import ApiKey
 from tests.node.api.handlers.fakes import FakeBroker, ask, image_of, partition, topic_image
 
@@ -31,13 +30,15 @@ def describe(path: Path, version: int = 5, **fields: Any) -> Any:
     directory = SimpleNamespace(path=str(path), partition_size_bytes=lambda tp: 10 + tp.partition)
 
     async def run() -> Any:
-        broker: Any = FakeBroker(image_of(topics))
-        broker.log_dirs = OneDirectory(directory)
-        broker.partitions = SimpleNamespace(offline={TopicPartition("u", 0): "broken"})
-        broker.moves = ()
-        broker.loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1) as broker.disk_threads:
-            return await ask(handle_describe_log_dirs, broker, ApiKey.DESCRIBE_LOG_DIRS, version, **fields)
+        with ThreadPoolExecutor(1) as threads:
+            ports = {
+                "directories": OneDirectory(directory),
+                "replicas": SimpleNamespace(offline={TopicPartition("u", 0): "broken"}, vacated=None),
+                "moves": (),
+                "threads": threads,
+            }
+            broker = FakeBroker(image_of(topics), ports=ports)
+            return await ask(broker, ApiKey.DESCRIBE_LOG_DIRS, version, **fields)
 
     return asyncio.run(run()).results[0]
 

@@ -10,16 +10,15 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, Endpoint
 from fenceline.node.api.handlers import metadata_encoding
-from fenceline.node.api.handlers.metadata import handle_describe_topic_partitions, handle_metadata
 from fenceline.node.replication.absent_brokers import NO_ABSENT, Absent
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import write_response
-from tests.node.api.handlers.fakes import FakeBroker, ask, broker_image, context, image_of, partition, topic_image
+from tests.node.api.handlers.fakes import FakeBroker, ask, broker_image, image_of, partition, topic_image
 
 
 def metadata(broker: FakeBroker, version: int, *names: str, listener: str = "PLAINTEXT", **more: Any) -> Any:
     fields = {"topics": [{"name": name} for name in names], "allow_auto_topic_creation": True, **more}
-    return asyncio.run(ask(handle_metadata, broker, ApiKey.METADATA, version, listener, **fields))
+    return asyncio.run(ask(broker, ApiKey.METADATA, version, listener, **fields))
 
 
 @pytest.mark.parametrize("version", range(14))
@@ -27,7 +26,7 @@ def test_fast_encoder_matches_the_schema(version: int) -> None:
     """The encoder compared with the generic codec, with every field set."""
     brokers = (broker_image(1, rack="r"), broker_image(2), broker_image(3, fenced=True))
     topic = topic_image("t", partition((1, 2), leader_epoch=7), partition((2, 1), isr=(2,)), number=99)
-    broker = FakeBroker(image_of([topic], brokers))
+    broker = FakeBroker(image_of([topic], brokers), {"auto.create.topics.enable": "false"})
     row = {"partitions": []}
     for index, each in enumerate(topic.partitions):
         row["partitions"].append(
@@ -66,7 +65,6 @@ def test_fast_encoder_matches_the_schema(version: int) -> None:
             },
         ],
     }
-    broker.config = FakeBroker(broker.image, {"auto.create.topics.enable": "false"}).config
     request = [{"name": "t"}, {"name": "__consumer_offsets"}]
     answer = metadata(broker, version, topics=request)
     from fenceline.wire.entities import read_response
@@ -241,7 +239,7 @@ def test_equal_partitions_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def describe(broker: FakeBroker, **fields: Any) -> Any:
-    return asyncio.run(ask(handle_describe_topic_partitions, broker, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, **fields))
+    return asyncio.run(ask(broker, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, **fields))
 
 
 def test_cursor_returns_every_partition_once() -> None:
@@ -276,7 +274,5 @@ def test_eligible_leaders_are_described() -> None:
 
 def test_request_without_creation_is_answered_synchronously() -> None:
     broker = FakeBroker(image_of([topic_image("t")]))
-    from fenceline.wire.entities import read_request, write_request
-
-    body = write_request(ApiKey.METADATA, 12, {"topics": [{"name": "t"}], "allow_auto_topic_creation": True})
-    assert isinstance(handle_metadata(context(broker, 12), read_request(ApiKey.METADATA, 12, body)), bytes)
+    fields = {"topics": [{"name": "t"}], "allow_auto_topic_creation": True}
+    assert isinstance(broker.call(ApiKey.METADATA, 12, **fields), bytes)

@@ -10,14 +10,6 @@ import pytest
 
 from fenceline.controller.requests import FeatureUpdate, UpdateFeatures, UpgradeType
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.node.api.handlers.elect_leaders import handle_elect_leaders
-from fenceline.node.api.handlers.partition_changes import handle_alter_partition, handle_assign_replicas_to_dirs
-from fenceline.node.api.handlers.reassignments import (
-    handle_alter_partition_reassignments,
-    handle_list_partition_reassignments,
-)
-from fenceline.node.api.handlers.unregister_broker import handle_unregister_broker
-from fenceline.node.api.handlers.update_features import handle_update_features
 from fenceline.wire.apis import ApiKey
 from tests.controller.helpers import Cluster
 from tests.node.api.handlers.fakes import FakeBroker, FakeController, ask, image_of
@@ -47,13 +39,13 @@ class Node:
         self.controller = RealController(self.cluster)
         self.broker = FakeBroker(image_of(), controller=self.controller)
 
-    def ask(self, handler: Any, key: ApiKey, version: int, **fields: Any) -> Any:
-        return asyncio.run(ask(handler, self.broker, key, version, **fields))
+    def ask(self, key: ApiKey, version: int, **fields: Any) -> Any:
+        return asyncio.run(ask(self.broker, key, version, **fields))
 
     def alter(self, version: int, *, epoch: int = 0, **change: Any) -> Any:
         topics = [{"topic_id": self.topic, "partitions": [{"partition_index": 0, "partition_epoch": 0, **change}]}]
         fields = {"broker_id": 1, "broker_epoch": self.cluster.epochs[1] + epoch, "topics": topics}
-        return self.ask(handle_alter_partition, ApiKey.ALTER_PARTITION, version, **fields)
+        return self.ask(ApiKey.ALTER_PARTITION, version, **fields)
 
 
 @pytest.fixture
@@ -89,12 +81,12 @@ def test_assign_replicas_to_directories(node: Node) -> None:
         }
     ]
     fields = {"broker_id": 1, "broker_epoch": node.cluster.epochs[1], "directories": wanted}
-    answer = node.ask(handle_assign_replicas_to_dirs, ApiKey.ASSIGN_REPLICAS_TO_DIRS, 0, **fields)
+    answer = node.ask(ApiKey.ASSIGN_REPLICAS_TO_DIRS, 0, **fields)
     (told,) = answer.directories
     rows = [(each.partition_index, each.error_code) for each in told.topics[0].partitions]
     assert (told.id_, rows) == (directory, [(0, ErrorCode.NONE), (5, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)])
     fields["broker_epoch"] = 1
-    stale = node.ask(handle_assign_replicas_to_dirs, ApiKey.ASSIGN_REPLICAS_TO_DIRS, 0, **fields)
+    stale = node.ask(ApiKey.ASSIGN_REPLICAS_TO_DIRS, 0, **fields)
     assert stale.error_code is ErrorCode.STALE_BROKER_EPOCH
 
 
@@ -102,14 +94,12 @@ def test_assign_replicas_to_directories(node: Node) -> None:
 def test_elect_leaders(node: Node, version: int) -> None:
     node.cluster.heartbeat(1, want_fence=True)
     named = [{"topic": "t", "partitions": [0, 1]}]
-    answer = node.ask(
-        handle_elect_leaders, ApiKey.ELECT_LEADERS, version, topic_partitions=named, timeout=1, election_type=0
-    )
+    answer = node.ask(ApiKey.ELECT_LEADERS, version, topic_partitions=named, timeout=1, election_type=0)
     rows = [(each.partition_id, each.error_code) for each in answer.replica_election_results[0].partition_result]
     assert rows == [(0, ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE), (1, ErrorCode.ELECTION_NOT_NEEDED)]
     node.controller.down = PeerError(ErrorCode.NOT_CONTROLLER, "gone")
     for wanted in (named, None):
-        answer = node.ask(handle_elect_leaders, ApiKey.ELECT_LEADERS, version, topic_partitions=wanted, timeout=1)
+        answer = node.ask(ApiKey.ELECT_LEADERS, version, topic_partitions=wanted, timeout=1)
         told = [each.error_code for topic in answer.replica_election_results for each in topic.partition_result]
         assert told == ([ErrorCode.NOT_CONTROLLER] * 2 if wanted else [])
         assert version == 0 or answer.error_code is ErrorCode.NOT_CONTROLLER
@@ -120,11 +110,11 @@ def test_reassignment_is_altered_and_listed(node: Node) -> None:
         partitions = [{"partition_index": 0, "replicas": [3, 2]}, {"partition_index": 1, "replicas": None}]
         topics = [{"name": "t", "partitions": partitions}]
         key = ApiKey.ALTER_PARTITION_REASSIGNMENTS
-        return node.ask(handle_alter_partition_reassignments, key, 1, topics=topics, timeout=1, **more)
+        return node.ask(key, 1, topics=topics, timeout=1, **more)
 
     def listed(topics: Any) -> Any:
         key = ApiKey.LIST_PARTITION_REASSIGNMENTS
-        return node.ask(handle_list_partition_reassignments, key, 0, topics=topics, timeout=1)
+        return node.ask(key, 0, topics=topics, timeout=1)
 
     rows = [(each.partition_index, each.error_code) for each in move().responses[0].partitions]
     assert rows == [(0, ErrorCode.NONE), (1, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)]
@@ -149,19 +139,17 @@ def test_upgrade_type_of_each_version(node: Node) -> None:
         (1, {"upgrade_type": 3}, UpgradeType.UNSAFE_DOWNGRADE),
         (2, {"upgrade_type": 99}, UpgradeType.UNKNOWN),
     ):
-        node.ask(
-            handle_update_features, ApiKey.UPDATE_FEATURES, version, feature_updates=[{**update, **more}], timeout=1
-        )
+        node.ask(ApiKey.UPDATE_FEATURES, version, feature_updates=[{**update, **more}], timeout=1)
         assert node.controller.asked[-1] == UpdateFeatures((FeatureUpdate("group.version", 0, kind),))
 
 
 def test_rejected_feature_has_no_results(node: Node) -> None:
     update = {"feature": "nope", "max_version_level": 1}
-    answer = node.ask(handle_update_features, ApiKey.UPDATE_FEATURES, 1, feature_updates=[update], timeout=1)
+    answer = node.ask(ApiKey.UPDATE_FEATURES, 1, feature_updates=[update], timeout=1)
     assert (answer.error_code, answer.results) == (ErrorCode.INVALID_UPDATE_VERSION, ())
 
 
 def test_broker_is_unregistered_once(node: Node) -> None:
-    codes = [node.ask(handle_unregister_broker, ApiKey.UNREGISTER_BROKER, 0, broker_id=3).error_code for _ in range(2)]
+    codes = [node.ask(ApiKey.UNREGISTER_BROKER, 0, broker_id=3).error_code for _ in range(2)]
     assert codes == [ErrorCode.NONE, ErrorCode.BROKER_ID_NOT_REGISTERED]
     assert UUID(int=10_003) not in {d for broker in node.cluster.image.brokers.values() for d in broker.log_dirs}

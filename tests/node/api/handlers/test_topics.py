@@ -18,13 +18,12 @@ from fenceline.controller.requests import (
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.image import ConfigResourceType
-from fenceline.node.api.handlers.topics import handle_create_partitions, handle_create_topics, handle_delete_topics
 from fenceline.wire.apis import ApiKey
 from tests.node.api.handlers.fakes import FakeBroker, ask, image_of, topic_image
 
 
 def create(broker: FakeBroker, *topics: dict[str, Any], version: int = 7) -> Any:
-    return asyncio.run(ask(handle_create_topics, broker, ApiKey.CREATE_TOPICS, version, topics=topics))
+    return asyncio.run(ask(broker, ApiKey.CREATE_TOPICS, version, topics=topics))
 
 
 def test_created_topic_returns_configs_with_sources() -> None:
@@ -62,9 +61,7 @@ def test_deletion_disabled(version: int, code: int) -> None:
     broker = FakeBroker(image_of([topic_image("t")]))
     refused = Outcome(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
     broker.controller.answer = DeleteTopicsAnswer((DeletedTopic("t", ZERO_UUID, refused),))
-    answer = asyncio.run(
-        ask(handle_delete_topics, broker, ApiKey.DELETE_TOPICS, version, topic_names=["t"], topics=[{"name": "t"}])
-    )
+    answer = asyncio.run(ask(broker, ApiKey.DELETE_TOPICS, version, topic_names=["t"], topics=[{"name": "t"}]))
     assert [each.error_code for each in answer.responses] == [code]
 
 
@@ -73,7 +70,6 @@ def test_topic_given_by_name_and_id_is_not_deleted() -> None:
     broker = FakeBroker(image_of([topic]))
     answer = asyncio.run(
         ask(
-            handle_delete_topics,
             broker,
             ApiKey.DELETE_TOPICS,
             6,
@@ -90,7 +86,5 @@ def test_create_partitions_omits_message_for_unknown_topic() -> None:
     broker = FakeBroker(image_of())
     unknown = Outcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "words")
     broker.controller.answer = CreatePartitionsAnswer((NamedOutcome("t", unknown),))
-    answer = asyncio.run(
-        ask(handle_create_partitions, broker, ApiKey.CREATE_PARTITIONS, 3, topics=[{"name": "t", "count": 2}])
-    )
+    answer = asyncio.run(ask(broker, ApiKey.CREATE_PARTITIONS, 3, topics=[{"name": "t", "count": 2}]))
     assert (answer.results[0].error_code, answer.results[0].error_message) == (3, None)

@@ -16,6 +16,8 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.open_files import OpenFiles
 from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.log.partition.partition_log import PartitionLog
+from fenceline.metadata.image import EMPTY_IMAGE
+from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.api.produce import producing
 from fenceline.node.api.produce.producing import ProduceHandler
 from fenceline.node.context import RequestContext
@@ -33,6 +35,13 @@ from tests.node.replication_helpers import ALONE, NoRoles
 NOW = 1_700_000_000_000
 RAIN, SNOW, HIDDEN = UUID(int=11), UUID(int=12), UUID(int=13)
 NAMES = {RAIN: "rain", SNOW: "snow", HIDDEN: "__consumer_offsets"}
+
+
+class Hints(LeaderHints):
+    """Broker 2 leads every partition, in epoch 6."""
+
+    def leader(self, topic: str | None, topic_id: bytes | None, index: int) -> tuple[int, int] | None:
+        return 2, 6
 
 
 class FullDisk(SimDisk):
@@ -116,23 +125,24 @@ class Side:
                 self.replicas.open_by_name[name, index] = replica
                 self.replicas.open_by_id[topic_id.bytes, index] = replica
         self.metrics = NodeMetrics()
-        broker: Any = SimpleNamespace(
-            partitions=self.replicas,
+        loop: Any = SimpleNamespace(
+            call_soon=lambda work, *args: self.soon.append((work, args)),
+            time=lambda: self.now_s,
+            call_later=lambda delay, work, *args: self.timers.append((delay, work, args)),
+        )
+        flush_up_to: Any = None
+        self.producing = ProduceHandler(
+            self.replicas,
+            loop=loop,
             clock=clock,
             metrics=self.metrics,
-            loop=SimpleNamespace(
-                call_soon=lambda work, *args: self.soon.append((work, args)),
-                time=lambda: self.now_s,
-                call_later=lambda delay, work, *args: self.timers.append((delay, work, args)),
-            ),
-            leader_hint=lambda topic, topic_id, index: (2, 6),
-            node_endpoints=lambda leaders, listener: (),
-            storage_trouble=SimpleNamespace(rejected=lambda *told: self.refusals.append((str(told[0]), told[1]))),
+            hints=Hints(lambda: EMPTY_IMAGE),
+            flush_up_to=flush_up_to,
+            rejected=lambda *told: self.refusals.append((str(told[0]), told[1])),
         )
-        self.producing = ProduceHandler(broker)
 
     def handle(self, version: int, body: bytes) -> Any:
-        context: Any = RequestContext(None, version, 77, "test", "peer", "host", "listener")  # type: ignore[arg-type]
+        context: Any = RequestContext(version, 77, "test", "peer", "host", "listener")  # type: ignore[arg-type]
         try:
             outcome = self.producing.handle(context, memoryview(bytearray(body)))
         except MalformedRequest as error:
@@ -187,7 +197,7 @@ class Side:
                     [(s.base_offset, s.size_bytes, s.max_timestamp_ms) for s in replica.log.segments],
                     replica.log.read(0, 1 << 24, end_offset_exclusive=replica.log.log_end_offset).load(),
                 )
-                for replica in self.replicas
+                for replica in self.replicas.in_service
             ),
         ]
 

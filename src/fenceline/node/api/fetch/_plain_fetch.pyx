@@ -143,11 +143,11 @@ def handle_plain(fetching, context, body):
             held.let_go()
         held.asked = asked
         unsettled[key] = held
-    session.went_on(fetching.broker.clock.monotonic_ms())
+    session.went_on(fetching.clock.monotonic_ms())
     sessions.move_to_end(session_id)
     to_read = session.to_read()
     replicas = [hosted[held.key] for held in to_read]
-    replication = fetching.broker.replication
+    replication = fetching.replication
     for held, replica in zip(to_read, replicas):
         asked = held.asked
         replication.fetched(
@@ -190,7 +190,7 @@ def answer_plain(fetching, context, request, answer):
 
 cdef bint _may_read(fetching, int32_t replica_id, int64_t replica_epoch) except -1:
     """Whether no throttle is set, and the follower's broker epoch is the registered one."""
-    replication = fetching.broker.replication
+    replication = fetching.replication
     return not replication.throttles.leader.is_active and replica_epoch >= <int64_t>replication.eligible_epoch(replica_id)
 
 
@@ -231,7 +231,7 @@ cdef object _answer(fetching, context, request, answer, list to_read, list repli
             fetching.reads.settle(request.replica_id, to_read[number], replicas[number])
     if total == 0:
         return ()
-    metrics = fetching.broker.metrics
+    metrics = fetching.metrics
     metrics.fetched_partitions += with_records
     metrics.fetched_bytes += total
     return _frame(context, answer.session_id, to_read, replicas, found)

@@ -31,6 +31,7 @@ from fenceline.node.api.fetch.load_pace import LoadPace
 from fenceline.node.api.fetch.parked_fetch import ParkedFetch
 from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
 from fenceline.node.api.fetch.reads import ColdRead, FetchReads, FetchResult, Reader, aborted_of, failed_partition
+from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.context import RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import PendingAnswer
@@ -41,7 +42,12 @@ from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, encode_response, parse_request
 
 if TYPE_CHECKING:
-    from fenceline.node.broker import Broker
+    from concurrent.futures import Executor
+
+    from fenceline.node.clock import Clock
+    from fenceline.node.metrics import NodeMetrics
+    from fenceline.node.replication.replicas import Replicas
+    from fenceline.node.replication.replication import Replication
     from fenceline.wire.produce import NodeEndpoint
 
 log = Logger("fetch")
@@ -74,27 +80,36 @@ class FetchHandler:
 
     def __init__(
         self,
-        broker: Broker,
+        replicas: Replicas,
+        replication: Replication,
         *,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        metrics: NodeMetrics,
+        hints: LeaderHints,
+        threads: Executor,
+        rng: Random,
         max_response_bytes: int,
         max_load_bytes: int,
         load_floor_byte_rate: int,
         max_sessions: int,
-        rng: Random,
-        chooses_by_rack: bool = False,
+        preferred: PreferredReplicas | None = None,
     ) -> None:
-        """`chooses_by_rack`: consumers are sent to a replica in their own rack (`replica.selector.class`, KIP-392)."""
-        self.broker = broker
-        metrics = broker.metrics
-        self._load_budget = metrics.load_budget = LoadBudget(max_load_bytes)
-        load_pace = metrics.load_pace = LoadPace(load_floor_byte_rate, metrics.urgent_requests)
+        """`threads` load records from the disk. `preferred`: None if every consumer fetches from the leader."""
+        self.replication = replication
+        self.loop = loop
+        self.clock = clock
+        self.metrics = metrics
+        self._hints = hints
+        self._threads = threads
+        self.load_budget = LoadBudget(max_load_bytes)
         self.reads = FetchReads(
-            broker.partitions,
-            broker.replication,
+            replicas,
+            replication,
             metrics,
-            load_pace,
+            LoadPace(load_floor_byte_rate, metrics.urgent_requests),
             max_response_bytes=max_response_bytes,
-            preferred=PreferredReplicas(broker) if chooses_by_rack else None,
+            preferred=preferred,
         )
         self.sessions = FetchSessions(max_sessions=max_sessions)
         self._rng = rng
@@ -113,7 +128,7 @@ class FetchHandler:
             answer = self.sessions.begin(
                 request,
                 uses_topic_ids=context.api_version >= _FIRST_WITH_TOPIC_IDS,
-                now_ms=self.broker.clock.monotonic_ms(),
+                now_ms=self.clock.monotonic_ms(),
                 fresh_id=self._rng.randrange(1, 2**31) if request.session_epoch == INITIAL_EPOCH else NO_SESSION_ID,
                 is_outdated=request.replica_id >= 0 and self._is_outdated(request),
             )
@@ -159,7 +174,7 @@ class FetchHandler:
 
     def _is_outdated(self, request: FetchRequest) -> bool:
         """Whether the request comes from an earlier process of a broker that has registered again since (KIP-903)."""
-        return NO_EPOCH != request.replica_epoch < self.broker.replication.eligible_epoch(request.replica_id)
+        return NO_EPOCH != request.replica_epoch < self.replication.eligible_epoch(request.replica_id)
 
     def is_ready(self, request: FetchRequest, answer: SessionAnswer, result: FetchResult) -> bool:
         return result.must_answer or result.size_bytes >= request.min_bytes or request.max_wait_ms <= 0
@@ -184,9 +199,8 @@ class FetchHandler:
         self, partitions: list[FetchedPartition], listener: str, *, is_for_replica: bool
     ) -> tuple[list[FetchedPartition], tuple[NodeEndpoint, ...]]:
         """Add the leader where the reader sent an outdated epoch or asked the wrong node (KIP-951, `epochs.md E6`)."""
-        broker = self.broker
         hinted = [
-            p._replace(current_leader=broker.leader_hint(p.topic, p.topic_id, p.index))
+            p._replace(current_leader=self._hints.leader(p.topic, p.topic_id, p.index))
             if p.error_code in _HINTED_ERRORS
             else p
             for p in partitions
@@ -194,7 +208,7 @@ class FetchHandler:
         if is_for_replica:
             return hinted, ()
         leaders = {p.current_leader[0] for p in hinted if p.current_leader is not None}
-        return hinted, broker.node_endpoints(leaders, listener)
+        return hinted, self._hints.endpoints(leaders, listener)
 
     def answer_cold(
         self, context: RequestContext, answer: SessionAnswer, result: FetchResult, pending: PendingAnswer
@@ -233,7 +247,7 @@ class FetchHandler:
         if not cold:
             return lease
         try:
-            payloads = await asyncio.get_running_loop().run_in_executor(self.broker.disk_threads, _load_all, cold)
+            payloads = await asyncio.get_running_loop().run_in_executor(self._threads, _load_all, cold)
             for each, payload in zip(cold, payloads, strict=True):
                 fetched = result.fetched[each.position]
                 try:
@@ -260,7 +274,7 @@ class FetchHandler:
     async def _admit(self, result: FetchResult) -> Lease:
         if not result.is_for_replica:
             await self.reads.load_pace.turn(result.from_disk_bytes)
-        return await self._load_budget.acquire(sum(each.read.copied_bytes_limit for each in result.cold))
+        return await self.load_budget.acquire(sum(each.read.copied_bytes_limit for each in result.cold))
 
 
 def _load_all(cold: Sequence[ColdRead]) -> list[memoryview | FileSlice | StorageError]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from fenceline.node.api.fetch.reads import FetchResult, Reader
+from fenceline.node.api.fetch.reads import FetchReads, FetchResult, Reader
 from fenceline.node.context import RequestContext
 from fenceline.node.net.connection import PendingAnswer
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID
@@ -18,9 +18,28 @@ from fenceline.replica.fetch_session import SessionAnswer
 from fenceline.wire.fetch import FetchRequest
 
 if TYPE_CHECKING:
-    from fenceline.node.api.fetch.fetching import FetchHandler
+    from fenceline.node.metrics import NodeMetrics
+    from fenceline.node.net.server import Buffer
     from fenceline.node.replication.replica import Replica
     from fenceline.replica.waiters import Waiters
+
+
+class Fetching(Protocol):
+    """What a parked fetch uses of its `FetchHandler`."""
+
+    reads: FetchReads
+    metrics: NodeMetrics
+    loop: asyncio.AbstractEventLoop
+
+    def plain_answer(
+        self, context: RequestContext, request: FetchRequest, answer: SessionAnswer
+    ) -> Sequence[Buffer] | None: ...
+    def is_ready(self, request: FetchRequest, answer: SessionAnswer, result: FetchResult) -> bool: ...
+    def must_wait(self, result: FetchResult) -> bool: ...
+    def frame(self, context: RequestContext, answer: SessionAnswer, result: FetchResult) -> list[Buffer]: ...
+    def answer_cold(
+        self, context: RequestContext, answer: SessionAnswer, result: FetchResult, pending: PendingAnswer
+    ) -> None: ...
 
 
 class ParkedFetch:
@@ -40,7 +59,7 @@ class ParkedFetch:
 
     def __init__(
         self,
-        fetching: FetchHandler,
+        fetching: Fetching,
         context: RequestContext,
         request: FetchRequest,
         answer: SessionAnswer,
@@ -58,8 +77,7 @@ class ParkedFetch:
 
     def park(self, replicas: Sequence[Replica] | None = None) -> PendingAnswer:
         """`replicas`: those that may change; None: those that the session has not settled."""
-        broker = self._fetching.broker
-        broker.metrics.parked_fetches += 1
+        self._fetching.metrics.parked_fetches += 1
         session = self._answer.session
         if session is not None:
             session.listeners.add(self._wake)
@@ -68,7 +86,7 @@ class ParkedFetch:
         else:
             for replica in replicas:
                 self._register(replica)
-        self._timer = broker.loop.call_later(self._request.max_wait_ms / 1000, self._time_out)
+        self._timer = self._fetching.loop.call_later(self._request.max_wait_ms / 1000, self._time_out)
         self._pending.on_abandoned(self._unpark)
         return self._pending
 
@@ -92,7 +110,7 @@ class ParkedFetch:
         # Several partitions may change within one produce request: check once, after it.
         if not self._is_woken:
             self._is_woken = True
-            self._fetching.broker.loop.call_soon(self._check)
+            self._fetching.loop.call_soon(self._check)
 
     def _check(self) -> None:
         self._is_woken = False
@@ -100,7 +118,7 @@ class ParkedFetch:
             return
         plain = self._fetching.plain_answer(self._context, self._request, self._answer)
         if plain:
-            self._fetching.broker.metrics.woken_fetches += 1
+            self._fetching.metrics.woken_fetches += 1
             self._unpark()
             self._pending.complete(plain)
             return
@@ -110,7 +128,7 @@ class ParkedFetch:
             return
         result = self._read()
         if self._fetching.is_ready(self._request, self._answer, result):
-            self._fetching.broker.metrics.woken_fetches += 1
+            self._fetching.metrics.woken_fetches += 1
             self._complete(result)
         elif self._answer.session is not None:
             self._unregister()
@@ -131,7 +149,7 @@ class ParkedFetch:
             return
         self._timer.cancel()
         self._timer = None
-        self._fetching.broker.metrics.parked_fetches -= 1
+        self._fetching.metrics.parked_fetches -= 1
         if self._answer.session is not None:
             self._answer.session.listeners.discard(self._wake)
         self._unregister()

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, write_response
+from fenceline.wire.frame import encode_response_frame
 from fenceline.wire.primitives import uvarint
 
 if TYPE_CHECKING:
-    from fenceline.node.broker import Broker
+    from fenceline.metadata.features import Levels
+    from fenceline.node.context import Api, NodeView, RequestContext
+    from fenceline.node.net.server import Buffer, RawApi
 
+MIN_VERSION: Final = 0
+MAX_VERSION: Final = 4
+ANY_VERSION: Final = (-(2**15), 2**15 - 1)
+"""A request in any version gets an answer."""
 _FIRST_FLEXIBLE: Final = 3
 _SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _TAG_SUPPORTED_FEATURES: Final = 0
@@ -37,41 +44,80 @@ def has_valid_software_name(version: int, body: memoryview) -> bool:
     return all(_SOFTWARE_NAME.fullmatch(name) is not None for name in names)
 
 
-def encode_api_versions(
-    version: int, error: ErrorCode, ranges: Mapping[ApiKey, tuple[int, int]], broker: Broker
-) -> bytes:
-    """The body in `version`: error, api ranges, and from v3 the supported and finalized features.
+def api_ranges(apis: Iterable[Api], raw: Mapping[ApiKey, RawApi]) -> dict[ApiKey, tuple[int, int]]:
+    """The versions of each registered API, as advertised."""
+    ranges = {api.key: (api.min_version, api.max_version) for api in apis}
+    ranges.update({key: (low, high) for key, (low, high, _) in raw.items()})
+    ranges[ApiKey.API_VERSIONS] = (MIN_VERSION, MAX_VERSION)
+    if ApiKey.PRODUCE in ranges:
+        # Older librdkafka (2.0 for one) takes a minimum version above 2 for a server that supports no codec but zstd.
+        # Kafka also advertises 0, and closes the connection of a client that uses it.
+        ranges[ApiKey.PRODUCE] = (0, ranges[ApiKey.PRODUCE][1])
+    return dict(sorted(ranges.items()))
 
-    INVALID_REQUEST has no ranges; UNSUPPORTED_VERSION has the supported ones, so that the client can downgrade.
-    """
-    if error is ErrorCode.INVALID_REQUEST:
-        return write_response(ApiKey.API_VERSIONS, version, {"error_code": error})
-    if version < _FIRST_FLEXIBLE:
-        parts = [struct.pack(">hi", error, len(ranges))]
-        parts += [struct.pack(">hhh", key, low, high) for key, (low, high) in ranges.items()]
-        if version >= 1:
-            parts.append(struct.pack(">i", 0))
+
+class ApiVersions:
+    """The ApiVersions handler. A version above `MAX_VERSION` is answered in version 0 with UNSUPPORTED_VERSION, so that
+    clients can downgrade (KIP-35)."""
+
+    def __init__(
+        self,
+        node: NodeView,
+        ranges: Mapping[ApiKey, tuple[int, int]],
+        *,
+        supported: Mapping[str, Levels],
+        finalized: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """`supported` and `finalized`: the levels of features (KIP-584)."""
+        self._node = node
+        self._ranges = ranges
+        self._supported = supported
+        self._finalized = finalized
+
+    def handle(self, context: RequestContext, body: memoryview) -> list[Buffer]:
+        version, error = context.api_version, ErrorCode.NONE
+        if not MIN_VERSION <= version <= MAX_VERSION:
+            version, error = 0, ErrorCode.UNSUPPORTED_VERSION
+        elif not has_valid_software_name(version, body):
+            error = ErrorCode.INVALID_REQUEST
+        return encode_response_frame(ApiKey.API_VERSIONS, version, context.correlation_id, self.encode(version, error))
+
+    def encode(self, version: int, error: ErrorCode) -> bytes:
+        """The body in `version`: error, api ranges, and from v3 the supported and finalized features.
+
+        INVALID_REQUEST has no ranges; UNSUPPORTED_VERSION has the supported ones, so that the client can downgrade.
+        """
+        ranges = self._ranges
+        if error is ErrorCode.INVALID_REQUEST:
+            return write_response(ApiKey.API_VERSIONS, version, {"error_code": error})
+        if version < _FIRST_FLEXIBLE:
+            parts = [struct.pack(">hi", error, len(ranges))]
+            parts += [struct.pack(">hhh", key, low, high) for key, (low, high) in ranges.items()]
+            if version >= 1:
+                parts.append(struct.pack(">i", 0))
+            return b"".join(parts)
+        parts = [struct.pack(">h", error), uvarint(len(ranges) + 1)]
+        parts += [struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items()]
+        parts.append(struct.pack(">i", 0))
+        finalized = self._finalized()
+        tagged: list[tuple[int, bytes]] = []
+        # Before v4 a range may not start at 0, because old clients reject it (KAFKA-17011).
+        supported = {name: levels for name, levels in self._supported.items() if version >= 4 or levels[0] > 0}
+        if supported:
+            rows = b"".join(_level_row(name, *levels) for name, levels in sorted(supported.items()))
+            tagged.append((_TAG_SUPPORTED_FEATURES, uvarint(len(supported) + 1) + rows))
+        if finalized:
+            tagged.append((_TAG_FINALIZED_EPOCH, struct.pack(">q", self._node.image.offset)))
+            rows = b"".join(_level_row(name, level, level) for name, level in sorted(finalized.items()))
+            tagged.append((_TAG_FINALIZED_FEATURES, uvarint(len(finalized) + 1) + rows))
+        parts.append(uvarint(len(tagged)))
+        for tag, content in tagged:
+            parts += [uvarint(tag), uvarint(len(content)), content]
         return b"".join(parts)
-    parts = [struct.pack(">h", error), uvarint(len(ranges) + 1)]
-    parts += [struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items()]
-    parts.append(struct.pack(">i", 0))
-    finalized = dict(broker.finalized_features)
-    tagged: list[tuple[int, bytes]] = []
-    # Before v4 a range may not start at 0, because old clients reject it (KAFKA-17011).
-    supported = {name: r for name, r in broker.supported_features.items() if version >= 4 or r[0] > 0}
-    if supported:
-        rows = b"".join(_string(name) + struct.pack(">hhB", *bounds, 0) for name, bounds in sorted(supported.items()))
-        tagged.append((_TAG_SUPPORTED_FEATURES, uvarint(len(supported) + 1) + rows))
-    if finalized:
-        tagged.append((_TAG_FINALIZED_EPOCH, struct.pack(">q", broker.finalized_features_epoch)))
-        rows = b"".join(
-            _string(name) + struct.pack(">hhB", level, level, 0) for name, level in sorted(finalized.items())
-        )
-        tagged.append((_TAG_FINALIZED_FEATURES, uvarint(len(finalized) + 1) + rows))
-    parts.append(uvarint(len(tagged)))
-    for tag, content in tagged:
-        parts += [uvarint(tag), uvarint(len(content)), content]
-    return b"".join(parts)
+
+
+def _level_row(name: str, low: int, high: int) -> bytes:
+    return _string(name) + struct.pack(">hhB", low, high, 0)
 
 
 def _string(text: str) -> bytes:

@@ -8,29 +8,46 @@ Rules: controller.md C11-C20, C41; since_4_0.md K4, K22-K25.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fenceline.controller.requests import AllocateProducerIds, BrokerHeartbeat, RegisterBroker, RegisterController
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.features import Levels
 from fenceline.metadata.image import Endpoint
-from fenceline.node.context import Api, RequestContext
+from fenceline.node.context import Api, RequestContext, Submit
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
 
+if TYPE_CHECKING:
+    from fenceline.wire.requests import (
+        AllocateProducerIdsRequest,
+        BrokerHeartbeatRequest,
+        BrokerRegistrationRequest,
+        ControllerRegistrationRequest,
+        Feature,
+        Listener,
+    )
 
-def _endpoints(listeners: Any) -> tuple[Endpoint, ...]:
+Identified: TypeAlias = Callable[[str, str, int, int], None]
+"""As `ControllerDriver.broker_identified`: listener, peer, broker id, broker epoch."""
+
+
+def _endpoints(listeners: Iterable[Listener]) -> tuple[Endpoint, ...]:
     return tuple(Endpoint(each.name, each.host, each.port, each.security_protocol) for each in listeners)
 
 
-def _features(features: Any) -> dict[str, Levels]:
+def _features(features: Iterable[Feature]) -> dict[str, Levels]:
     return {each.name: Levels(each.min_supported_version, each.max_supported_version) for each in features}
 
 
-async def handle_broker_registration(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_broker_registration(
+    submit: Submit, identified: Identified, context: RequestContext, request: BrokerRegistrationRequest
+) -> dict[str, Any]:
     """Returns the broker's epoch, which all its later requests carry."""
-    answer = await context.broker.controller.submit(
+    answer = await submit(
         RegisterBroker(
             broker_id=request.broker_id,
             cluster_id=request.cluster_id,
@@ -43,15 +60,17 @@ async def handle_broker_registration(context: RequestContext, request: Any) -> d
             is_migrating_zk_broker=request_field(request, "is_migrating_zk_broker", False),
         )
     )
-    context.broker.controller.broker_identified(context.listener, context.peer, request.broker_id, answer.broker_epoch)
+    identified(context.listener, context.peer, request.broker_id, answer.broker_epoch)
     return {"error_code": ErrorCode.NONE, "broker_epoch": answer.broker_epoch}
 
 
-async def handle_broker_heartbeat(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_broker_heartbeat(
+    submit: Submit, identified: Identified, context: RequestContext, request: BrokerHeartbeatRequest
+) -> dict[str, Any]:
     """Returns the broker's state at the controller, and whether it may shut down."""
     cordoned = request_field(request, "cordoned_log_dirs", None)
-    context.broker.controller.broker_identified(context.listener, context.peer, request.broker_id, request.broker_epoch)
-    answer = await context.broker.controller.submit(
+    identified(context.listener, context.peer, request.broker_id, request.broker_epoch)
+    answer = await submit(
         BrokerHeartbeat(
             request.broker_id,
             request.broker_epoch,
@@ -70,9 +89,11 @@ async def handle_broker_heartbeat(context: RequestContext, request: Any) -> dict
     }
 
 
-async def handle_controller_registration(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_controller_registration(
+    submit: Submit, context: RequestContext, request: ControllerRegistrationRequest
+) -> dict[str, Any]:
     try:
-        await context.broker.controller.submit(
+        await submit(
             RegisterController(
                 request.controller_id,
                 request.incarnation_id or ZERO_UUID,
@@ -86,14 +107,17 @@ async def handle_controller_registration(context: RequestContext, request: Any) 
     return {"error_code": ErrorCode.NONE, "error_message": ""}  # Kafka sends an empty string, not null
 
 
-async def handle_allocate_producer_ids(context: RequestContext, request: Any) -> dict[str, Any]:
-    block = await context.broker.controller.submit(AllocateProducerIds(request.broker_id, request.broker_epoch))
+async def handle_allocate_producer_ids(
+    submit: Submit, context: RequestContext, request: AllocateProducerIdsRequest
+) -> dict[str, Any]:
+    block = await submit(AllocateProducerIds(request.broker_id, request.broker_epoch))
     return {"error_code": ErrorCode.NONE, "producer_id_start": block.first, "producer_id_len": block.size}
 
 
-CONTROLLER_APIS: Final = (
-    Api(ApiKey.BROKER_REGISTRATION, 0, 4, handle_broker_registration),
-    Api(ApiKey.BROKER_HEARTBEAT, 0, 2, handle_broker_heartbeat),
-    Api(ApiKey.CONTROLLER_REGISTRATION, 0, 0, handle_controller_registration),
-    Api(ApiKey.ALLOCATE_PRODUCER_IDS, 0, 0, handle_allocate_producer_ids),
-)
+def controller_apis(submit: Submit, identified: Identified) -> tuple[Api, ...]:
+    return (
+        Api(ApiKey.BROKER_REGISTRATION, 0, 4, partial(handle_broker_registration, submit, identified)),
+        Api(ApiKey.BROKER_HEARTBEAT, 0, 2, partial(handle_broker_heartbeat, submit, identified)),
+        Api(ApiKey.CONTROLLER_REGISTRATION, 0, 0, partial(handle_controller_registration, submit)),
+        Api(ApiKey.ALLOCATE_PRODUCER_IDS, 0, 0, partial(handle_allocate_producer_ids, submit)),
+    )

@@ -5,6 +5,8 @@ Owns nothing; reads the brokers from the image. On a broker's listener a request
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import ErrorCode
@@ -13,19 +15,21 @@ from fenceline.node.api.handlers.metadata_encoding import (
     OPERATIONS_NOT_ASKED,
     controller_for_clients,
 )
-from fenceline.node.context import Api, RequestContext
+from fenceline.node.context import Api, NodeView, RequestContext
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
 
 if TYPE_CHECKING:
     from fenceline.metadata.image import Endpoint
     from fenceline.quorum.control_records import VoterEndpoint
+    from fenceline.quorum.quorum import Quorum
+    from fenceline.wire.requests import DescribeClusterRequest
 
 _BROKERS: Final = 1
 _CONTROLLERS: Final = 2
 
 
-def handle_describe_cluster(context: RequestContext, request: Any) -> dict[str, Any]:
+def handle_describe_cluster(node: NodeView, context: RequestContext, request: DescribeClusterRequest) -> dict[str, Any]:
     """Brokers with the listener of the request; fenced ones only if v2 asks for them."""
     kind = request_field(request, "endpoint_type", _BROKERS)
     if kind != _BROKERS and kind != _CONTROLLERS:
@@ -35,7 +39,7 @@ def handle_describe_cluster(context: RequestContext, request: Any) -> dict[str, 
             ErrorCode.MISMATCHED_ENDPOINT_TYPE,
             "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
         )
-    image = context.broker.image
+    image = node.image
     with_fenced = request_field(request, "include_fenced_brokers", False)
     brokers = []
     for broker in sorted(image.brokers.values(), key=lambda one: one.id):
@@ -56,14 +60,16 @@ def handle_describe_cluster(context: RequestContext, request: Any) -> dict[str, 
         "error_code": ErrorCode.NONE,
         "error_message": None,
         "endpoint_type": _BROKERS,
-        "cluster_id": context.broker.cluster_id,
-        "controller_id": controller_for_clients(image, context.broker.node_id),
+        "cluster_id": node.cluster_id,
+        "controller_id": controller_for_clients(image, node.node_id),
         "brokers": brokers,
         "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED,
     }
 
 
-def handle_describe_controllers(context: RequestContext, request: Any) -> dict[str, Any]:
+def handle_describe_controllers(
+    node: NodeView, quorum_of_node: Callable[[], Quorum], context: RequestContext, request: DescribeClusterRequest
+) -> dict[str, Any]:
     """KIP-919: registered controllers and voters with the listener of the request; `controller_id` is the leader."""
     kind = request_field(request, "endpoint_type", _BROKERS)
     if kind != _CONTROLLERS:
@@ -71,10 +77,10 @@ def handle_describe_controllers(context: RequestContext, request: Any) -> dict[s
             ErrorCode.MISMATCHED_ENDPOINT_TYPE,
             "The request was sent to an endpoint of type CONTROLLER, but we wanted an endpoint of type BROKER",
         )
-    quorum = context.broker.controller.quorum
+    quorum = quorum_of_node()
     # Kafka lists registrations only; voters without one are listed too.
     known: dict[int, tuple[Endpoint | VoterEndpoint, ...]] = {each.voter_id: each.endpoints for each in quorum.voters}
-    known.update({each.id: each.endpoints for each in context.broker.image.controllers.values()})
+    known.update({each.id: each.endpoints for each in node.image.controllers.values()})
     controllers = []
     for node_id, endpoints in sorted(known.items()):
         endpoint = next((each for each in endpoints if each.name == context.listener), None)
@@ -85,7 +91,7 @@ def handle_describe_controllers(context: RequestContext, request: Any) -> dict[s
         "error_code": ErrorCode.NONE,
         "error_message": None,
         "endpoint_type": _CONTROLLERS,
-        "cluster_id": context.broker.cluster_id,
+        "cluster_id": node.cluster_id,
         "controller_id": quorum.leader_id,
         "brokers": controllers,
         "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED,
@@ -104,5 +110,9 @@ def _rejected(code: ErrorCode, message: str) -> dict[str, Any]:
     }
 
 
-APIS: Final = (Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, handle_describe_cluster),)
-CONTROLLER_APIS: Final = (Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, handle_describe_controllers),)
+def apis(node: NodeView) -> tuple[Api, ...]:
+    return (Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, partial(handle_describe_cluster, node)),)
+
+
+def controller_apis(node: NodeView, quorum: Callable[[], Quorum]) -> tuple[Api, ...]:
+    return (Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, partial(handle_describe_controllers, node, quorum)),)

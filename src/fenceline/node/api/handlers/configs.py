@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.config.broker import ALL_CONFIGS
 from fenceline.config.cordoned import CORDONED, cordoned_dirs
@@ -32,9 +33,17 @@ from fenceline.ids import METADATA_TOPIC
 from fenceline.metadata.image import ConfigResource, ConfigResourceType
 from fenceline.node.api.handlers.describe_configs import handle_describe_configs, resource_type_of
 from fenceline.node.api.handlers.loggers import alter_log_level, check_node_id
-from fenceline.node.context import Api, RequestContext
+from fenceline.node.context import Api, NodeView, RequestContext, Submit
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
+
+if TYPE_CHECKING:
+    from fenceline.wire.requests import (
+        AlterConfigsRequest,
+        IncrementalAlterConfigsAlterConfigsResource,
+        IncrementalAlterConfigsRequest,
+        ListConfigResourcesRequest,
+    )
 
 _FORWARDED: Final = frozenset(
     {
@@ -53,6 +62,8 @@ class _Change(NamedTuple):
     raw_type: int
     name: str
     changes: tuple[ConfigChange, ...]
+    has_unknown_operation: bool = False
+    """The request is rejected: in `changes` it is a SET."""
 
     @property
     def resource(self) -> ConfigResource:
@@ -63,7 +74,9 @@ class _Change(NamedTuple):
 # --- IncrementalAlterConfigs and AlterConfigs -------------------------------------------------------------------------
 
 
-async def handle_incremental_alter_configs(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_incremental_alter_configs(
+    node: NodeView, submit: Submit, context: RequestContext, request: IncrementalAlterConfigsRequest
+) -> dict[str, Any]:
     """Each resource succeeds or fails alone."""
     wanted = [_incremental_change(each) for each in request.resources]
 
@@ -72,10 +85,12 @@ async def handle_incremental_alter_configs(context: RequestContext, request: Any
             tuple((each.resource, each.changes) for each in changes), validate_only=request.validate_only
         )
 
-    return await _alter(context, wanted, build, validate_only=request.validate_only, replaces=False)
+    return await _alter(node, submit, context, wanted, build, validate_only=request.validate_only, replaces=False)
 
 
-async def handle_alter_configs(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_alter_configs(
+    node: NodeView, submit: Submit, context: RequestContext, request: AlterConfigsRequest
+) -> dict[str, Any]:
     """The legacy request: overrides that it does not name are deleted."""
     wanted = [
         _Change(
@@ -93,19 +108,27 @@ async def handle_alter_configs(context: RequestContext, request: Any) -> dict[st
             validate_only=request.validate_only,
         )
 
-    return await _alter(context, wanted, build, validate_only=request.validate_only, replaces=True)
+    return await _alter(node, submit, context, wanted, build, validate_only=request.validate_only, replaces=True)
 
 
-def _incremental_change(resource: Any) -> _Change:
+def _incremental_change(resource: IncrementalAlterConfigsAlterConfigsResource) -> _Change:
     known = {int(operation): operation for operation in ConfigOperation}
     changes = tuple(
-        ConfigChange(config.name, known.get(config.config_operation, config.config_operation), config.value)
+        ConfigChange(config.name, known.get(config.config_operation, ConfigOperation.SET), config.value)
         for config in resource.configs
     )
-    return _Change(resource_type_of(resource.resource_type), resource.resource_type, resource.resource_name, changes)
+    return _Change(
+        resource_type_of(resource.resource_type),
+        resource.resource_type,
+        resource.resource_name,
+        changes,
+        any(config.config_operation not in known for config in resource.configs),
+    )
 
 
 async def _alter(
+    node: NodeView,
+    submit: Submit,
     context: RequestContext,
     wanted: Sequence[_Change],
     build: Callable[[Sequence[_Change]], IncrementalAlterConfigs | AlterConfigs],
@@ -120,14 +143,14 @@ async def _alter(
         try:
             if seen[change.raw_type, change.name] > 1:
                 raise PeerError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
-            if _is_done_here(context, change, validate_only=validate_only, replaces=replaces):
+            if _is_done_here(node, context, change, validate_only=validate_only, replaces=replaces):
                 outcomes[position] = SUCCESS
             else:
                 forwarded.append(position)
         except PeerError as error:
             outcomes[position] = Outcome(error.code, error.message or None)
     if forwarded:
-        outcomes.update(await _submit(context, build([wanted[each] for each in forwarded]), forwarded))
+        outcomes.update(await _submit(submit, build([wanted[each] for each in forwarded]), forwarded))
     return {
         "responses": [
             {
@@ -142,16 +165,18 @@ async def _alter(
 
 
 async def _submit(
-    context: RequestContext, request: IncrementalAlterConfigs | AlterConfigs, positions: Sequence[int]
+    submit: Submit, request: IncrementalAlterConfigs | AlterConfigs, positions: Sequence[int]
 ) -> dict[int, Outcome]:
     try:
-        answer = await context.broker.controller.submit(request)
+        answer = await submit(request)
     except PeerError as error:
         return dict.fromkeys(positions, Outcome(error.code, error.message or None))
     return {position: each.outcome for position, each in zip(positions, answer.resources, strict=True)}
 
 
-def _is_done_here(context: RequestContext, change: _Change, *, validate_only: bool, replaces: bool) -> bool:
+def _is_done_here(
+    node: NodeView, context: RequestContext, change: _Change, *, validate_only: bool, replaces: bool
+) -> bool:
     """Check a change; True if it needs no controller. Raises PeerError with the resource's error."""
     _check_shape(change)
     if change.type is ConfigResourceType.TOPIC and change.name == METADATA_TOPIC:
@@ -163,25 +188,25 @@ def _is_done_here(context: RequestContext, change: _Change, *, validate_only: bo
     if context.is_forwarded and change.type in _FORWARDED:
         return False  # the broker that forwarded it has validated it
     if change.type is ConfigResourceType.BROKER_LOGGER and not replaces:
-        check_node_id(context.broker.node_id, change.name)
+        check_node_id(node.node_id, change.name)
         for each in change.changes:
             alter_log_level(each, validate_only=validate_only)
         return True
     if change.type is None or change.type not in _FORWARDED:
         raise PeerError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {change.raw_type}")
-    merged = _merged(context, change, replaces=replaces)
+    merged = _merged(node, change, replaces=replaces)
     match change.type:
-        case ConfigResourceType.BROKER if context.listener in context.broker.config.controller_listener_names:
+        case ConfigResourceType.BROKER if context.listener in node.config.controller_listener_names:
             pass  # a controller accepts changes for any broker, whose static config it does not know (KIP-919)
         case ConfigResourceType.BROKER:
             if change.name:
-                _check_broker_id(context.broker.node_id, change.name)
-            _check_list_changes(change, context.broker.config.log_dirs)
-            check_broker_update(context.broker.config, merged, cluster_default=not change.name)
+                _check_broker_id(node.node_id, change.name)
+            _check_list_changes(change, node.config.log_dirs)
+            check_broker_update(node.config, merged, cluster_default=not change.name)
         case ConfigResourceType.GROUP:
             if not change.name:
                 raise PeerError(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
-            validate_group_configs(merged, context.broker.config.get)
+            validate_group_configs(merged, node.config.get)
         case ConfigResourceType.CLIENT_METRICS:
             validate_client_metrics(change.name, merged)
     return False
@@ -194,7 +219,7 @@ def _check_shape(change: _Change) -> None:
     nulls = [c.name for c in change.changes if c.value is None and c.operation != ConfigOperation.DELETE]
     if nulls:
         raise PeerError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
-    if any(not isinstance(each.operation, ConfigOperation) for each in change.changes):
+    if change.has_unknown_operation:
         raise PeerError(ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
@@ -218,9 +243,9 @@ def _check_list_changes(change: _Change, log_dirs: Sequence[Path]) -> None:
             cordoned_dirs(each.value, log_dirs)
 
 
-def _merged(context: RequestContext, change: _Change, *, replaces: bool) -> Mapping[str, str]:
+def _merged(node: NodeView, change: _Change, *, replaces: bool) -> Mapping[str, str]:
     """The overrides that the resource would have; list changes are left to the controller."""
-    merged = {} if replaces else dict(context.broker.image.configs.get(change.resource) or {})
+    merged = {} if replaces else dict(node.image.configs.get(change.resource) or {})
     for each in change.changes:
         if each.operation is ConfigOperation.DELETE:
             merged.pop(each.name, None)
@@ -240,7 +265,9 @@ _LISTED: Final = (
 )
 
 
-def handle_list_config_resources(context: RequestContext, request: Any) -> dict[str, Any]:
+def handle_list_config_resources(
+    node: NodeView, context: RequestContext, request: ListConfigResourcesRequest
+) -> dict[str, Any]:
     """Names of all resources with configs; v0 lists client metrics only, an empty list means every type."""
     if context.api_version == 0:
         types: set[int] = {ConfigResourceType.CLIENT_METRICS}
@@ -248,7 +275,7 @@ def handle_list_config_resources(context: RequestContext, request: Any) -> dict[
         types = set(request_field(request, "resource_types", ())) or set(_LISTED)
     if not types <= set(_LISTED):
         return {"error_code": ErrorCode.UNSUPPORTED_VERSION, "config_resources": ()}
-    image = context.broker.image
+    image = node.image
     names: dict[ConfigResourceType, list[str]] = {kind: [] for kind in _LISTED}
     if ConfigResourceType.TOPIC in types:
         names[ConfigResourceType.TOPIC] = list(image.topics_by_name)
@@ -265,11 +292,15 @@ def handle_list_config_resources(context: RequestContext, request: Any) -> dict[
     }
 
 
-APIS: Final = (
-    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, handle_describe_configs),
-    Api(ApiKey.ALTER_CONFIGS, 0, 2, handle_alter_configs),
-    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, handle_incremental_alter_configs),
-    Api(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, handle_list_config_resources),
-)
-CONTROLLER_APIS: Final = APIS[:-1]
-"""K4."""
+def controller_apis(node: NodeView, submit: Submit) -> tuple[Api, ...]:
+    """K4."""
+    return (
+        Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, partial(handle_describe_configs, node)),
+        Api(ApiKey.ALTER_CONFIGS, 0, 2, partial(handle_alter_configs, node, submit)),
+        Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, partial(handle_incremental_alter_configs, node, submit)),
+    )
+
+
+def apis(node: NodeView, submit: Submit) -> tuple[Api, ...]:
+    listed = Api(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, partial(handle_list_config_resources, node))
+    return (*controller_apis(node, submit), listed)

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.consumer.embedded import without_epochs
@@ -22,24 +23,30 @@ from fenceline.ids import ZERO_UUID
 from fenceline.metadata.features import GROUP_VERSION
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.api.handlers.groups import GROUP_OPERATIONS
-from fenceline.node.context import Answer, Api, RequestContext
+from fenceline.node.context import Answer, Api, NodeView, RequestContext
 from fenceline.node.groups.replies import Fields, answered
 from fenceline.wire.apis import ApiKey
-from fenceline.wire.entities import millis
+from fenceline.wire.entities import millis, request_field
+
+if TYPE_CHECKING:
+    from fenceline.node.groups.driver import GroupsDriver
+    from fenceline.wire.requests import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
 
 CLASSIC_MEMBER: Final = 0
 CONSUMER_MEMBER: Final = 1
 
 
-def _is_enabled(context: RequestContext) -> bool:
-    return context.broker.image.features.get(GROUP_VERSION, 0) >= 1
+def _is_enabled(image: MetadataImage) -> bool:
+    return image.features.get(GROUP_VERSION, 0) >= 1
 
 
-def consumer_group_heartbeat(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
-    if not _is_enabled(context):
+def consumer_group_heartbeat(
+    node: NodeView, groups: GroupsDriver, context: RequestContext, request: ConsumerGroupHeartbeatRequest
+) -> Answer | Awaitable[Answer]:
+    if not _is_enabled(node.image):
         return _heartbeat_fields(ConsumerHeartbeatResponse(ErrorCode.UNSUPPORTED_VERSION))
     owned = request.topic_partitions
-    reply = context.broker.groups.consumer_heartbeat(
+    reply = groups.consumer_heartbeat(
         ConsumerHeartbeatRequest(
             group_id=request.group_id,
             member_id=request.member_id,
@@ -48,7 +55,7 @@ def consumer_group_heartbeat(context: RequestContext, request: Any) -> Answer | 
             rack_id=request.rack_id,
             rebalance_timeout_ms=millis(request.rebalance_timeout),
             subscribed_names=None if request.subscribed_topic_names is None else tuple(request.subscribed_topic_names),
-            subscribed_regex=getattr(request, "subscribed_topic_regex", None),
+            subscribed_regex=request_field(request, "subscribed_topic_regex", None),
             server_assignor=request.server_assignor,
             owned=None if owned is None else {each.topic_id or ZERO_UUID: frozenset(each.partitions) for each in owned},
             client_id=context.client_id or "",
@@ -76,17 +83,20 @@ def _heartbeat_fields(answer: ConsumerHeartbeatResponse) -> Fields:
     }
 
 
-def consumer_group_describe(context: RequestContext, request: Any) -> Answer:
-    return {"groups": [_described(context, name, request.include_authorized_operations) for name in request.group_ids]}
+def consumer_group_describe(
+    node: NodeView, groups: GroupsDriver, context: RequestContext, request: ConsumerGroupDescribeRequest
+) -> Answer:
+    shows_operations = request.include_authorized_operations
+    return {"groups": [_described(node.image, groups, name, shows_operations) for name in request.group_ids]}
 
 
-def _described(context: RequestContext, group_id: str, shows_operations: bool) -> Fields:
+def _described(image: MetadataImage, groups: GroupsDriver, group_id: str, shows_operations: bool) -> Fields:
     try:
-        if not _is_enabled(context):
+        if not _is_enabled(image):
             raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
         if not group_id:
             raise PeerError(ErrorCode.INVALID_GROUP_ID)
-        group = context.broker.groups.describe_consumer_group(group_id)
+        group = groups.describe_consumer_group(group_id)
     except PeerError as error:
         return {
             "group_id": group_id,
@@ -94,7 +104,6 @@ def _described(context: RequestContext, group_id: str, shows_operations: bool) -
             "error_message": error.message or None,
             "authorized_operations": ALL_OPERATIONS_UNKNOWN,
         }
-    image: MetadataImage = context.broker.image
     return {
         "error_code": ErrorCode.NONE,
         "group_id": group_id,
@@ -139,7 +148,8 @@ def _assignment_fields(image: MetadataImage, partitions: Partitions) -> Fields:
     }
 
 
-APIS: Final = (
-    Api(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, 1, consumer_group_heartbeat),
-    Api(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, 1, consumer_group_describe),
-)
+def apis(node: NodeView, groups: GroupsDriver) -> tuple[Api, ...]:
+    return (
+        Api(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, 1, partial(consumer_group_heartbeat, node, groups)),
+        Api(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, 1, partial(consumer_group_describe, node, groups)),
+    )

@@ -7,7 +7,7 @@ unknown keys are never returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS, broker_key, is_dynamic
 from fenceline.config.definitions import ConfigKey, ConfigType, InvalidConfig, render, table
@@ -25,8 +25,11 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import METADATA_TOPIC
 from fenceline.metadata.image import ConfigResourceType
 from fenceline.node.api.handlers.loggers import ROOT, log_level
-from fenceline.node.context import RequestContext
+from fenceline.node.context import NodeView, RequestContext
 from fenceline.wire.entities import request_field
+
+if TYPE_CHECKING:
+    from fenceline.wire.requests import DescribeConfigsRequest, DescribeConfigsResource
 
 _TYPE_UNKNOWN: Final = 0
 _METADATA_TOPIC_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
@@ -49,13 +52,13 @@ def resource_type_of(number: int) -> ConfigResourceType | None:
     return _TYPES.get(number)
 
 
-def handle_describe_configs(context: RequestContext, request: Any) -> dict[str, Any]:
+def handle_describe_configs(node: NodeView, context: RequestContext, request: DescribeConfigsRequest) -> dict[str, Any]:
     """One result per resource, in request order."""
     with_docs = request_field(request, "include_documentation", False)
     results = []
     for resource in request.resources:
         try:
-            rows = _rows(context, resource, with_docs=with_docs)
+            rows = _rows(node, resource, with_docs=with_docs)
             code, message = ErrorCode.NONE, ""
         except PeerError as error:
             rows, code, message = [], error.code, error.message
@@ -73,7 +76,7 @@ def handle_describe_configs(context: RequestContext, request: Any) -> dict[str, 
     return {"results": results}
 
 
-def _rows(context: RequestContext, resource: Any, *, with_docs: bool) -> list[dict[str, Any]]:
+def _rows(node: NodeView, resource: DescribeConfigsResource, *, with_docs: bool) -> list[dict[str, Any]]:
     name = resource.resource_name
     keys: Collection[str] | None = resource.configuration_keys or None
 
@@ -83,7 +86,7 @@ def _rows(context: RequestContext, resource: Any, *, with_docs: bool) -> list[di
     describe = _DESCRIBERS.get(resource_type_of(resource.resource_type) or ConfigResourceType.UNKNOWN)
     if describe is None:
         raise PeerError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type {resource.resource_type}")
-    rows = describe(context, name, chosen)
+    rows = describe(node, name, chosen)
     if not with_docs:
         rows = [{**row, "documentation": row["documentation"] and None} for row in rows]
     return rows
@@ -94,7 +97,7 @@ def _rows(context: RequestContext, resource: Any, *, with_docs: bool) -> list[di
 _Chosen = Callable[[Iterable[str]], list[str]]
 
 
-def _topic(context: RequestContext, topic: str, chosen: _Chosen) -> list[dict[str, Any]]:
+def _topic(node: NodeView, topic: str, chosen: _Chosen) -> list[dict[str, Any]]:
     fault = name_fault(topic)
     if fault is not None:
         raise PeerError(ErrorCode.INVALID_TOPIC_EXCEPTION, fault)
@@ -103,46 +106,44 @@ def _topic(context: RequestContext, topic: str, chosen: _Chosen) -> list[dict[st
             _row(each, _METADATA_TOPIC_CONFIGS[each], _METADATA_POLICY, read_only=True)
             for each in chosen(_METADATA_TOPIC_CONFIGS)
         ]
-    broker = context.broker
-    if topic not in broker.image.topics_by_name:
+    if topic not in node.image.topics_by_name:
         raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     rows = []
     for name in chosen(TOPIC_CONFIGS):
         key = TOPIC_CONFIGS[name]
-        found = describe_topic_config(broker.image.configs, topic, broker.config, name)
+        found = describe_topic_config(node.image.configs, topic, node.config, name)
         if key.internal and found.source is not ConfigSource.DYNAMIC_TOPIC:
             continue
         rows.append(_row(name, key, found, read_only=False))
     return rows
 
 
-def _broker(context: RequestContext, name: str, chosen: _Chosen) -> list[dict[str, Any]]:
-    broker = context.broker
-    configs, node = broker.image.configs, broker.config
+def _broker(node: NodeView, name: str, chosen: _Chosen) -> list[dict[str, Any]]:
+    configs, own = node.image.configs, node.config
     if not name:
         overrides = configs.get((ConfigResourceType.BROKER, "")) or {}  # type: ignore[call-overload]
         return [
-            _broker_row(each, describe_broker_config(configs, node, each, cluster_default=True))
+            _broker_row(each, describe_broker_config(configs, own, each, cluster_default=True))
             for each in chosen(overrides)
         ]
-    _check_broker_id(broker.node_id, name, or_empty=True)
-    unknown = {each for each in node.raw if each not in ALL_CONFIGS}
-    for resource in ((ConfigResourceType.BROKER, ""), (ConfigResourceType.BROKER, str(broker.node_id))):
+    _check_broker_id(node.node_id, name, or_empty=True)
+    unknown = {each for each in own.raw if each not in ALL_CONFIGS}
+    for resource in ((ConfigResourceType.BROKER, ""), (ConfigResourceType.BROKER, str(node.node_id))):
         unknown |= {each for each in configs.get(resource) or {} if each not in ALL_CONFIGS}  # type: ignore[call-overload]
-    told = [each for each, key in ALL_CONFIGS.items() if not key.internal or node.is_set(each)]
+    told = [each for each, key in ALL_CONFIGS.items() if not key.internal or own.is_set(each)]
     rows = []
     for each in chosen([*told, *unknown]):
-        found = describe_broker_config(configs, node, each, cluster_default=False)
+        found = describe_broker_config(configs, own, each, cluster_default=False)
         if not found.layers and each in ALL_CONFIGS:
-            found = found._replace(value=node.text(each))
+            found = found._replace(value=own.text(each))
         rows.append(_broker_row(each, found))
     return rows
 
 
-def _loggers(context: RequestContext, name: str, chosen: _Chosen) -> list[dict[str, Any]]:
+def _loggers(node: NodeView, name: str, chosen: _Chosen) -> list[dict[str, Any]]:
     if not name:
         raise PeerError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
-    _check_broker_id(context.broker.node_id, name, or_empty=False)
+    _check_broker_id(node.node_id, name, or_empty=False)
     return [
         {
             "name": each,
@@ -158,10 +159,10 @@ def _loggers(context: RequestContext, name: str, chosen: _Chosen) -> list[dict[s
     ]
 
 
-def _client_metrics(context: RequestContext, name: str, chosen: _Chosen) -> list[dict[str, Any]]:
+def _client_metrics(node: NodeView, name: str, chosen: _Chosen) -> list[dict[str, Any]]:
     if not name:
         raise PeerError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
-    own = _overrides(context, ConfigResourceType.CLIENT_METRICS, name)
+    own = _overrides(node, ConfigResourceType.CLIENT_METRICS, name)
     rows = []
     for each in chosen(CLIENT_METRICS_CONFIGS):
         key = CLIENT_METRICS_CONFIGS[each]
@@ -171,17 +172,16 @@ def _client_metrics(context: RequestContext, name: str, chosen: _Chosen) -> list
     return rows
 
 
-def _group(context: RequestContext, name: str, chosen: _Chosen) -> list[dict[str, Any]]:
+def _group(node: NodeView, name: str, chosen: _Chosen) -> list[dict[str, Any]]:
     if not name:
         raise PeerError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
-    own = _overrides(context, ConfigResourceType.GROUP, name)
-    broker = context.broker
+    own = _overrides(node, ConfigResourceType.GROUP, name)
     rows = []
     for each in chosen(GROUP_CONFIGS):
         key = GROUP_CONFIGS[each]
         synonym = GROUP_SYNONYMS[each]
         if synonym in ALL_CONFIGS:
-            below = describe_broker_config(broker.image.configs, broker.config, synonym, cluster_default=False)
+            below = describe_broker_config(node.image.configs, node.config, synonym, cluster_default=False)
         else:
             text = _default(key) or ""
             below = Effective(text, ConfigSource.DEFAULT, (Layer(synonym, text, ConfigSource.DEFAULT),))
@@ -192,7 +192,7 @@ def _group(context: RequestContext, name: str, chosen: _Chosen) -> list[dict[str
     return rows
 
 
-_DESCRIBERS: Final[Mapping[ConfigResourceType, Callable[[RequestContext, str, _Chosen], list[dict[str, Any]]]]] = {
+_DESCRIBERS: Final[Mapping[ConfigResourceType, Callable[[NodeView, str, _Chosen], list[dict[str, Any]]]]] = {
     ConfigResourceType.TOPIC: _topic,
     ConfigResourceType.BROKER: _broker,
     ConfigResourceType.BROKER_LOGGER: _loggers,
@@ -204,8 +204,8 @@ _DESCRIBERS: Final[Mapping[ConfigResourceType, Callable[[RequestContext, str, _C
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
-def _overrides(context: RequestContext, kind: ConfigResourceType, name: str) -> Mapping[str, str]:
-    return context.broker.image.config(kind, name)
+def _overrides(node: NodeView, kind: ConfigResourceType, name: str) -> Mapping[str, str]:
+    return node.image.config(kind, name)
 
 
 def _check_broker_id(node_id: int, name: str, *, or_empty: bool) -> None:

@@ -8,16 +8,20 @@ Rules: controller.md C29; since_4_0.md K4.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fenceline.controller.partition_requests import ElectionType, ElectLeaders
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.node.context import Api, RequestContext
+from fenceline.node.context import Api, RequestContext, Submit
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
 
+if TYPE_CHECKING:
+    from fenceline.wire.requests import ElectLeadersRequest
 
-async def handle_elect_leaders(context: RequestContext, request: Any) -> dict[str, Any]:
+
+async def handle_elect_leaders(submit: Submit, context: RequestContext, request: ElectLeadersRequest) -> dict[str, Any]:
     """Each partition succeeds or fails alone; for all partitions, only those that needed an election are returned."""
     wanted = (
         None
@@ -26,7 +30,7 @@ async def handle_elect_leaders(context: RequestContext, request: Any) -> dict[st
     )
     kind = request_field(request, "election_type", int(ElectionType.PREFERRED))
     try:
-        answer = await context.broker.controller.submit(ElectLeaders(kind, wanted))
+        answer = await submit(ElectLeaders(kind, wanted))
     except PeerError as error:
         rows = [(name, [(index, error.code, error.message) for index in indexes]) for name, indexes in wanted or ()]
         return {"error_code": error.code, "replica_election_results": [_topic(name, row) for name, row in rows]}
@@ -44,4 +48,5 @@ def _topic(name: str, rows: Sequence[tuple[int, ErrorCode, str | None]]) -> dict
     return {"topic": name, "partition_result": results}
 
 
-APIS: Final = (Api(ApiKey.ELECT_LEADERS, 0, 2, handle_elect_leaders),)
+def apis(submit: Submit) -> tuple[Api, ...]:
+    return (Api(ApiKey.ELECT_LEADERS, 0, 2, partial(handle_elect_leaders, submit)),)

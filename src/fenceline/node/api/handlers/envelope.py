@@ -11,9 +11,10 @@ Rules: controller.md C1, C2; since_4_0.md K4.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.node.context import Api, RequestContext
@@ -24,16 +25,19 @@ from fenceline.wire.frame import encode_response_frame, parse_request_header
 from fenceline.wire.principal import decode_principal
 
 if TYPE_CHECKING:
-    from fenceline.node.controller.listener import ControllerServices
+    from fenceline.wire.requests import EnvelopeRequest
+
 
 _ADDRESS_SIZES: Final = (4, 16)
 """Sizes of an IP address."""
 _ANOTHER_LEADS: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
-async def handle_envelope(context: RequestContext, request: Any) -> dict[str, Any]:
-    controller = context.broker.controller
-    epoch = controller.active_epoch
+async def handle_envelope(
+    active_epoch: Callable[[], int], by_key: Mapping[int, Api], context: RequestContext, request: EnvelopeRequest
+) -> dict[str, Any]:
+    """`active_epoch`: the epoch in which this node is the active controller; -1: it is not. `by_key`: its APIs."""
+    epoch = active_epoch()
     if epoch < 0:
         return _rejected(ErrorCode.NOT_CONTROLLER)
     try:
@@ -50,7 +54,7 @@ async def handle_envelope(context: RequestContext, request: Any) -> dict[str, An
     key, version = header.api_key, header.api_version
     if key in ApiKey._value2member_map_ and key not in FORWARDED:
         return _rejected(ErrorCode.INVALID_REQUEST)
-    api = cast("ControllerServices", context.broker).apis.get(key)
+    api = by_key.get(key)
     if api is None:
         return _rejected(ErrorCode.UNSUPPORTED_VERSION)
     if not api.min_version <= version <= api.max_version:
@@ -72,7 +76,7 @@ async def handle_envelope(context: RequestContext, request: Any) -> dict[str, An
         if error.code is ErrorCode.NOT_CONTROLLER:
             return _rejected(ErrorCode.NOT_CONTROLLER)
         answer = {"error_code": error.code, "error_message": error.message}
-    if controller.active_epoch != epoch and _has_leadership_error(answer):
+    if active_epoch() != epoch and _has_leadership_error(answer):
         return _rejected(ErrorCode.NOT_CONTROLLER)
     body = answer if isinstance(answer, bytes) else write_response(api.key, version, answer)
     frame = b"".join(encode_response_frame(key, version, header.correlation_id, body))
@@ -92,4 +96,6 @@ def _rejected(code: ErrorCode) -> dict[str, Any]:
     return {"error_code": code, "response_data": None}
 
 
-CONTROLLER_APIS: Final = (Api(ApiKey.ENVELOPE, 0, 0, handle_envelope),)
+def controller_apis(active_epoch: Callable[[], int], enclosed: Iterable[Api]) -> tuple[Api, ...]:
+    by_key = {int(api.key): api for api in enclosed}
+    return (Api(ApiKey.ENVELOPE, 0, 0, partial(handle_envelope, active_epoch, by_key)),)

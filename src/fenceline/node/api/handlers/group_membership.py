@@ -6,24 +6,29 @@ Owns what differs between versions; the rules are in `fenceline.groups`. Rules: 
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING
 
 from fenceline.errors import ErrorCode
 from fenceline.groups import messages
 from fenceline.node.context import Answer, Api, RequestContext
 from fenceline.node.groups.replies import Fields, answered
 from fenceline.wire.apis import ApiKey
-from fenceline.wire.entities import millis
+from fenceline.wire.entities import millis, request_field
+
+if TYPE_CHECKING:
+    from fenceline.node.groups.driver import GroupsDriver
+    from fenceline.wire.requests import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 
-def join_group(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
+def join_group(groups: GroupsDriver, context: RequestContext, request: JoinGroupRequest) -> Answer | Awaitable[Answer]:
     version = context.api_version
     session_timeout_ms = millis(request.session_timeout)
-    reply = context.broker.groups.join(
+    reply = groups.join(
         messages.JoinRequest(
             group_id=request.group_id,
             member_id=request.member_id,
-            group_instance_id=getattr(request, "group_instance_id", None),
+            group_instance_id=request_field(request, "group_instance_id", None),
             protocol_type=request.protocol_type,
             protocols=tuple((each.name, each.metadata) for each in request.protocols),
             session_timeout_ms=session_timeout_ms,
@@ -58,17 +63,17 @@ def join_group(context: RequestContext, request: Any) -> Answer | Awaitable[Answ
     return answered(reply, fields)
 
 
-def sync_group(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
-    protocol_type = getattr(request, "protocol_type", None)
-    protocol_name = getattr(request, "protocol_name", None)
+def sync_group(groups: GroupsDriver, context: RequestContext, request: SyncGroupRequest) -> Answer | Awaitable[Answer]:
+    protocol_type = request_field(request, "protocol_type", None)
+    protocol_name = request_field(request, "protocol_name", None)
     if context.api_version >= 5 and (protocol_type is None or protocol_name is None):
         return _sync_fields(messages.SyncResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
-    reply = context.broker.groups.sync(
+    reply = groups.sync(
         messages.SyncRequest(
             group_id=request.group_id,
             generation=request.generation_id,
             member_id=request.member_id,
-            group_instance_id=getattr(request, "group_instance_id", None),
+            group_instance_id=request_field(request, "group_instance_id", None),
             protocol_type=protocol_type,
             protocol_name=protocol_name,
             assignments=tuple((each.member_id, each.assignment) for each in request.assignments),
@@ -86,13 +91,13 @@ def _sync_fields(answer: messages.SyncResponse) -> Fields:
     }
 
 
-def heartbeat(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
-    reply = context.broker.groups.heartbeat(
+def heartbeat(groups: GroupsDriver, context: RequestContext, request: HeartbeatRequest) -> Answer | Awaitable[Answer]:
+    reply = groups.heartbeat(
         messages.HeartbeatRequest(
             request.group_id,
             request.generation_id,
             request.member_id,
-            getattr(request, "group_instance_id", None),
+            request_field(request, "group_instance_id", None),
         )
     )
 
@@ -102,14 +107,16 @@ def heartbeat(context: RequestContext, request: Any) -> Answer | Awaitable[Answe
     return answered(reply, fields)
 
 
-def leave_group(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
+def leave_group(
+    groups: GroupsDriver, context: RequestContext, request: LeaveGroupRequest
+) -> Answer | Awaitable[Answer]:
     """Up to v2 one member, whose error is the top-level error; from v3 any number, each with its own error."""
     names_one = context.api_version < 3
     if names_one:
         members: tuple[messages.MemberIdentity, ...] = (messages.MemberIdentity(request.member_id),)
     else:
         members = tuple(messages.MemberIdentity(each.member_id, each.group_instance_id) for each in request.members)
-    reply = context.broker.groups.leave(messages.LeaveRequest(request.group_id, members))
+    reply = groups.leave(messages.LeaveRequest(request.group_id, members))
 
     def fields(answer: messages.LeaveResponse) -> Fields:
         error = answer.error
@@ -130,9 +137,10 @@ def leave_group(context: RequestContext, request: Any) -> Answer | Awaitable[Ans
     return answered(reply, fields)
 
 
-APIS: Final = (
-    Api(ApiKey.JOIN_GROUP, 0, 9, join_group),
-    Api(ApiKey.SYNC_GROUP, 0, 5, sync_group),
-    Api(ApiKey.HEARTBEAT, 0, 4, heartbeat),
-    Api(ApiKey.LEAVE_GROUP, 0, 5, leave_group),
-)
+def apis(groups: GroupsDriver) -> tuple[Api, ...]:
+    return (
+        Api(ApiKey.JOIN_GROUP, 0, 9, partial(join_group, groups)),
+        Api(ApiKey.SYNC_GROUP, 0, 5, partial(sync_group, groups)),
+        Api(ApiKey.HEARTBEAT, 0, 4, partial(heartbeat, groups)),
+        Api(ApiKey.LEAVE_GROUP, 0, 5, partial(leave_group, groups)),
+    )

@@ -7,16 +7,30 @@ the rules are in `fenceline.groups`. Rules: `since_4_0.md K5, K32`, `epochs.md E
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
 
 from fenceline.errors import ErrorCode
 from fenceline.groups import messages
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.image import MetadataImage, TopicImage
-from fenceline.node.context import Answer, Api, RequestContext
+from fenceline.node.context import Answer, Api, NodeView, RequestContext
 from fenceline.node.groups.replies import Fields, all_answered, answered
 from fenceline.wire.apis import ApiKey
-from fenceline.wire.entities import millis
+from fenceline.wire.entities import millis, request_field
+
+if TYPE_CHECKING:
+    from fenceline.node.groups.driver import GroupsDriver
+    from fenceline.wire.requests import (
+        OffsetCommitRequest,
+        OffsetCommitRequestTopic,
+        OffsetDeleteRequest,
+        OffsetFetchRequest,
+        OffsetFetchRequestGroup,
+        OffsetFetchRequestTopic,
+        OffsetFetchRequestTopics,
+    )
 
 
 class _TopicAnswers:
@@ -26,26 +40,39 @@ class _TopicAnswers:
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self._by_topic: dict[Any, list[Fields]] = {}
+        self._by_topic: dict[str | UUID, list[Fields]] = {}
 
-    def add(self, topic: Any, fields: Fields) -> None:
+    def add(self, topic: str | UUID, fields: Fields) -> None:
         self._by_topic.setdefault(topic, []).append(fields)
 
     def as_fields(self) -> list[Fields]:
         return [{self._key: topic, "partitions": partitions} for topic, partitions in self._by_topic.items()]
 
 
-def offset_commit(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
+def _asked_topic(
+    image: MetadataImage,
+    by_id: bool,
+    asked: OffsetCommitRequestTopic | OffsetFetchRequestTopic | OffsetFetchRequestTopics,
+) -> tuple[str | UUID, TopicImage | None]:
+    """The id or the name by which the request names the topic, and the topic if it exists."""
+    if by_id:
+        topic_id: UUID = request_field(asked, "topic_id", None) or ZERO_UUID
+        return topic_id, image.topics_by_id.get(topic_id)
+    return asked.name, image.topics_by_name.get(asked.name)
+
+
+def offset_commit(
+    node: NodeView, groups: GroupsDriver, context: RequestContext, request: OffsetCommitRequest
+) -> Answer | Awaitable[Answer]:
     """Partitions that do not exist fail individually; the others go to the group's coordinator together."""
     version = context.api_version
-    image: MetadataImage = context.broker.image
+    image = node.image
     by_id = version >= 10
     answers = _TopicAnswers("topic_id" if by_id else "name")
     offsets: list[messages.OffsetToCommit] = []
-    keys: list[Any] = []
+    keys: list[str | UUID] = []
     for each in request.topics:
-        key: Any = (each.topic_id or ZERO_UUID) if by_id else each.name
-        topic = image.topics_by_id.get(key) if by_id else image.topics_by_name.get(key)
+        key, topic = _asked_topic(image, by_id, each)
         unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id and topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         for partition in each.partitions:
             index = partition.partition_index
@@ -58,19 +85,19 @@ def offset_commit(context: RequestContext, request: Any) -> Answer | Awaitable[A
                     topic.name,
                     index,
                     partition.committed_offset,
-                    getattr(partition, "committed_leader_epoch", -1),
+                    request_field(partition, "committed_leader_epoch", -1),
                     partition.committed_metadata,
                     topic.id,
                 )
             )
     if not offsets:
         return {"topics": answers.as_fields()}
-    reply = context.broker.groups.commit(
+    reply = groups.commit(
         messages.CommitRequest(
             request.group_id,
             request.generation_id_or_member_epoch,
             request.member_id,
-            getattr(request, "group_instance_id", None),
+            request_field(request, "group_instance_id", None),
             tuple(offsets),
             millis(request.retention_time) if version <= 4 else -1,
             knows_group_not_found=version >= 9,
@@ -86,7 +113,7 @@ def offset_commit(context: RequestContext, request: Any) -> Answer | Awaitable[A
 
 
 class _AskedTopic(NamedTuple):
-    key: Any
+    key: str | UUID
     """Name, or id from v10."""
     topic: TopicImage | None
     name: str
@@ -101,26 +128,28 @@ class _AskedGroup(NamedTuple):
     topics: tuple[_AskedTopic, ...] | None
 
 
-def offset_fetch(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
+def offset_fetch(
+    node: NodeView, groups: GroupsDriver, context: RequestContext, request: OffsetFetchRequest
+) -> Answer | Awaitable[Answer]:
     """One group up to v7, several from v8; topics by id from v10; no topics means all of them."""
     version = context.api_version
-    image: MetadataImage = context.broker.image
-    require_stable: bool = getattr(request, "require_stable", False)
-    groups = (request,) if version < 8 else request.groups
-    asked = [_asked_group(image, version, each) for each in groups]
+    image = node.image
+    require_stable = request_field(request, "require_stable", False)
+    asking_groups = (request,) if version < 8 else request.groups
+    asked = [_asked_group(image, version, each) for each in asking_groups]
     replies = [
-        context.broker.groups.fetch_offsets(
+        groups.fetch_offsets(
             messages.FetchOffsetsRequest(
                 group.group_id,
                 None
                 if group.topics is None
                 else tuple(each.to_fetch() for each in group.topics if version < 10 or each.topic is not None),
                 require_stable,
-                getattr(asking, "member_id", None) or None,
-                getattr(asking, "member_epoch", -1),
+                request_field(asking, "member_id", None) or None,
+                request_field(asking, "member_epoch", -1),
             )
         )
-        for asking, group in zip(groups, asked, strict=True)
+        for asking, group in zip(asking_groups, asked, strict=True)
     ]
 
     def fields(answers: list[messages.FetchOffsetsResponse]) -> Fields:
@@ -140,18 +169,15 @@ def offset_fetch(context: RequestContext, request: Any) -> Answer | Awaitable[An
     return all_answered(replies, fields)
 
 
-def _asked_group(image: MetadataImage, version: int, group: Any) -> _AskedGroup:
+def _asked_group(
+    image: MetadataImage, version: int, group: OffsetFetchRequest | OffsetFetchRequestGroup
+) -> _AskedGroup:
     if group.topics is None:
         return _AskedGroup(group.group_id, None)
     topics = []
     for each in group.topics:
-        if version >= 10:
-            key: Any = each.topic_id or ZERO_UUID
-            topic = image.topics_by_id.get(key)
-            name = "" if topic is None else topic.name
-        else:
-            key = name = each.name
-            topic = image.topics_by_name.get(name)
+        key, topic = _asked_topic(image, version >= 10, each)
+        name = key if isinstance(key, str) else "" if topic is None else topic.name
         topics.append(_AskedTopic(key, topic, name, tuple(each.partition_indexes)))
     return _AskedGroup(group.group_id, tuple(topics))
 
@@ -208,8 +234,10 @@ def _fetched_single(version: int, group: _AskedGroup, answer: messages.FetchOffs
     return {"topics": topics, "error_code": answer.error}
 
 
-def offset_delete(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
-    image: MetadataImage = context.broker.image
+def offset_delete(
+    node: NodeView, groups: GroupsDriver, context: RequestContext, request: OffsetDeleteRequest
+) -> Answer | Awaitable[Answer]:
+    image = node.image
     answers = _TopicAnswers("name")
     partitions: list[tuple[str, int]] = []
     for each in request.topics:
@@ -220,7 +248,7 @@ def offset_delete(context: RequestContext, request: Any) -> Answer | Awaitable[A
                 answers.add(each.name, {"partition_index": index, "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
             else:
                 partitions.append((each.name, index))
-    reply = context.broker.groups.delete_offsets(messages.DeleteOffsetsRequest(request.group_id, tuple(partitions)))
+    reply = groups.delete_offsets(messages.DeleteOffsetsRequest(request.group_id, tuple(partitions)))
 
     def fields(answer: messages.DeleteOffsetsResponse) -> Fields:
         if answer.error:
@@ -232,8 +260,9 @@ def offset_delete(context: RequestContext, request: Any) -> Answer | Awaitable[A
     return answered(reply, fields)
 
 
-APIS: Final = (
-    Api(ApiKey.OFFSET_COMMIT, 2, 10, offset_commit),
-    Api(ApiKey.OFFSET_FETCH, 1, 10, offset_fetch),
-    Api(ApiKey.OFFSET_DELETE, 0, 0, offset_delete),
-)
+def apis(node: NodeView, groups: GroupsDriver) -> tuple[Api, ...]:
+    return (
+        Api(ApiKey.OFFSET_COMMIT, 2, 10, partial(offset_commit, node, groups)),
+        Api(ApiKey.OFFSET_FETCH, 1, 10, partial(offset_fetch, node, groups)),
+        Api(ApiKey.OFFSET_DELETE, 0, 0, partial(offset_delete, node, groups)),
+    )

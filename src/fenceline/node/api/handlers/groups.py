@@ -6,7 +6,8 @@ Owns what differs between versions; the rules are in `fenceline.groups`. Rules: 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.states import GroupState
@@ -14,17 +15,22 @@ from fenceline.groups.messages import ALL_OPERATIONS_UNKNOWN, DeleteGroupsRespon
 from fenceline.node.context import Answer, Api, RequestContext
 from fenceline.node.groups.replies import Fields, all_answered
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import request_field
+
+if TYPE_CHECKING:
+    from fenceline.node.groups.driver import GroupsDriver
+    from fenceline.wire.requests import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 """READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all operations on a group; there is no authorizer yet."""
 
 
-def list_groups(context: RequestContext, request: Any) -> Answer:
-    states = frozenset(each.strip().lower() for each in getattr(request, "states_filter", ()))
+def list_groups(groups: GroupsDriver, context: RequestContext, request: ListGroupsRequest) -> Answer:
+    states = frozenset(each.strip().lower() for each in request_field(request, "states_filter", ()))
     # Kafka trims the names of states, but not those of types.
-    types = frozenset(each.lower() for each in getattr(request, "types_filter", ()))
+    types = frozenset(each.lower() for each in request_field(request, "types_filter", ()))
     try:
-        listed = context.broker.groups.list_groups(states, types)
+        listed = groups.list_groups(states, types)
     except PeerError as error:
         return {"error_code": error.code, "groups": []}
     return {
@@ -41,18 +47,20 @@ def list_groups(context: RequestContext, request: Any) -> Answer:
     }
 
 
-def describe_groups(context: RequestContext, request: Any) -> Answer:
-    shows_operations: bool = getattr(request, "include_authorized_operations", False)
-    return {"groups": [_described(context, group_id, shows_operations) for group_id in request.groups]}
+def describe_groups(groups: GroupsDriver, context: RequestContext, request: DescribeGroupsRequest) -> Answer:
+    shows_operations = request_field(request, "include_authorized_operations", False)
+    return {
+        "groups": [_described(groups, context.api_version, group_id, shows_operations) for group_id in request.groups]
+    }
 
 
-def _described(context: RequestContext, group_id: str, shows_operations: bool) -> Fields:
+def _described(groups: GroupsDriver, version: int, group_id: str, shows_operations: bool) -> Fields:
     try:
-        group = context.broker.groups.describe(group_id)
+        group = groups.describe(group_id)
     except PeerError as error:
         if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
             group = DescribedGroup(group_id, error.code)
-        elif context.api_version >= 6:
+        elif version >= 6:
             # KIP-1043: newer clients get an error for a missing group, older ones a dead group.
             group = DescribedGroup(group_id, error.code, error.message, GroupState.DEAD)
         else:
@@ -81,7 +89,9 @@ def _described(context: RequestContext, group_id: str, shows_operations: bool) -
     }
 
 
-def delete_groups(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
+def delete_groups(
+    groups: GroupsDriver, context: RequestContext, request: DeleteGroupsRequest
+) -> Answer | Awaitable[Answer]:
     def fields(answers: Iterable[DeleteGroupsResponse]) -> Fields:
         return {
             "results": [
@@ -89,11 +99,12 @@ def delete_groups(context: RequestContext, request: Any) -> Answer | Awaitable[A
             ]
         }
 
-    return all_answered(context.broker.groups.delete_groups(request.groups_names), fields)
+    return all_answered(groups.delete_groups(request.groups_names), fields)
 
 
-APIS: Final = (
-    Api(ApiKey.LIST_GROUPS, 0, 5, list_groups),
-    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, describe_groups),
-    Api(ApiKey.DELETE_GROUPS, 0, 2, delete_groups),
-)
+def apis(groups: GroupsDriver) -> tuple[Api, ...]:
+    return (
+        Api(ApiKey.LIST_GROUPS, 0, 5, partial(list_groups, groups)),
+        Api(ApiKey.DESCRIBE_GROUPS, 0, 6, partial(describe_groups, groups)),
+        Api(ApiKey.DELETE_GROUPS, 0, 2, partial(delete_groups, groups)),
+    )

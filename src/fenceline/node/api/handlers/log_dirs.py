@@ -6,29 +6,42 @@ open are read from the directory, so the response is built in a thread. Moves ar
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import METADATA_TOPIC, TopicPartition
-from fenceline.node.context import Api, RequestContext
+from fenceline.node.context import Api, NodeView, RequestContext
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from fenceline.log.directories.log_dir import LogDir
+    from fenceline.log.directories.log_dirs import LogDirs
     from fenceline.metadata.image import MetadataImage
-    from fenceline.node.storage.directory_moves import MoveProgress
+    from fenceline.node.replication.replicas import Replicas
+    from fenceline.node.storage.directory_moves import DirectoryMoves, MoveProgress
+    from fenceline.wire.requests import AlterReplicaLogDirsRequest, DescribableLogDirTopic, DescribeLogDirsRequest
 
 
-async def handle_describe_log_dirs(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_describe_log_dirs(
+    node: NodeView,
+    replicas: Replicas,
+    log_dirs: LogDirs,
+    moves: DirectoryMoves,
+    threads: Executor,
+    context: RequestContext,
+    request: DescribeLogDirsRequest,
+) -> dict[str, Any]:
     """Every directory with the requested partitions (None: all) that this broker has."""
-    broker = context.broker
-    wanted = _wanted(request.topics, broker.image, broker.node_id)
-    offline = frozenset(broker.partitions.offline)
-    log_dirs = broker.log_dirs
+    wanted = _wanted(request.topics, node.image, node.node_id)
+    offline = frozenset(replicas.offline)
     directories, failed, cordoned = tuple(log_dirs), tuple(log_dirs.offline), log_dirs.cordoned
-    moving = [each for each in broker.moves if each.where.partition in wanted.get(each.where.topic, ())]
+    moving = [each for each in moves if each.where.partition in wanted.get(each.where.topic, ())]
 
     def describe() -> list[dict[str, Any]]:
         described = [
@@ -46,13 +59,15 @@ async def handle_describe_log_dirs(context: RequestContext, request: Any) -> dic
         ]
         return described + [_offline(path) for path in failed]
 
-    results = await broker.loop.run_in_executor(broker.disk_threads, describe)
+    results = await asyncio.get_running_loop().run_in_executor(threads, describe)
     return {"error_code": ErrorCode.NONE, "results": results}
 
 
-def _wanted(topics: Any, image: MetadataImage, node_id: int) -> dict[str, list[int]]:
+def _wanted(
+    topics: Sequence[DescribableLogDirTopic] | None, image: MetadataImage, node_id: int
+) -> dict[str, list[int]]:
     if topics is None:
-        asked: Mapping[str, Any] = dict.fromkeys(image.topics_by_name)
+        asked: Mapping[str, Sequence[int] | None] = dict.fromkeys(image.topics_by_name)
     else:
         asked = {topic.topic: topic.partitions for topic in topics}
     held: dict[str, list[int]] = {}
@@ -120,7 +135,9 @@ def _offline(path: str) -> dict[str, Any]:
     return {"error_code": ErrorCode.KAFKA_STORAGE_ERROR, "log_dir": path, "topics": ()}
 
 
-async def handle_alter_replica_log_dirs(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_alter_replica_log_dirs(
+    moves: DirectoryMoves, context: RequestContext, request: AlterReplicaLogDirsRequest
+) -> dict[str, Any]:
     """Start the requested moves; the response says whether each has started, not whether it has completed."""
     results: dict[str, list[dict[str, Any]]] = {}
     for directory in request.dirs:
@@ -128,14 +145,18 @@ async def handle_alter_replica_log_dirs(context: RequestContext, request: Any) -
             results.setdefault(topic.name, []).extend(
                 {
                     "partition_index": index,
-                    "error_code": context.broker.moves.alter(TopicPartition(topic.name, index), directory.path),
+                    "error_code": moves.alter(TopicPartition(topic.name, index), directory.path),
                 }
                 for index in topic.partitions
             )
     return {"results": [{"topic_name": name, "partitions": partitions} for name, partitions in results.items()]}
 
 
-APIS: Final = (
-    Api(ApiKey.ALTER_REPLICA_LOG_DIRS, 1, 2, handle_alter_replica_log_dirs),
-    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, handle_describe_log_dirs),
-)
+def apis(
+    node: NodeView, replicas: Replicas, log_dirs: LogDirs, moves: DirectoryMoves, threads: Executor
+) -> tuple[Api, ...]:
+    describe = partial(handle_describe_log_dirs, node, replicas, log_dirs, moves, threads)
+    return (
+        Api(ApiKey.ALTER_REPLICA_LOG_DIRS, 1, 2, partial(handle_alter_replica_log_dirs, moves)),
+        Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, describe),
+    )

@@ -10,10 +10,10 @@ Rules: KIP-516 (ids from v12; if one topic has an id, names are ignored), KIP-4,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
 from fenceline.controller.topic_names import name_fault
 from fenceline.errors import ErrorCode
@@ -28,23 +28,23 @@ from fenceline.node.api.handlers.metadata_encoding import (
     is_internal,
     view_partition,
 )
-from fenceline.node.context import Api, RequestContext
-from fenceline.node.replication.absent_brokers import NO_ABSENT
+from fenceline.node.context import Api, NodeView, RequestContext
+from fenceline.node.replication.absent_brokers import NO_ABSENT, Absent
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from fenceline.node.broker import Broker
+    from fenceline.wire.requests import (
+        DescribeTopicPartitionsRequest,
+        MetadataRequest,
+        MetadataRequestTopic,
+        TopicRequest,
+    )
 
 _IDS_SINCE: Final = 12
 _AUTO_CREATION_FLAG_SINCE: Final = 4
 _KEEP_FROM_TOPICS: Final = 64
 """Responses with at least this many topics are cached."""
-
-_encoders: WeakKeyDictionary[Broker, dict[tuple[int, str, bool], MetadataEncoder]] = WeakKeyDictionary()
-"""By version, listener, and whether absent brokers are considered."""
 
 
 class _Wanted(NamedTuple):
@@ -60,42 +60,53 @@ class _Found(NamedTuple):
     failed: tuple[tuple[str, ErrorCode], ...] = ()
 
 
-def handle_metadata(context: RequestContext, request: Any) -> bytes | Awaitable[bytes]:
-    """Answer from the image; wait only if topics must be created first."""
-    encoder = _encoder_for(context, request)
-    wanted = _wanted(context.api_version, request.topics)
-    if isinstance(wanted, tuple) and not isinstance(wanted, _Wanted):
-        return encoder.refusal(wanted)
-    missing = _to_create(context, request, wanted)
-    if not missing:
-        return _answer(context, encoder, request, wanted)
+class MetadataHandler:
+    """Metadata, with the encoded responses that are still valid."""
 
-    async def create_first() -> bytes:
-        await context.broker.auto_create(missing)
-        return _answer(context, _encoder_for(context, request), request, wanted)
+    def __init__(
+        self, node: NodeView, absent: Callable[[], Absent], auto_create: Callable[[Sequence[str]], Awaitable[object]]
+    ) -> None:
+        """`absent`: brokers for which responses differ from the image."""
+        self._node = node
+        self._absent = absent
+        self._auto_create = auto_create
+        self._encoders: dict[tuple[int, str, bool], MetadataEncoder] = {}
+        """By version, listener, and whether absent brokers are considered."""
 
-    return create_first()
+    def handle(self, context: RequestContext, request: MetadataRequest) -> bytes | Awaitable[bytes]:
+        """Answer from the image; wait only if topics must be created first."""
+        encoder = self._encoder_for(context, request)
+        wanted = _wanted(context.api_version, request.topics)
+        if isinstance(wanted, tuple) and not isinstance(wanted, _Wanted):
+            return encoder.refusal(wanted)
+        missing = _to_create(self._node, context.api_version, request, wanted)
+        if not missing:
+            return _answer(self._node, encoder, request, wanted)
+
+        async def create_first() -> bytes:
+            await self._auto_create(missing)
+            return _answer(self._node, self._encoder_for(context, request), request, wanted)
+
+        return create_first()
+
+    def _encoder_for(self, context: RequestContext, request: MetadataRequest) -> MetadataEncoder:
+        """The encoder for a request. A request that names topics gets the absent brokers considered; one for all
+        topics, or none, gets the cluster as the metadata has it."""
+        version, listener = context.api_version, context.listener
+        absent = self._absent()
+        if absent is NO_ABSENT:
+            self._encoders.pop((version, listener, True), None)
+        elif not request.topics:
+            absent = NO_ABSENT
+        key = (version, listener, absent is not NO_ABSENT)
+        encoder = self._encoders.get(key)
+        if encoder is None:
+            encoder = self._encoders[key] = MetadataEncoder(version, listener, self._node.node_id)
+        encoder.use_image(self._node.image, absent)
+        return encoder
 
 
-def _encoder_for(context: RequestContext, request: Any) -> MetadataEncoder:
-    """The encoder for a request. A request that names topics gets the absent brokers considered; one for all topics, or
-    none, gets the cluster as the metadata has it."""
-    broker, version, listener = context.broker, context.api_version, context.listener
-    encoders = _encoders.setdefault(broker, {})
-    absent = broker.absent
-    if absent is NO_ABSENT:
-        encoders.pop((version, listener, True), None)
-    elif not request.topics:
-        absent = NO_ABSENT
-    key = (version, listener, absent is not NO_ABSENT)
-    encoder = encoders.get(key)
-    if encoder is None:
-        encoder = encoders[key] = MetadataEncoder(version, listener, broker.node_id)
-    encoder.use_image(broker.image, absent)
-    return encoder
-
-
-def _wanted(version: int, topics: Sequence[Any] | None) -> _Wanted | tuple[TopicError, ...]:
+def _wanted(version: int, topics: Sequence[MetadataRequestTopic] | None) -> _Wanted | tuple[TopicError, ...]:
     """The requested topics, or the errors of an invalid request."""
     if topics is None or (version == 0 and not topics):
         return _Wanted(None, None)
@@ -112,17 +123,17 @@ def _wanted(version: int, topics: Sequence[Any] | None) -> _Wanted | tuple[Topic
         )
     if known_ids:
         return _Wanted(None, known_ids)
-    return _Wanted(tuple(dict.fromkeys(topic.name for topic in topics)), None)
+    return _Wanted(tuple(dict.fromkeys(topic.name for topic in topics if topic.name is not None)), None)
 
 
-def _to_create(context: RequestContext, request: Any, wanted: _Wanted) -> tuple[str, ...]:
+def _to_create(node: NodeView, version: int, request: MetadataRequest, wanted: _Wanted) -> tuple[str, ...]:
     if wanted.names is None:
         return ()
-    known = context.broker.image.topics_by_name
+    known = node.image.topics_by_name
     missing = tuple(name for name in wanted.names if name not in known)
-    if not missing or not context.broker.config.get_bool("auto.create.topics.enable"):
+    if not missing or not node.config.get_bool("auto.create.topics.enable"):
         return ()
-    if context.api_version >= _AUTO_CREATION_FLAG_SINCE and not request.allow_auto_topic_creation:
+    if version >= _AUTO_CREATION_FLAG_SINCE and not request.allow_auto_topic_creation:
         return ()
     return tuple(name for name in missing if _may_be_created(name))
 
@@ -134,19 +145,19 @@ def _may_be_created(name: str) -> bool:
     return name == CONSUMER_OFFSETS_TOPIC or not is_internal(name)
 
 
-def _answer(context: RequestContext, encoder: MetadataEncoder, request: Any, wanted: _Wanted) -> bytes:
+def _answer(node: NodeView, encoder: MetadataEncoder, request: MetadataRequest, wanted: _Wanted) -> bytes:
     topic_operations = request_field(request, "include_topic_authorized_operations", False)
     cluster_operations = request_field(request, "include_cluster_authorized_operations", False)
     shape = (wanted, topic_operations, cluster_operations)
     if (cached := encoder.cached(shape)) is not None:
         return cached
-    found = _find(context.broker.image, wanted)
+    found = _find(node.image, wanted)
     operations = TOPIC_OPERATIONS if topic_operations else OPERATIONS_NOT_ASKED
     answer = encoder.answer(
         found.topics,
         [TopicError(ErrorCode.UNKNOWN_TOPIC_ID, None, each) for each in found.unknown_ids],
         [TopicError(code, name, operations=operations) for name, code in found.failed],
-        cluster_id=context.broker.cluster_id,
+        cluster_id=node.cluster_id,
         topic_operations=operations,
         cluster_operations=CLUSTER_OPERATIONS if cluster_operations else OPERATIONS_NOT_ASKED,
     )
@@ -177,9 +188,11 @@ def _find(image: MetadataImage, wanted: _Wanted) -> _Found:
 # --- DescribeTopicPartitions ------------------------------------------------------------------------------------------
 
 
-def handle_describe_topic_partitions(context: RequestContext, request: Any) -> dict[str, Any]:
+def handle_describe_topic_partitions(
+    node: NodeView, context: RequestContext, request: DescribeTopicPartitionsRequest
+) -> dict[str, Any]:
     """Topics in name order, starting at the cursor, up to the limit of partitions."""
-    image = context.broker.image
+    image = node.image
     names = sorted({topic.name for topic in request.topics}, key=_java_order)
     everything = not names
     cursor = request.cursor
@@ -192,7 +205,7 @@ def handle_describe_topic_partitions(context: RequestContext, request: Any) -> d
     if cursor is not None:
         start = _java_order(cursor.topic_name)
         names = [name for name in names if _java_order(name) >= start]
-    most = context.broker.config.get_int("max.request.partition.size.limit")
+    most = node.config.get_int("max.request.partition.size.limit")
     left = max(1, min(request.response_partition_limit, most))
     rows: list[dict[str, Any]] = []
     for name in names:
@@ -255,7 +268,7 @@ def _describe_partition(image: MetadataImage, topic: TopicImage, index: int, lis
     }
 
 
-def _rejected(topics: Iterable[Any], code: ErrorCode) -> dict[str, Any]:
+def _rejected(topics: Iterable[TopicRequest], code: ErrorCode) -> dict[str, Any]:
     rows = [
         {"error_code": code, "name": topic.name, "topic_authorized_operations": OPERATIONS_NOT_ASKED}
         for topic in topics
@@ -263,7 +276,10 @@ def _rejected(topics: Iterable[Any], code: ErrorCode) -> dict[str, Any]:
     return {"topics": rows, "next_cursor": None}
 
 
-APIS: Final = (
-    Api(ApiKey.METADATA, 0, 13, handle_metadata),
-    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, handle_describe_topic_partitions),
-)
+def apis(
+    node: NodeView, absent: Callable[[], Absent], auto_create: Callable[[Sequence[str]], Awaitable[object]]
+) -> tuple[Api, ...]:
+    return (
+        Api(ApiKey.METADATA, 0, 13, MetadataHandler(node, absent, auto_create).handle),
+        Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, partial(handle_describe_topic_partitions, node)),
+    )

@@ -6,9 +6,9 @@ Rules: `list_offsets.md L2-L24` (order of checks, KIP-207), `epochs.md E21` (an 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.ids import INTERNAL_TOPICS, METADATA_TOPIC
@@ -16,7 +16,19 @@ from fenceline.node.context import Api, RequestContext
 from fenceline.node.replication.replica import Replica
 from fenceline.replica.fencing import DEBUG_REPLICA_ID, check_leader_epoch, read_bound
 from fenceline.wire.apis import ApiKey
-from fenceline.wire.entities import millis
+from fenceline.wire.entities import millis, request_field
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from fenceline.node.replication.deletions import Deletions
+    from fenceline.node.replication.replicas import Replicas
+    from fenceline.wire.requests import (
+        DeleteRecordsRequest,
+        ListOffsetsPartition,
+        ListOffsetsRequest,
+        OffsetForLeaderEpochRequest,
+    )
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -48,15 +60,17 @@ class _Found(NamedTuple):
 _NOTHING: Final = _Found(-1, -1, -1)
 
 
-def list_offsets(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+def list_offsets(
+    replicas: Replicas, threads: Executor, context: RequestContext, request: ListOffsetsRequest
+) -> dict[str, Any] | Awaitable[dict[str, Any]]:
     """Each partition succeeds or fails alone.
 
     Lookups by time read the disk: a request with one of them is answered asynchronously.
     """
     wanted = (partition.timestamp for topic in request.topics for partition in topic.partitions)
     if all(timestamp in _KNOWN_IN_MEMORY for timestamp in wanted):
-        return _run_at_once(_list_offsets(context, request))
-    return _list_offsets(context, request)
+        return _run_at_once(_list_offsets(replicas, threads, context, request))
+    return _list_offsets(replicas, threads, context, request)
 
 
 def _run_at_once(answering: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
@@ -64,13 +78,16 @@ def _run_at_once(answering: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, An
     try:
         answering.send(None)
     except StopIteration as finished:
-        return cast("dict[str, Any]", finished.value)
+        answer: dict[str, Any] = finished.value
+        return answer
     raise InternalError("an in-memory lookup blocked")
 
 
-async def _list_offsets(context: RequestContext, request: Any) -> dict[str, Any]:
-    replica_id = request.replica_id
-    isolation = getattr(request, "isolation_level", 0)
+async def _list_offsets(
+    replicas: Replicas, threads: Executor, context: RequestContext, request: ListOffsetsRequest
+) -> dict[str, Any]:
+    version, replica_id = context.api_version, request.replica_id
+    isolation = request_field(request, "isolation_level", 0)
     seen: set[tuple[str, int]] = set()
     doubled: set[tuple[str, int]] = set()
     for topic in request.topics:
@@ -90,8 +107,8 @@ async def _list_offsets(context: RequestContext, request: Any) -> dict[str, Any]
                     # One result for all mentions, as in Kafka (`L2`).
                     rejected.add((topic.name, index))
                     raise PeerError(ErrorCode.INVALID_REQUEST)
-                _check_timestamp(partition.timestamp, context.api_version)
-                found = await _find_offset(context, topic.name, partition, replica_id, isolation)
+                _check_timestamp(partition.timestamp, version)
+                found = await _find_offset(replicas, threads, version, topic.name, partition, replica_id, isolation)
                 answers.append(_offset_answer(index, ErrorCode.NONE, found))
             except PeerError as error:
                 answers.append(_offset_answer(index, error.code, _NOTHING))
@@ -114,15 +131,19 @@ def _check_timestamp(timestamp: int, version: int) -> None:
         raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
 
 
-async def _find_offset(context: RequestContext, topic: str, partition: Any, replica_id: int, isolation: int) -> _Found:
+async def _find_offset(
+    replicas: Replicas,
+    threads: Executor,
+    version: int,
+    topic: str,
+    partition: ListOffsetsPartition,
+    replica_id: int,
+    isolation: int,
+) -> _Found:
     def checked() -> Replica:
-        return _checked(
-            context,
-            topic,
-            partition.partition_index,
-            getattr(partition, "current_leader_epoch", -1),
-            by_any_replica=replica_id == DEBUG_REPLICA_ID,
-        )
+        requested_epoch = request_field(partition, "current_leader_epoch", -1)
+        by_any_replica = replica_id == DEBUG_REPLICA_ID
+        return _checked(replicas, topic, partition.partition_index, requested_epoch, by_any_replica=by_any_replica)
 
     replica = checked()
     timestamp = partition.timestamp
@@ -134,7 +155,7 @@ async def _find_offset(context: RequestContext, topic: str, partition: Any, repl
         # The epoch is returned only if it is known to cover the log start (`L18`).
         return _Found(start, -1, first[0] if first is not None and first[1] <= start else -1)
     if timestamp == LATEST:
-        _require_visible_end(replica, replica_id, context.api_version)
+        _require_visible_end(replica, replica_id, version)
         return _Found(bound, -1, replica.leader_epoch)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _NOTHING
@@ -142,8 +163,7 @@ async def _find_offset(context: RequestContext, topic: str, partition: Any, repl
         look_up = partial(partition_log.offset_of_max_timestamp, end_offset_exclusive=bound)
     else:
         look_up = partial(partition_log.offset_for_timestamp, timestamp, end_offset_exclusive=bound)
-    broker = context.broker
-    looking = broker.loop.run_in_executor(broker.disk_threads, look_up)
+    looking = asyncio.get_running_loop().run_in_executor(threads, look_up)
     await asyncio.wait((looking,))
     # The role, the epoch and the log may have changed meanwhile (`epochs.md E7`).
     if checked() is not replica:
@@ -151,7 +171,7 @@ async def _find_offset(context: RequestContext, topic: str, partition: Any, repl
     found = looking.result()
     bound = min(bound, _read_bound(replica, replica_id, isolation))
     if found is None or found.offset >= bound:
-        _require_visible_end(replica, replica_id, context.api_version)
+        _require_visible_end(replica, replica_id, version)
         return _NOTHING
     return _Found(found.offset, found.timestamp, found.leader_epoch)
 
@@ -177,10 +197,10 @@ def _require_visible_end(replica: Replica, replica_id: int, version: int) -> Non
 
 
 def _checked(
-    context: RequestContext, topic: str, index: int, requested_epoch: int, *, by_any_replica: bool = False
+    replicas: Replicas, topic: str, index: int, requested_epoch: int, *, by_any_replica: bool = False
 ) -> Replica:
     """The partition's replica after resolution, epoch check and leadership check, in that order (`E1-E4`, V37)."""
-    replica = context.broker.partitions.hosted(topic, None, index)
+    replica = replicas.hosted(topic, None, index)
     code = check_leader_epoch(requested_epoch, replica.leader_epoch)
     if code is not ErrorCode.NONE:
         raise PeerError(code)
@@ -189,7 +209,9 @@ def _checked(
     return replica
 
 
-def offset_for_leader_epoch(context: RequestContext, request: Any) -> dict[str, Any]:
+def offset_for_leader_epoch(
+    replicas: Replicas, context: RequestContext, request: OffsetForLeaderEpochRequest
+) -> dict[str, Any]:
     """The end offset of an epoch in this leader's log (`epochs.md E13`, `E21`)."""
     topics = []
     for topic in request.topics:
@@ -198,7 +220,7 @@ def offset_for_leader_epoch(context: RequestContext, request: Any) -> dict[str, 
             index = partition.partition
             code, epoch, end_offset = ErrorCode.NONE, -1, -1
             try:
-                replica = _checked(context, topic.topic, index, partition.current_leader_epoch)
+                replica = _checked(replicas, topic.topic, index, partition.current_leader_epoch)
                 epoch, end_offset = replica.log.end_offset_for_epoch(partition.leader_epoch)
             except PeerError as error:
                 code = error.code
@@ -216,22 +238,29 @@ class _Deletion(NamedTuple):
     code: ErrorCode
 
 
-def delete_records(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+def delete_records(
+    replicas: Replicas,
+    waiting: Deletions,
+    log_start_moved: Callable[[], None],
+    context: RequestContext,
+    request: DeleteRecordsRequest,
+) -> dict[str, Any] | Awaitable[dict[str, Any]]:
     """Advance the log start of each partition; segments completely below it are left to retention.
 
     Answered when all live replicas have done so. A partition fails with 7 if that takes longer than the request's
     timeout, and with 6 if the leader changes meanwhile.
     """
+    delete = partial(_delete, replicas, waiting, log_start_moved)
     deletions = [
-        [_delete(context, topic.name, partition.partition_index, partition.offset) for partition in topic.partitions]
+        [delete(topic.name, partition.partition_index, partition.offset) for partition in topic.partitions]
         for topic in request.topics
     ]
     if all(each.low_watermark >= each.offset for of_topic in deletions for each in of_topic):
         return _deletion_answer(request, deletions)
-    return _wait_for_replicas(context, request, deletions)
+    return _wait_for_replicas(waiting, request, deletions)
 
 
-def _deletion_answer(request: Any, deletions: list[list[_Deletion]]) -> dict[str, Any]:
+def _deletion_answer(request: DeleteRecordsRequest, deletions: list[list[_Deletion]]) -> dict[str, Any]:
     return {
         "topics": [
             {
@@ -250,19 +279,21 @@ def _deletion_answer(request: Any, deletions: list[list[_Deletion]]) -> dict[str
     }
 
 
-async def _wait_for_replicas(context: RequestContext, request: Any, deletions: list[list[_Deletion]]) -> dict[str, Any]:
-    waiting = {
-        (of_topic, position): context.broker.replication.deletions.wait_for(each.replica, each.offset)
+async def _wait_for_replicas(
+    waiting: Deletions, request: DeleteRecordsRequest, deletions: list[list[_Deletion]]
+) -> dict[str, Any]:
+    promised = {
+        (of_topic, position): waiting.wait_for(each.replica, each.offset)
         for of_topic, each_of in enumerate(deletions)
         for position, each in enumerate(each_of)
         if each.replica is not None and each.low_watermark < each.offset
     }
     try:
-        await asyncio.wait(waiting.values(), timeout=max(millis(request.timeout), 0) / 1000)
-        for (of_topic, position), reached in waiting.items():
+        await asyncio.wait(promised.values(), timeout=max(millis(request.timeout), 0) / 1000)
+        for (of_topic, position), reached in promised.items():
             deletions[of_topic][position] = _waited(deletions[of_topic][position], reached)
     finally:
-        for reached in waiting.values():
+        for reached in promised.values():
             reached.cancel()
     return _deletion_answer(request, deletions)
 
@@ -276,17 +307,23 @@ def _waited(before: _Deletion, reached: asyncio.Future[int]) -> _Deletion:
         return before._replace(code=error.code, low_watermark=-1)
 
 
-def _delete(context: RequestContext, topic: str, index: int, offset: int) -> _Deletion:
+def _delete(
+    replicas: Replicas, waiting: Deletions, log_start_moved: Callable[[], None], topic: str, index: int, offset: int
+) -> _Deletion:
     try:
-        return _delete_before(context, topic, index, offset)
+        replica, target = _delete_before(replicas, log_start_moved, topic, index, offset)
+        return _Deletion(replica, target, waiting.low_watermark(replica), ErrorCode.NONE)
     except PeerError as error:
         return _Deletion(None, -1, -1, error.code)
 
 
-def _delete_before(context: RequestContext, topic: str, index: int, offset: int) -> _Deletion:
+def _delete_before(
+    replicas: Replicas, log_start_moved: Callable[[], None], topic: str, index: int, offset: int
+) -> tuple[Replica, int]:
+    """The replica, and the log start that it now has at least."""
     if topic == METADATA_TOPIC:
         raise PeerError(ErrorCode.POLICY_VIOLATION)  # N23, KIP-630: its log starts at snapshots only
-    replica = context.broker.partitions.leader(topic, None, index)
+    replica = replicas.leader(topic, None, index)
     if topic in INTERNAL_TOPICS:
         raise PeerError(ErrorCode.INVALID_TOPIC_EXCEPTION)
     if not replica.config.deletes:
@@ -295,13 +332,17 @@ def _delete_before(context: RequestContext, topic: str, index: int, offset: int)
     if target < 0 or target > replica.high_watermark:
         raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
     if replica.log.advance_log_start(target):
-        context.broker.loss_expiry.log_start_moved()
+        log_start_moved()
     replica.wake()
-    return _Deletion(replica, target, context.broker.replication.deletions.low_watermark(replica), ErrorCode.NONE)
+    return replica, target
 
 
-APIS: Final = (
-    Api(ApiKey.LIST_OFFSETS, 1, 11, list_offsets),
-    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, offset_for_leader_epoch),
-    Api(ApiKey.DELETE_RECORDS, 0, 2, delete_records),
-)
+def apis(
+    replicas: Replicas, deletions: Deletions, log_start_moved: Callable[[], None], threads: Executor
+) -> tuple[Api, ...]:
+    delete = partial(delete_records, replicas, deletions, log_start_moved)
+    return (
+        Api(ApiKey.LIST_OFFSETS, 1, 11, partial(list_offsets, replicas, threads)),
+        Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, partial(offset_for_leader_epoch, replicas)),
+        Api(ApiKey.DELETE_RECORDS, 0, 2, delete),
+    )

@@ -7,7 +7,8 @@ Rules: recovery.md V4, V16-V25; since_4_0.md K4, K27.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.controller.partition_requests import (
     AlterPartition,
@@ -17,16 +18,21 @@ from fenceline.controller.partition_requests import (
 )
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID
-from fenceline.node.context import Api, RequestContext
+from fenceline.node.context import Api, RequestContext, Submit
 from fenceline.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    from fenceline.wire.requests import AlterPartitionRequest, AssignReplicasToDirsRequest, PartitionData
 
 _FIRST_WITH_BROKER_EPOCHS: Final = 3
 
 
-async def handle_alter_partition(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_alter_partition(
+    submit: Submit, context: RequestContext, request: AlterPartitionRequest
+) -> dict[str, Any]:
     """Each partition succeeds or fails alone; a stale broker epoch fails the whole request (C13)."""
 
-    def members(change: Any) -> tuple[IsrMember, ...]:
+    def members(change: PartitionData) -> tuple[IsrMember, ...]:
         if context.api_version < _FIRST_WITH_BROKER_EPOCHS:
             return tuple(map(IsrMember, change.new_isr))
         return tuple(IsrMember(each.broker_id, each.broker_epoch) for each in change.new_isr_with_epochs)
@@ -48,7 +54,7 @@ async def handle_alter_partition(context: RequestContext, request: Any) -> dict[
         for topic in request.topics
     )
     try:
-        answer = await context.broker.controller.submit(AlterPartition(request.broker_id, request.broker_epoch, wanted))
+        answer = await submit(AlterPartition(request.broker_id, request.broker_epoch, wanted))
     except PeerError as error:
         return {"error_code": error.code, "topics": ()}
     return {
@@ -74,7 +80,9 @@ async def handle_alter_partition(context: RequestContext, request: Any) -> dict[
     }
 
 
-async def handle_assign_replicas_to_dirs(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_assign_replicas_to_dirs(
+    submit: Submit, context: RequestContext, request: AssignReplicasToDirsRequest
+) -> dict[str, Any]:
     """Each replica succeeds or fails alone."""
     wanted = tuple(
         (
@@ -87,9 +95,7 @@ async def handle_assign_replicas_to_dirs(context: RequestContext, request: Any) 
         for directory in request.directories
     )
     try:
-        answer = await context.broker.controller.submit(
-            AssignReplicasToDirs(request.broker_id, request.broker_epoch, wanted)
-        )
+        answer = await submit(AssignReplicasToDirs(request.broker_id, request.broker_epoch, wanted))
     except PeerError as error:
         return {"error_code": error.code, "directories": ()}
     return {
@@ -110,7 +116,8 @@ async def handle_assign_replicas_to_dirs(context: RequestContext, request: Any) 
     }
 
 
-CONTROLLER_APIS: Final = (
-    Api(ApiKey.ALTER_PARTITION, 2, 3, handle_alter_partition),
-    Api(ApiKey.ASSIGN_REPLICAS_TO_DIRS, 0, 0, handle_assign_replicas_to_dirs),
-)
+def controller_apis(submit: Submit) -> tuple[Api, ...]:
+    return (
+        Api(ApiKey.ALTER_PARTITION, 2, 3, partial(handle_alter_partition, submit)),
+        Api(ApiKey.ASSIGN_REPLICAS_TO_DIRS, 0, 0, partial(handle_assign_replicas_to_dirs, submit)),
+    )

@@ -9,7 +9,8 @@ Rules: controller.md C32-C34; since_4_0.md K4, K27.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fenceline.controller.partition_requests import (
     AlterPartitionReassignments,
@@ -17,12 +18,17 @@ from fenceline.controller.partition_requests import (
     Reassignment,
 )
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.node.context import Api, RequestContext
+from fenceline.node.context import Api, RequestContext, Submit
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
 
+if TYPE_CHECKING:
+    from fenceline.wire.requests import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest
 
-async def handle_alter_partition_reassignments(context: RequestContext, request: Any) -> dict[str, Any]:
+
+async def handle_alter_partition_reassignments(
+    submit: Submit, context: RequestContext, request: AlterPartitionReassignmentsRequest
+) -> dict[str, Any]:
     """Each partition succeeds or fails alone; null replicas cancel."""
     may_resize = request_field(request, "allow_replication_factor_change", True)
     wanted = tuple(
@@ -38,7 +44,7 @@ async def handle_alter_partition_reassignments(context: RequestContext, request:
     if not wanted:
         return {"error_code": ErrorCode.NONE, "error_message": "", "responses": ()}
     try:
-        answer = await context.broker.controller.submit(AlterPartitionReassignments(wanted, may_resize))
+        answer = await submit(AlterPartitionReassignments(wanted, may_resize))
     except PeerError as error:
         message = error.message or None
         return {
@@ -67,7 +73,9 @@ def _topic(name: str, rows: Sequence[tuple[int, ErrorCode, str | None]]) -> dict
     }
 
 
-async def handle_list_partition_reassignments(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_list_partition_reassignments(
+    submit: Submit, context: RequestContext, request: ListPartitionReassignmentsRequest
+) -> dict[str, Any]:
     """Reassignments in progress, of the requested topics or of all."""
     wanted = (
         None
@@ -75,7 +83,7 @@ async def handle_list_partition_reassignments(context: RequestContext, request: 
         else tuple((topic.name, tuple(topic.partition_indexes)) for topic in request.topics)
     )
     try:
-        answer = await context.broker.controller.submit(ListPartitionReassignments(wanted))
+        answer = await submit(ListPartitionReassignments(wanted))
     except PeerError as error:
         return {"error_code": error.code, "error_message": error.message or None, "topics": ()}
     return {
@@ -99,7 +107,8 @@ async def handle_list_partition_reassignments(context: RequestContext, request: 
     }
 
 
-APIS: Final = (
-    Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, 1, handle_alter_partition_reassignments),
-    Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0, handle_list_partition_reassignments),
-)
+def apis(submit: Submit) -> tuple[Api, ...]:
+    return (
+        Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, 1, partial(handle_alter_partition_reassignments, submit)),
+        Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0, partial(handle_list_partition_reassignments, submit)),
+    )

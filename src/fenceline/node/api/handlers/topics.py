@@ -11,8 +11,9 @@ Rules: controller.md C21-C25, since_4_0.md K4, K27.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
 from fenceline.config.effective import describe_created_topic
@@ -30,8 +31,16 @@ from fenceline.controller.requests import (
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import METADATA_TOPIC, ZERO_UUID
 from fenceline.metadata.image import MetadataImage
-from fenceline.node.context import Api, RequestContext
+from fenceline.node.context import Api, NodeView, RequestContext, Submit
 from fenceline.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    from fenceline.wire.requests import (
+        CreatableTopic,
+        CreatePartitionsRequest,
+        CreateTopicsRequest,
+        DeleteTopicsRequest,
+    )
 
 _REPEATED_NAME: Final = Outcome(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
 _REPEATED_ID: Final = Outcome(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
@@ -43,11 +52,20 @@ _METADATA_TOPIC: Final = Outcome(
 )
 _DELETION_DISABLED_SINCE: Final = 3
 
+UntilServed: TypeAlias = Callable[[Collection[str], float], Awaitable[None]]
+"""Waits until this node can serve the newly created topics, at most so many seconds."""
+
 
 # --- CreateTopics -----------------------------------------------------------------------------------------------------
 
 
-async def handle_create_topics(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_create_topics(
+    node: NodeView,
+    submit: Submit,
+    until_served: UntilServed | None,
+    context: RequestContext,
+    request: CreateTopicsRequest,
+) -> dict[str, Any]:
     """One result per name, in request order."""
     names = Counter(topic.name for topic in request.topics)
     results: dict[str, CreatedTopic] = {}
@@ -61,17 +79,18 @@ async def handle_create_topics(context: RequestContext, request: Any) -> dict[st
             wanted.append(_new_topic(topic))
     if wanted:
         try:
-            answer = await context.broker.controller.submit(CreateTopics(tuple(wanted), request.validate_only))
+            answer = await submit(CreateTopics(tuple(wanted), request.validate_only))
             results.update((topic.name, topic) for topic in answer.topics)
-            created = {topic.name for topic in answer.topics if not topic.outcome.failed}
-            await context.broker.topics_created(created, request.timeout.total_seconds())
+            if until_served is not None:
+                created = {topic.name for topic in answer.topics if not topic.outcome.failed}
+                await until_served(created, request.timeout.total_seconds())
         except PeerError as error:
             outcome = _outcome_of(error)
             results.update((topic.name, CreatedTopic(topic.name, outcome)) for topic in wanted)
-    return {"topics": [_created(context, results[name]) for name in names]}
+    return {"topics": [_created(node, context.api_version, results[name]) for name in names]}
 
 
-def _new_topic(topic: Any) -> NewTopic:
+def _new_topic(topic: CreatableTopic) -> NewTopic:
     return NewTopic(
         topic.name,
         topic.num_partitions,
@@ -81,7 +100,7 @@ def _new_topic(topic: Any) -> NewTopic:
     )
 
 
-def _created(context: RequestContext, topic: CreatedTopic) -> dict[str, Any]:
+def _created(node: NodeView, version: int, topic: CreatedTopic) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "name": topic.name,
         "error_code": topic.outcome.code,
@@ -90,7 +109,6 @@ def _created(context: RequestContext, topic: CreatedTopic) -> dict[str, Any]:
     }
     if topic.outcome.failed:
         return {**fields, "num_partitions": -1, "replication_factor": -1, "configs": ()}
-    broker = context.broker
     return {
         **fields,
         "topic_id": topic.topic_id,
@@ -104,9 +122,9 @@ def _created(context: RequestContext, topic: CreatedTopic) -> dict[str, Any]:
                 "config_source": effective.source,
                 "is_sensitive": False,
             }
-            for name, effective in describe_created_topic(broker.image.configs, topic.configs, broker.config).items()
+            for name, effective in describe_created_topic(node.image.configs, topic.configs, node.config).items()
         ]
-        if context.api_version >= 5
+        if version >= 5
         else (),
     }
 
@@ -114,17 +132,19 @@ def _created(context: RequestContext, topic: CreatedTopic) -> dict[str, Any]:
 # --- DeleteTopics -----------------------------------------------------------------------------------------------------
 
 
-async def handle_delete_topics(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_delete_topics(
+    node: NodeView, submit: Submit, context: RequestContext, request: DeleteTopicsRequest
+) -> dict[str, Any]:
     """One result per topic; a topic that is named twice, by name or id, is not deleted."""
     if context.api_version >= 6:
         references = [TopicReference(topic.name, topic.topic_id or ZERO_UUID) for topic in request.topics]
     else:
         references = [TopicReference(name) for name in request.topic_names]
-    rejected, wanted = _sort_out(references, context.broker.image)
+    rejected, wanted = _sort_out(references, node.image)
     results = list(rejected)
     if wanted:
         try:
-            answer = await context.broker.controller.submit(DeleteTopics(tuple(wanted)))
+            answer = await submit(DeleteTopics(tuple(wanted)))
             results = [*answer.topics, *rejected]
         except PeerError as error:
             results = [DeletedTopic(each.name, each.id, _outcome_of(error)) for each in wanted] + results
@@ -168,7 +188,9 @@ def _deleted(version: int, topic: DeletedTopic) -> dict[str, Any]:
 # --- CreatePartitions -------------------------------------------------------------------------------------------------
 
 
-async def handle_create_partitions(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_create_partitions(
+    submit: Submit, context: RequestContext, request: CreatePartitionsRequest
+) -> dict[str, Any]:
     """One result per name, in request order."""
     names = Counter(topic.name for topic in request.topics)
     outcomes: dict[str, Outcome] = {name: _REPEATED_NAME for name, count in names.items() if count > 1}
@@ -183,7 +205,7 @@ async def handle_create_partitions(context: RequestContext, request: Any) -> dic
     )
     if wanted:
         try:
-            answer = await context.broker.controller.submit(CreatePartitions(wanted, request.validate_only))
+            answer = await submit(CreatePartitions(wanted, request.validate_only))
             outcomes.update((name, outcome) for name, outcome in answer.topics)
         except PeerError as error:
             outcomes.update((topic.name, _outcome_of(error)) for topic in wanted)
@@ -204,8 +226,10 @@ def _outcome_of(error: PeerError) -> Outcome:
     return Outcome(error.code, error.message or None)
 
 
-APIS: Final = (
-    Api(ApiKey.CREATE_TOPICS, 2, 7, handle_create_topics),
-    Api(ApiKey.DELETE_TOPICS, 1, 6, handle_delete_topics),
-    Api(ApiKey.CREATE_PARTITIONS, 0, 3, handle_create_partitions),
-)
+def apis(node: NodeView, submit: Submit, until_served: UntilServed | None = None) -> tuple[Api, ...]:
+    """`until_served`: None for a node without replicas."""
+    return (
+        Api(ApiKey.CREATE_TOPICS, 2, 7, partial(handle_create_topics, node, submit, until_served)),
+        Api(ApiKey.DELETE_TOPICS, 1, 6, partial(handle_delete_topics, node, submit)),
+        Api(ApiKey.CREATE_PARTITIONS, 0, 3, partial(handle_create_partitions, submit)),
+    )

@@ -8,13 +8,17 @@ Rules: controller.md C38; since_4_0.md K1, K2, K4.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.controller.requests import FeatureUpdate, UpdateFeatures, UpgradeType
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.node.context import Api, RequestContext
+from fenceline.node.context import Api, RequestContext, Submit
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
+
+if TYPE_CHECKING:
+    from fenceline.wire.requests import FeatureUpdateKey, UpdateFeaturesRequest
 
 _KNOWN_TYPES: Final = frozenset(int(each) for each in UpgradeType)
 _LAST_WITH_RESULTS: Final = 1
@@ -22,7 +26,9 @@ _NO_ERROR: Final = "NONE"
 """Kafka's message for a success."""
 
 
-async def handle_update_features(context: RequestContext, request: Any) -> dict[str, Any]:
+async def handle_update_features(
+    submit: Submit, context: RequestContext, request: UpdateFeaturesRequest
+) -> dict[str, Any]:
     """All levels change, or none."""
     updates = tuple(
         FeatureUpdate(each.feature, each.max_version_level, _upgrade_type(context.api_version, each))
@@ -30,7 +36,7 @@ async def handle_update_features(context: RequestContext, request: Any) -> dict[
     )
     validate_only = request_field(request, "validate_only", False)
     try:
-        answer = await context.broker.controller.submit(UpdateFeatures(updates, validate_only))
+        answer = await submit(UpdateFeatures(updates, validate_only))
     except PeerError as error:
         return {"error_code": error.code, "error_message": error.message or None}
     results = answer.features if context.api_version <= _LAST_WITH_RESULTS else ()
@@ -43,11 +49,12 @@ async def handle_update_features(context: RequestContext, request: Any) -> dict[
     }
 
 
-def _upgrade_type(version: int, update: Any) -> UpgradeType:
+def _upgrade_type(version: int, update: FeatureUpdateKey) -> UpgradeType:
     if version == 0:
         return UpgradeType.SAFE_DOWNGRADE if update.allow_downgrade else UpgradeType.UPGRADE
     kind = update.upgrade_type
     return UpgradeType(kind) if kind in _KNOWN_TYPES else UpgradeType.UNKNOWN
 
 
-APIS: Final = (Api(ApiKey.UPDATE_FEATURES, 0, 2, handle_update_features),)
+def apis(submit: Submit) -> tuple[Api, ...]:
+    return (Api(ApiKey.UPDATE_FEATURES, 0, 2, partial(handle_update_features, submit)),)

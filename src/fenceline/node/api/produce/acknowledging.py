@@ -12,12 +12,12 @@ Rules: `epochs.md E42`; `gaps.md G49`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from fenceline.errors import ErrorCode
-from fenceline.node.api.produce.leader_hints import with_leader_hints
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.context import RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.server import Buffer, frame_of
@@ -26,7 +26,6 @@ from fenceline.wire.frame import parse_response_header
 from fenceline.wire.produce import PartitionResult, encode_response, parse_response
 
 if TYPE_CHECKING:
-    from fenceline.node.broker import Broker
     from fenceline.node.net.connection import PendingAnswer
     from fenceline.node.replication.replica import Replica
 
@@ -38,6 +37,10 @@ _MESSAGES = {
 }
 _KEPT_QUEUES: Final = 8
 _SIZE_PREFIX_BYTES: Final = 4
+
+
+FlushUpTo: TypeAlias = "Callable[[Replica, int], Awaitable[PeerError | None]]"
+"""As `LogFlushes.up_to`: waits until a log is durable up to an offset; the reason why it never will be."""
 
 
 class OwedBy(Enum):
@@ -65,10 +68,12 @@ class ProducePurgatory:
     fetch has just read.
     """
 
-    __slots__ = ("_broker", "_queues", "_ready", "_timers")
+    __slots__ = ("_loop", "_queues", "_ready", "_timers", "flush_up_to", "hints")
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, loop: asyncio.AbstractEventLoop, hints: LeaderHints, flush_up_to: FlushUpTo) -> None:
+        self._loop = loop
+        self.hints = hints
+        self.flush_up_to = flush_up_to
         self._queues: dict[int, dict[DelayedProduce, float]] = {}
         """Timeout in milliseconds -> waiting requests, oldest first, with their deadlines (event loop seconds)."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
@@ -77,7 +82,7 @@ class ProducePurgatory:
     def send_later(self, pending: PendingAnswer, frame: list[Buffer]) -> None:
         """All acknowledgements have arrived: send the frame."""
         if not self._ready:
-            self._broker.loop.call_soon(self._send)
+            self._loop.call_soon(self._send)
         self._ready.append((pending, frame))
 
     def _send(self) -> None:
@@ -87,7 +92,7 @@ class ProducePurgatory:
 
     def add(self, waiting: DelayedProduce, timeout_ms: int) -> None:
         queue = self._queues.get(timeout_ms)
-        loop = self._broker.loop
+        loop = self._loop
         if queue is None:
             queue = self._queues[timeout_ms] = {}
             self._timers[timeout_ms] = loop.call_later(timeout_ms / 1000, self._expire, timeout_ms)
@@ -105,7 +110,7 @@ class ProducePurgatory:
 
     def _expire(self, timeout_ms: int) -> None:
         queue = self._queues[timeout_ms]
-        loop = self._broker.loop
+        loop = self._loop
         now = loop.time()
         ended = []
         for waiting, until in queue.items():
@@ -125,7 +130,6 @@ class DelayedProduce:
 
     __slots__ = (
         "_answers",
-        "_broker",
         "_context",
         "_flushing",
         "_frame",
@@ -138,13 +142,11 @@ class DelayedProduce:
 
     def __init__(
         self,
-        broker: Broker,
         answers: ProducePurgatory,
         context: RequestContext,
         frame: list[Buffer],
         pending: PendingAnswer,
     ) -> None:
-        self._broker = broker
         self._answers = answers
         self._context = context
         self._frame = frame
@@ -176,7 +178,7 @@ class DelayedProduce:
     async def _flush(self, unflushed: Sequence[Owed]) -> None:
         try:
             for each in unflushed:
-                error = await self._broker.flush_up_to(each.replica, each.end_offset)
+                error = await self._answers.flush_up_to(each.replica, each.end_offset)
                 self._acknowledged(
                     each.position, *((error.code, error.message) if error is not None else (ErrorCode.NONE,))
                 )
@@ -209,7 +211,7 @@ class DelayedProduce:
             self._cancel_timeout()
             frame = self._frame
             if self._results is not None:
-                answer = with_leader_hints(self._broker, self._context.listener, self._results)
+                answer = self._answers.hints.produce_response(self._context.listener, self._results)
                 body = encode_response(self._context.api_version, answer)
                 frame = frame_of(ApiKey.PRODUCE, self._context, body)
             self._answers.send_later(self._pending, frame)

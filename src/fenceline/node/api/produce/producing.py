@@ -9,6 +9,7 @@ Order of checks as in Kafka: acks, topic, leader, min.insync.replicas, then the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +18,8 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core import tail
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.producer_state import Origin
-from fenceline.node.api.produce.acknowledging import DelayedProduce, Owed, OwedBy, ProducePurgatory
-from fenceline.node.api.produce.leader_hints import with_leader_hints
+from fenceline.node.api.leader_hints import LeaderHints
+from fenceline.node.api.produce.acknowledging import DelayedProduce, FlushUpTo, Owed, OwedBy, ProducePurgatory
 from fenceline.node.context import RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import PendingAnswer
@@ -34,8 +35,11 @@ from fenceline.wire.produce import (
 )
 
 if TYPE_CHECKING:
-    from fenceline.node.broker import Broker
+    from fenceline.ids import TopicPartition
+    from fenceline.node.clock import Clock
+    from fenceline.node.metrics import NodeMetrics
     from fenceline.node.replication.replica import Replica
+    from fenceline.node.replication.replicas import Replicas
 
 log = Logger("produce")
 
@@ -66,12 +70,26 @@ Returns the response frame or a pending response, or None, having changed nothin
 class ProduceHandler:
     """The Produce handler of one broker."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.replicas = broker.partitions
-        self.clock = broker.clock
-        self.metrics = broker.metrics
-        self._answers = ProducePurgatory(broker)
+    def __init__(
+        self,
+        replicas: Replicas,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        metrics: NodeMetrics,
+        hints: LeaderHints,
+        flush_up_to: FlushUpTo,
+        rejected: Callable[[TopicPartition, int, StorageError], None],
+    ) -> None:
+        """`rejected` is called when a log has rejected records with a storage error: with the partition, its log end
+        offset, and the error."""
+        self.replicas = replicas
+        self.clock = clock
+        self.metrics = metrics
+        self._loop = loop
+        self._hints = hints
+        self._rejected = rejected
+        self._answers = ProducePurgatory(loop, hints, flush_up_to)
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer | None:
         if _answer_plain is not None:
@@ -102,12 +120,10 @@ class ProduceHandler:
                 # acks=0 has no response that could carry the error, so the connection is closed, as in Kafka.
                 failed = next(result for result in results if result.error_code)
                 pending = PendingAnswer()
-                self._broker.loop.call_soon(
-                    pending.fail, f"produce with acks=0 failed: {ErrorCode(failed.error_code).name}"
-                )
+                self._loop.call_soon(pending.fail, f"produce with acks=0 failed: {ErrorCode(failed.error_code).name}")
                 return pending
             return None
-        answer = with_leader_hints(self._broker, context.listener, results)
+        answer = self._hints.produce_response(context.listener, results)
         frame = frame_of(ApiKey.PRODUCE, context, encode_response(version, answer))
         return self.wait_for(owed, context, frame, request.timeout_ms) if owed else frame
 
@@ -116,7 +132,7 @@ class ProduceHandler:
     ) -> PendingAnswer:
         """The response in `frame`, once all of `owed` is acknowledged."""
         pending = PendingAnswer(lets_follow=True)
-        DelayedProduce(self._broker, self._answers, context, frame, pending).wait_for(owed, timeout_ms)
+        DelayedProduce(self._answers, context, frame, pending).wait_for(owed, timeout_ms)
         return pending
 
     def _refuse_acks(self, partition: PartitionRecords, acks: int) -> PartitionResult:
@@ -195,7 +211,7 @@ class ProduceHandler:
 
     def refused(self, partition: PartitionRecords, replica: Replica, error: StorageError) -> PartitionResult:
         """The append failed with a storage error."""
-        self._broker.storage_trouble.rejected(replica.topic_partition, replica.log.log_end_offset, error)
+        self._rejected(replica.topic_partition, replica.log.log_end_offset, error)
         if partition.records is not None:
             replica.log.failed_batches.add(peek_header(partition.records), error, self.clock.now_ms())
         self.metrics.failed_produce_partitions += 1

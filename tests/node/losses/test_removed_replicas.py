@@ -17,13 +17,10 @@ from fenceline.ids import NO_LEADER, TopicPartition
 from fenceline.log.core.epoch_cache import EpochCache
 from fenceline.log.directories.partition_dir import RemovedPartition
 from fenceline.metadata.image import LeaderRecoveryState
-from fenceline.node.replication.removed_replicas import (
-    EpochEnd,
-    LogSummary,
-    RemovedReplica,
-    RemovedReplicas,
-    agreed_end_with,
-)
+from fenceline.node.losses.removed_replicas import RemovedReplicas, agreed_end_with
+from fenceline.node.net.peer_connection import dial
+from fenceline.node.replication.peers import Peers
+from fenceline.node.replication.replicas import LogSummary, RemovedReplica
 from fenceline.testing.sim_disk import SimDisk
 
 TOPIC_ID = UUID(int=7)
@@ -53,8 +50,8 @@ def test_the_offset_at_which_a_log_diverges_from_its_leader(
     known = log_of(common + own, min(own_start, len(common + own)))
     leader = log_of(common + theirs)
 
-    async def ask(epoch: int) -> EpochEnd:
-        return EpochEnd(*leader.end_offset_for_epoch(epoch))
+    async def ask(epoch: int) -> tuple[int, int]:
+        return leader.end_offset_for_epoch(epoch)
 
     found = max(asyncio.run(agreed_end_with(known, ask)), known.log_start_offset)
     if known.log_end_offset > known.log_start_offset:
@@ -81,12 +78,8 @@ class Host:
             delete_partition=self.deleted.append,
             delete_contained=lambda removed, **_: self.deleted.append(removed),
         )
-        self.replication = SimpleNamespace(replication_endpoint=lambda _: None)
+        self.peers = Peers(lambda: SimpleNamespace(brokers={}), "PLAINTEXT", dial)  # type: ignore[arg-type]
         self.removed = RemovedPartition("/data/rain-0.1-stray", self.disk, TopicPartition("rain", 0), 3)
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
 
     def replica(self, *, records: int = 3, was_found: bool = False) -> RemovedReplica:
         log_dir: Any = None
@@ -95,7 +88,8 @@ class Host:
 
 async def settle(host: Host, replica: RemovedReplica) -> None:
     try:
-        await RemovedReplicas(host)._resolve(replica)  # type: ignore[arg-type]
+        removed = RemovedReplicas(host.losses, host.log_dirs, lambda: host.image, host.peers, host.disk_threads)
+        await removed._resolve(replica)
     finally:
         host.disk_threads.shutdown()
 

@@ -15,30 +15,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
-from uuid import UUID
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import NO_LEADER
 from fenceline.log.core.agreement import AgreementSearch, EpochsOfLog
-from fenceline.log.core.epoch_cache import EpochCache
 from fenceline.log.core.errors import CorruptLog
 from fenceline.log.directories.duplicate_logs import inspect_log
 from fenceline.log.directories.log_dir_offsets import UNKNOWN
-from fenceline.log.directories.partition_dir import RemovedPartition
-from fenceline.log.partition.partition_log import NO_LIMIT, PartitionLog
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.logs import Logger
-from fenceline.node.net.peer_connection import ConnectionLost, NoSuchVersion, PeerConnection, open_peer
-from fenceline.wire.apis import ApiKey
+from fenceline.node.net.peer_connection import NoSuchVersion
+from fenceline.node.replication.leader_queries import EARLIEST, LeaderQueries
+from fenceline.node.replication.replicas import RemovedReplica
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
-    from fenceline.log.directories.log_dir import LogDir
-    from fenceline.metadata.image import PartitionImage, TopicImage
-    from fenceline.node.broker import Broker
+    from fenceline.log.directories.log_dirs import LogDirs
+    from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
+    from fenceline.node.losses.keeper import LossKeeper
+    from fenceline.node.replication.peers import Peers
 
 T = TypeVar("T")
 
@@ -47,7 +45,6 @@ log = Logger("losses")
 _CLIENT_ID: Final = "__removed_replicas"
 _CONSUMER: Final = -1
 """Asked as a consumer: this node has no replica of the partition any more."""
-_EARLIEST: Final = -2
 _TIMEOUT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
@@ -59,53 +56,22 @@ _STARTS_LATER: Final = (
 _DAMAGED: Final = "The replica was moved away, and its log is damaged: it could not be compared with the leader's."
 
 
-class EpochEnd(NamedTuple):
-    """The leader's newest epoch not above the requested one, and its end offset; (-1, -1): there is none."""
-
-    epoch: int
-    end_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogSummary:
-    """The part of a closed log that the comparison needs."""
-
-    log_start_offset: int
-    log_end_offset: int
-    epochs: EpochCache
-
-    @classmethod
-    def of(cls, log: PartitionLog) -> Self:
-        return cls(log.log_start_offset, log.log_end_offset, log.epochs)
-
-    @property
-    def latest_epoch(self) -> int:
-        return self.epochs.latest_epoch
-
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(epoch, end offset) by `epochs.md E13`."""
-        return self.epochs.end_offset_for(epoch, self.log_end_offset)
-
-
-@dataclass(slots=True)
-class RemovedReplica:
-    """A directory that is set aside. `log`: summary of the log if it was open; None: the files are read. `clean_since`:
-    as of `Replica`. `was_found`: at the start. `compared_in`: the leader epoch of the comparison, -1 before it."""
-
-    log_dir: LogDir
-    removed: RemovedPartition
-    topic_id: UUID
-    log: EpochsOfLog | None = None
-    clean_since: int = NO_LIMIT
-    was_found: bool = False
-    compared_in: int = -1
-
-
 class RemovedReplicas:
     """The removed replicas of one broker. Methods run on the event loop unless they say otherwise."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        keeper: LossKeeper,
+        log_dirs: LogDirs,
+        image: Callable[[], MetadataImage],
+        peers: Peers,
+        executor: Executor,
+    ) -> None:
+        self._keeper = keeper
+        self._log_dirs = log_dirs
+        self._image = image
+        self._peers = peers
+        self._executor = executor
         self._waiting: list[RemovedReplica] = []
         self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -117,20 +83,19 @@ class RemovedReplicas:
 
     def add(self, replica: RemovedReplica) -> None:
         """Compare it and then delete it, as soon as its partition has a leader that responds."""
-        self._broker.losses.compared_first.add(replica.removed.path)
+        self._keeper.compared_first.add(replica.removed.path)
         self._waiting.append(replica)
         self._wakeup.set()
 
     async def find_strays(self) -> None:
         """At start: add stray directories of existing partitions, which were moved away while the node was down."""
-        broker = self._broker
-        for replica in await broker.loop.run_in_executor(broker.disk_threads, lambda: list(self._found())):
+        for replica in await self._in_thread(lambda: list(self._found())):
             if self._topic_of(replica) is not None:
                 self.add(replica)
 
     def _found(self) -> Iterator[RemovedReplica]:
         """In a thread."""
-        for log_dir in self._broker.log_dirs:
+        for log_dir in self._log_dirs:
             try:
                 for stray in log_dir.strays():
                     topic_id = log_dir.topic_id_of(stray.path)
@@ -166,7 +131,7 @@ class RemovedReplicas:
                 why_not = await self._try(replica)
                 if why_not is None:
                     self._waiting.remove(replica)
-                    self._broker.losses.compared_first.discard(replica.removed.path)
+                    self._keeper.compared_first.discard(replica.removed.path)
                 reason = why_not or reason
             now_s = asyncio.get_running_loop().time()
             if reason and now_s >= quiet_until_s:
@@ -197,12 +162,12 @@ class RemovedReplicas:
 
     async def _resolve(self, replica: RemovedReplica) -> None:
         """Raises PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError, OSError: retry later."""
-        if not self._broker.log_dirs.is_online(replica.log_dir):
+        if not self._log_dirs.is_online(replica.log_dir):
             return  # compared after the next start with this directory
         topic = self._topic_of(replica)
         if topic is None:
             if not replica.was_found:
-                await self._in_thread(partial(self._broker.losses.delete_partition, replica.removed))
+                await self._in_thread(partial(self._keeper.delete_partition, replica.removed))
             return
         try:
             if replica.log is None:
@@ -228,16 +193,13 @@ class RemovedReplicas:
         """The offset from which on the leader lacks the replica's records, and the reason for the receipt."""
         if partition.leader == NO_LEADER or partition.leader_recovery_state is LeaderRecoveryState.RECOVERING:
             raise PeerError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no recovered leader")
-        replication = self._broker.replication
-        endpoint = replication.replication_endpoint(partition.leader)
-        if endpoint is None:
-            raise ConnectionLost(f"broker {partition.leader} is not registered")
         async with asyncio.timeout(_TIMEOUT_S):
-            connection = await open_peer(
-                endpoint.host, endpoint.port, client_id=_CLIENT_ID, connect=replication.connect
-            )
+            connection = await self._peers.open(partition.leader, _CLIENT_ID)
             try:
-                leader = _Leader(connection, topic.name, replica.removed.topic_partition.partition, partition)
+                index = replica.removed.topic_partition.partition
+                leader = _Leader(
+                    LeaderQueries(connection, _CONSUMER, topic.name, index, partition.leader_epoch, _TIMEOUT_S)
+                )
                 start = await leader.log_start()
                 if start >= known.log_end_offset:
                     was_deleted = replica.clean_since <= known.latest_epoch
@@ -247,7 +209,7 @@ class RemovedReplicas:
                 connection.close()
 
     def _topic_of(self, replica: RemovedReplica) -> TopicImage | None:
-        topic = self._broker.image.topics_by_id.get(replica.topic_id)
+        topic = self._image().topics_by_id.get(replica.topic_id)
         where = replica.removed.topic_partition
         # The name of a stray directory may be truncated if the topic name is very long.
         if topic is None or not topic.name.startswith(where.topic) or where.partition >= len(topic.partitions):
@@ -255,18 +217,17 @@ class RemovedReplicas:
         return topic
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        broker = self._broker
-        return await broker.loop.run_in_executor(broker.disk_threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _delete(self, replica: RemovedReplica) -> None:
         """In a thread: delete a replica of which the leader has all records."""
-        self._broker.losses.delete_contained(replica.removed, keeps_evidence=replica.was_found)
+        self._keeper.delete_contained(replica.removed, keeps_evidence=replica.was_found)
         log.info("removed replica deleted", path=replica.removed.path)
 
     def _keep(self, replica: RemovedReplica, lost_from: int, reason: str) -> None:
         """In a thread."""
         try:
-            self._broker.losses.keep_rest(replica.log_dir, replica.removed, lost_from, reason)
+            self._keeper.keep_rest(replica.log_dir, replica.removed, lost_from, reason)
         except CorruptLog as error:
             log.error(
                 "no receipt written for records of a removed replica",
@@ -279,51 +240,31 @@ class RemovedReplicas:
 class _Leader:
     """Queries the leader of a partition in one leader epoch. Raises PeerError if the leader returns an error."""
 
-    def __init__(self, connection: PeerConnection, topic: str, index: int, partition: PartitionImage) -> None:
-        self._connection = connection
-        self._topic = topic
-        self._index = index
-        self._leader_epoch = partition.leader_epoch
+    def __init__(self, queries: LeaderQueries) -> None:
+        self._queries = queries
 
     async def log_start(self) -> int:
-        row = {
-            "partition_index": self._index,
-            "current_leader_epoch": self._leader_epoch,
-            "timestamp": _EARLIEST,
-        }
-        fields = {
-            "replica_id": _CONSUMER,
-            "isolation_level": 0,
-            "topics": [{"name": self._topic, "partitions": [row]}],
-        }
-        version = self._connection.version_for(ApiKey.LIST_OFFSETS, 4, 10)
-        answer = await self._connection.call(ApiKey.LIST_OFFSETS, version, fields, _TIMEOUT_S)
-        for topic in answer.topics:
-            for partition in topic.partitions:
-                if (topic.name, partition.partition_index) == (self._topic, self._index):
-                    self._check(partition.error_code)
-                    return int(partition.offset)
-        raise MalformedRequest("the ListOffsets response lacks the partition")
+        found = await self._queries.offset(EARLIEST, first_version=4)
+        if found is None:
+            raise MalformedRequest("the ListOffsets response lacks the partition")
+        _check(found.error_code)
+        return found.offset
 
-    async def epoch_end(self, epoch: int) -> EpochEnd:
-        row = {"partition": self._index, "current_leader_epoch": self._leader_epoch, "leader_epoch": epoch}
-        fields = {"replica_id": _CONSUMER, "topics": [{"topic": self._topic, "partitions": [row]}]}
-        version = self._connection.version_for(ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, 4)
-        answer = await self._connection.call(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, fields, _TIMEOUT_S)
-        for topic in answer.topics:
-            for partition in topic.partitions:
-                if (topic.topic, partition.partition) == (self._topic, self._index):
-                    self._check(partition.error_code)
-                    return EpochEnd(int(partition.leader_epoch), int(partition.end_offset))
-        raise MalformedRequest("the OffsetForLeaderEpoch response lacks the partition")
-
-    @staticmethod
-    def _check(error_code: int) -> None:
-        if error_code:
-            raise PeerError(ErrorCode(error_code))
+    async def epoch_end(self, epoch: int) -> tuple[int, int]:
+        """The leader's newest epoch not above the requested one, and its end offset; (-1, -1): there is none."""
+        found = await self._queries.epoch_end(epoch)
+        if found is None:
+            raise MalformedRequest("the OffsetForLeaderEpoch response lacks the partition")
+        _check(found.error_code)
+        return found.epoch, found.end_offset
 
 
-async def agreed_end_with(known: EpochsOfLog, ask: Callable[[int], Awaitable[EpochEnd]]) -> int:
+def _check(error_code: int) -> None:
+    if error_code:
+        raise PeerError(ErrorCode(error_code))
+
+
+async def agreed_end_with(known: EpochsOfLog, ask: Callable[[int], Awaitable[tuple[int, int]]]) -> int:
     """The end of the records that a log has in common with the leader's, by epochs (E13, E25)."""
     search = AgreementSearch(known)
     while not search.is_done:

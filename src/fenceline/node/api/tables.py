@@ -1,0 +1,183 @@
+"""The dispatch tables of a broker's and of a controller's listeners: which APIs they serve, and which ports each family
+of handlers gets.
+
+Part of the composition root: knows every family, and none knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from fenceline.metadata.features import SUPPORTED
+from fenceline.node.api.fetch import fetching as fetch
+from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
+from fenceline.node.api.handlers import (
+    api_versions,
+    broker_registration,
+    cluster,
+    configs,
+    consumer_groups,
+    elect_leaders,
+    envelope,
+    find_coordinator,
+    group_membership,
+    group_offsets,
+    groups,
+    log_dirs,
+    metadata,
+    offsets,
+    partition_changes,
+    producers,
+    quorum,
+    reassignments,
+    topics,
+    unregister_broker,
+    update_features,
+)
+from fenceline.node.api.leader_hints import LeaderHints
+from fenceline.node.api.produce import producing as produce
+from fenceline.node.api.produce.acknowledging import FlushUpTo
+from fenceline.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    from fenceline.controller.requests import Request
+    from fenceline.ids import TopicPartition
+    from fenceline.log.core.errors import StorageError
+    from fenceline.log.directories.log_dirs import LogDirs
+    from fenceline.node.clock import Clock
+    from fenceline.node.context import Api, NodeView
+    from fenceline.node.controller.driver import ControllerDriver
+    from fenceline.node.groups.driver import GroupsDriver
+    from fenceline.node.metrics import NodeMetrics
+    from fenceline.node.net.server import RawApi
+    from fenceline.node.replication.replicas import Replicas
+    from fenceline.node.replication.replication import Replication
+    from fenceline.node.storage.directory_moves import DirectoryMoves
+    from fenceline.node.transactions.support import TransactionSupport
+
+
+def broker_apis(
+    node: NodeView,
+    *,
+    controller: ControllerDriver,
+    replicas: Replicas,
+    replication: Replication,
+    log_start_moved: Callable[[], None],
+    coordinator: GroupsDriver,
+    transactions: TransactionSupport,
+    producer_ids: producers.ProducerIds,
+    directories: LogDirs,
+    moves: DirectoryMoves,
+    threads: Executor,
+    auto_create: Callable[[Sequence[str]], Awaitable[object]],
+    create_offsets_topic: Callable[[], Awaitable[object]],
+) -> tuple[Api, ...]:
+    """The APIs of a broker that are decoded into an entity."""
+    submit = controller.submit
+    return (
+        *metadata.apis(node, replication.absent_now, auto_create),
+        *topics.apis(node, submit, replicas.vacated),
+        *configs.apis(node, submit),
+        *cluster.apis(node),
+        *log_dirs.apis(node, replicas, directories, moves, threads),
+        *find_coordinator.apis(node, coordinator, transactions, create_offsets_topic),
+        *group_membership.apis(coordinator),
+        *group_offsets.apis(node, coordinator),
+        *groups.apis(coordinator),
+        *consumer_groups.apis(node, coordinator),
+        *offsets.apis(replicas, replication.deletions, log_start_moved, threads),
+        *producers.apis(producer_ids, transactions, replicas),
+        *elect_leaders.apis(submit),
+        *reassignments.apis(submit),
+        *update_features.apis(submit),
+        *unregister_broker.apis(submit),
+        *quorum.apis(controller),
+    )
+
+
+def controller_apis(node: NodeView, controller: ControllerDriver) -> tuple[Api, ...]:
+    """The APIs of the controllers' listener. Their requests go to the local controller only: if it is not active they
+    fail with NOT_CONTROLLER (`since_4_0.md K4`)."""
+
+    def submit(request: Request) -> asyncio.Future[Any]:
+        return controller.active.submit(request)
+
+    enclosed = (
+        *topics.apis(node, submit),
+        *configs.controller_apis(node, submit),
+        *elect_leaders.apis(submit),
+        *reassignments.apis(submit),
+        *update_features.apis(submit),
+        *unregister_broker.apis(submit),
+        *quorum.controller_apis(controller),
+    )
+    return (
+        *enclosed,
+        *envelope.controller_apis(lambda: controller.active_epoch, enclosed),
+        *broker_registration.controller_apis(submit, controller.broker_identified),
+        *partition_changes.controller_apis(submit),
+        *cluster.controller_apis(node, lambda: controller.quorum),
+    )
+
+
+def data_path_handlers(
+    node: NodeView,
+    replicas: Replicas,
+    replication: Replication,
+    *,
+    loop: asyncio.AbstractEventLoop,
+    clock: Clock,
+    rng: Random,
+    metrics: NodeMetrics,
+    threads: Executor,
+    flush_up_to: FlushUpTo,
+    rejected: Callable[[TopicPartition, int, StorageError], None],
+) -> tuple[produce.ProduceHandler, fetch.FetchHandler]:
+    """The handlers of Produce and Fetch, with the limits of the node's config."""
+    config = node.config
+    hints = LeaderHints(node.images)
+    producing = produce.ProduceHandler(
+        replicas, loop=loop, clock=clock, metrics=metrics, hints=hints, flush_up_to=flush_up_to, rejected=rejected
+    )
+    chooses_by_rack = config.get("replica.selector.class") == fetch.RACK_AWARE_SELECTOR
+    fetching = fetch.FetchHandler(
+        replicas,
+        replication,
+        loop=loop,
+        clock=clock,
+        metrics=metrics,
+        hints=hints,
+        threads=threads,
+        rng=rng,
+        max_response_bytes=config.get_int("fetch.max.bytes"),
+        max_load_bytes=config.get_int("fenceline.fetch.load.max.bytes"),
+        load_floor_byte_rate=config.get_int("fenceline.fetch.load.min.byte.rate"),
+        max_sessions=config.get_int("max.incremental.fetch.session.cache.slots"),
+        preferred=PreferredReplicas(node.node_id, config.rack, node.images, clock) if chooses_by_rack else None,
+    )
+    return producing, fetching
+
+
+def raw_apis(producing: produce.ProduceHandler, fetching: fetch.FetchHandler) -> dict[ApiKey, RawApi]:
+    """The APIs of a broker whose handlers read the bytes themselves."""
+    return {
+        ApiKey.PRODUCE: (produce.MIN_VERSION, produce.MAX_VERSION, producing.handle),
+        ApiKey.FETCH: (fetch.MIN_VERSION, fetch.MAX_VERSION, fetching.handle),
+    }
+
+
+def with_api_versions(
+    node: NodeView, controller: ControllerDriver, apis: Sequence[Api], raw: Mapping[ApiKey, RawApi]
+) -> dict[ApiKey, RawApi]:
+    """`raw` and ApiVersions, which lists all of both tables."""
+    answering = api_versions.ApiVersions(
+        node,
+        api_versions.api_ranges(apis, raw),
+        supported=SUPPORTED,
+        finalized=lambda: controller.finalized_features,
+    )
+    return {**raw, ApiKey.API_VERSIONS: (*api_versions.ANY_VERSION, answering.handle)}
