@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import partial
 from random import Random
 from typing import Final
 
@@ -27,7 +26,7 @@ from fenceline.config.node import NodeConfig
 from fenceline.controller.requests import CreatedTopic, CreateTopics, NewTopic, Outcome
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.settings import GroupSettings
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition, random_id
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.core.config import PRODUCER_EXPIRATION
 from fenceline.log.core.disk import Disk, OsDisk
 from fenceline.log.directories.log_dir import LogDir
@@ -60,7 +59,7 @@ from fenceline.node.net.server import Server, ServerLimits
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.replication.metrics import ReplicationCollector
 from fenceline.node.replication.replicas import log_recovery_report
-from fenceline.node.storage.directories import open_directories, starting
+from fenceline.node.storage.directories import draw_from, open_directories, starting
 from fenceline.node.storage.log_cleaner import CleanerCollector
 from fenceline.node.storage.maintenance import Maintenance
 from fenceline.node.storage.storage_trouble import StorageTrouble
@@ -188,10 +187,7 @@ class Broker:
         disk = self.disk
         directories = open_directories(config, disk)
         self.log_dirs = LogDirs(directories.data, metadata=directories.metadata, offline=directories.offline)
-        for log_dir in self.log_dirs:
-            log_dir.fresh_id = partial(random_id, self.rng)
-            # A separate random stream: directory ids are drawn when replicas arrive, which must not affect other draws.
-            log_dir.fresh_incarnation = partial(random_id, Random(f"{log_dir.path}{self.rng.getstate()}"))
+        draw_from(self.rng, self.log_dirs)
         if directories.metadata_is_apart:
             self._metadata_dir = directories.metadata
         self.quorum = QuorumNode(

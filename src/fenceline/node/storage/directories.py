@@ -5,13 +5,16 @@ Owns the check that they belong to this node and to one cluster. Raises Operator
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
+from random import Random
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError, PeerError
+from fenceline.ids import random_id
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.meta_properties import META_FILE
 from fenceline.log.directories.log_dir import LogDir, UnusableDirectory
@@ -162,6 +165,15 @@ def _log_rejected_entries(path: str, log_dir: LogDir) -> None:
             advice="No action is needed if these partitions were deleted or moved just before the node was killed."
             " Otherwise their directories are missing: stop the node, restore them, and start it again.",
         )
+
+
+def draw_from(rng: Random, log_dirs: Iterable[LogDir]) -> None:
+    """Give directories their randomness: ids, and each segment's share of `segment.jitter.ms`."""
+    for log_dir in log_dirs:
+        log_dir.fresh_id = partial(random_id, rng)
+        # Separate streams: these are drawn when replicas arrive and segments begin, which must not affect other draws.
+        log_dir.fresh_incarnation = partial(random_id, Random(f"{log_dir.path}{rng.getstate()}"))
+        log_dir.jitter_ms = Random(f"jitter {log_dir.path}{rng.getstate()}").randrange
 
 
 @contextmanager
