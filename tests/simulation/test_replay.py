@@ -51,6 +51,15 @@ def test_log_lines_of_other_threads_are_not_in_the_trace() -> None:
     assert set(played) == {digest}
 
 
+def test_the_process_id_is_not_in_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes write it into the lock of a directory, and sizes of files decide where a torn write ends."""
+    digests = set()
+    for process_id in (7, 12_345, 1_234_567):
+        monkeypatch.setattr(os, "getpid", lambda chosen=process_id: chosen)
+        digests.add(play(6, "brokers").digest)
+    assert len(digests) == 1
+
+
 def _digests_in_a_new_process(hash_seed: str) -> list[str]:
     """Digests of the complete trace of each scenario, from a process where sets and maps have another order."""
     code = "from fenceline.testing.simulation.stage import SCENARIOS, play\n"

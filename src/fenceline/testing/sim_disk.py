@@ -394,14 +394,15 @@ class SimDisk:
         file = self._entries.get(directory or "/", {}).get(name)
         return FileStat(len(file.content), file.modified_ms, False) if file is not None else None
 
-    def lock(self, path: str, note: bytes) -> int | None:
+    def lock(self, path: str, holder: str) -> int | None:
         fd = self.open_append(path)
         file = self._descriptors[fd]
         if file.locked_by >= 0:
             self.close(fd)
             return None
         file.locked_by = fd
-        file.content[:] = note
+        # A fixed process id: sizes of files are part of what a seed replays.
+        file.content[:] = f"{holder}, process 10000\n".encode()
         return fd
 
     # -- inside -------------------------------------------------------------------------------------------------

@@ -153,8 +153,8 @@ class Disk(Protocol):
         """None if there is no such file."""
         ...
 
-    def lock(self, path: str, note: bytes) -> int | None:
-        """Lock a file and write a note about the holder into it; None if another process holds the lock."""
+    def lock(self, path: str, holder: str) -> int | None:
+        """Lock a file and write into it who holds it, with the process id; None if another process holds the lock."""
         ...
 
 
@@ -239,7 +239,7 @@ class OsDisk:
             return None
         return FileStat(found.st_size, found.st_mtime_ns // 1_000_000, stat_module.S_ISDIR(found.st_mode))
 
-    def lock(self, path: str, note: bytes) -> int | None:
+    def lock(self, path: str, holder: str) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # Kafka locks with fcntl (java.nio), so both kinds are locked: each program detects the other.
@@ -249,7 +249,7 @@ class OsDisk:
             os.close(fd)
             return None
         os.ftruncate(fd, 0)
-        os.pwrite(fd, note, 0)
+        os.pwrite(fd, f"{holder}, process {os.getpid()}\n".encode(), 0)
         return fd
 
 

@@ -159,8 +159,7 @@ class LogDir:
 
     def _acquire_lock(self) -> None:
         path = f"{self.path}/{LOCK_FILE}"
-        note = f"node {self.node_id}, process {_process_id()}\n".encode()
-        fd = self.disk.lock(path, note)
+        fd = self.disk.lock(path, f"node {self.node_id}")
         if fd is None:
             holder = (read_file(self.disk, path) or b"").decode(errors="replace").strip()
             raise OperatorError(
@@ -529,9 +528,3 @@ class LogDir:
             found.topic_partition in self.open_logs or found.topic_partition.topic == METADATA_TOPIC
             for found in self.existing()
         ) and all(found.topic_partition in self.future_logs for found in self.existing_futures())
-
-
-def _process_id() -> int:
-    import os
-
-    return os.getpid()

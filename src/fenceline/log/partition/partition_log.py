@@ -1,7 +1,7 @@
 """One partition's log: append, epochs, end offsets. The interface of this package for replicas and coordinators.
 
 Owns the offsets of one log and how an append changes them. Its base classes hold the look-ups (`readable_log.py`), the
-segments and the write (`segmented_log.py`) and the state of the log's end (`tail.py`). Other modules hold the checks of
+segments and the write (`state.py`) and the state of the log's end (`tail.py`). Other modules hold the checks of
 fetched batches (`follower_batches.py`), opening (`recovery.py`) and, on its private parts, flush and close
 (`saving.py`), `retention.py` and `truncation.py`.
 

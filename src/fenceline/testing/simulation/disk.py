@@ -245,9 +245,9 @@ class LifeDisk:
         self._check()
         return self._disk.stat(path)
 
-    def lock(self, path: str, note: bytes) -> int | None:
+    def lock(self, path: str, holder: str) -> int | None:
         self._check()
-        fd = self._disk.lock(path, note)
+        fd = self._disk.lock(path, holder)
         if fd is not None:
             self._descriptors[fd] = path
         return fd
