@@ -80,8 +80,8 @@ test: setup java  ## run the tests of every commit, with recorded answers of Apa
 	@$(SIMULATION) --seeds 0..300 --workers 2 --progress 100
 	@echo "Simulating clusters with data, 300 seeds ..."
 	@$(CLUSTERS) --seeds 0..300 --workers 2 --progress 100
-	@echo "Simulating clusters with operators, 30 seeds ..."
-	@$(OPERATIONS) --seeds 0..30 --workers 2 --progress 10
+	@echo "Simulating clusters with operators, 100 seeds ..."
+	@$(OPERATIONS) --seeds 0..100 --workers 2 --progress 50
 	@echo "Testing logs and the data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(PYTEST) -n 2 -q -m "not kafka and not long" $(PURE_PYTHON_TESTS)
 endif
