@@ -18,7 +18,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.producer_state import Origin
 from fenceline.metadata.features import MINIMUM_METADATA_VERSION
 from fenceline.metadata.image import LeaderRecoveryState
-from fenceline.node.api.handlers import partition_changes
+from fenceline.node.api.handlers import broker_partition_requests
 from fenceline.node.replication import replication
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
@@ -376,7 +376,7 @@ def test_rejected_replica_backs_off_and_truncates_nothing() -> None:
 def test_versions_without_recovery_state_or_topic_ids_are_unsupported() -> None:
     """§ Public Interfaces, AlterPartition versions 0 and 1: every broker of a metadata.version that can be finalized
     has version 2 (3.3-IV3 is level 7), and Kafka 4 took 0 and 1 out."""
-    api, _ = partition_changes.controller_apis(Mock())
+    api, _ = broker_partition_requests.controller_apis(Mock())
     assert api.key is ApiKey.ALTER_PARTITION
     assert (api.min_version, api.max_version) == (2, 3)
     assert MINIMUM_METADATA_VERSION >= 7

@@ -10,7 +10,7 @@ from fenceline.controller.state import ControllerState
 from fenceline.errors import ErrorCode
 
 
-class AssignmentRejected(Exception):
+class ItemRejected(Exception):
     """One item of a request is rejected; the others are still processed."""
 
     def __init__(self, code: ErrorCode, message: str | None) -> None:
@@ -19,12 +19,10 @@ class AssignmentRejected(Exception):
 
 
 def check_assignment(state: ControllerState, replicas: tuple[int, ...], factor: int | None = None) -> None:
-    """Registered, distinct brokers, `factor` of them. Raises AssignmentRejected."""
+    """Registered, distinct brokers, `factor` of them. Raises ItemRejected."""
 
-    def rejected(reason: str) -> AssignmentRejected:
-        return AssignmentRejected(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes {reason}"
-        )
+    def rejected(reason: str) -> ItemRejected:
+        return ItemRejected(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes {reason}")
 
     if not replicas:
         raise rejected("an empty replica list.")

@@ -12,7 +12,7 @@ Rules: controller.md C3, C32-C34; since_4_0.md K27; recovery.md V35.
 
 from __future__ import annotations
 
-from fenceline.controller.assignments import AssignmentRejected, check_assignment
+from fenceline.controller.assignments import ItemRejected, check_assignment
 from fenceline.controller.elections import Election
 from fenceline.controller.outcome import SUCCESS
 from fenceline.controller.partition_changes import PartitionChanges
@@ -41,7 +41,7 @@ def alter_partition_reassignments(state: ControllerState, request: AlterPartitio
             try:
                 _reassign(state, changes, name, each, request.allow_replication_factor_change)
                 outcome = SUCCESS
-            except AssignmentRejected as refused:
+            except ItemRejected as refused:
                 outcome = refused.outcome
             outcomes.append(ReassignedPartition(each.index, outcome))
         answers.append((name, tuple(outcomes)))
@@ -54,12 +54,10 @@ def _reassign(
 ) -> None:
     topic = state.image.topics_by_name.get(name)
     if topic is None:
-        raise AssignmentRejected(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {name}.")
+        raise ItemRejected(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {name}.")
     partition = changes.partition(topic, requested.index)
     if partition is None:
-        raise AssignmentRejected(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {name}:{requested.index}."
-        )
+        raise ItemRejected(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {name}:{requested.index}.")
     if requested.replicas is None:
         _cancel(changes, topic, requested.index, partition)
         return
@@ -68,7 +66,7 @@ def _reassign(
     if not may_resize:
         size = len(set(partition.replicas) - set(partition.removing))
         if len(target) != size:
-            raise AssignmentRejected(
+            raise ItemRejected(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"The replication factor is changed from {size} to {len(target)}",
             )
@@ -87,10 +85,10 @@ def _reassign(
 def _cancel(changes: PartitionChanges, topic: TopicImage, index: int, partition: PartitionImage) -> None:
     """C34: restore the replicas from before the reassignment."""
     if not partition.adding and not partition.removing:
-        raise AssignmentRejected(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, None)
+        raise ItemRejected(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, None)
     isr = tuple(replica for replica in partition.isr if replica not in partition.adding)
     if not isr and not changes.is_unclean_allowed(topic):
-        raise AssignmentRejected(
+        raise ItemRejected(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"Unable to revert partition assignment for {topic.name}:{index} because it would require an unclean "
             "leader election.",

@@ -13,7 +13,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from fenceline.config.topic import validate_topic_configs
-from fenceline.controller.assignments import AssignmentRejected, check_assignment
+from fenceline.controller.assignments import ItemRejected, check_assignment
 from fenceline.controller.placement import place_replicas
 from fenceline.controller.requests import (
     SUCCESS,
@@ -60,9 +60,9 @@ def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> De
     for topic in {each.name: each for each in request.topics}.values():  # one result for each name
         try:
             if topic.name in repeated:
-                raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                raise ItemRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             results.append(_create_topic(state, topic, records, rng))
-        except AssignmentRejected as refused:
+        except ItemRejected as refused:
             results.append(CreatedTopic(topic.name, refused.outcome))
     return Decision(() if request.validate_only else records, CreateTopicsAnswer(tuple(results)))
 
@@ -70,15 +70,15 @@ def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> De
 def _create_topic(state: ControllerState, topic: NewTopic, records: list[MetadataRecord], rng: Rng) -> CreatedTopic:
     name = topic.name
     if name == METADATA_TOPIC:
-        raise AssignmentRejected(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
+        raise ItemRejected(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
     if name in state.image.topics_by_name:
-        raise AssignmentRejected(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        raise ItemRejected(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
     fault = name_fault(name)
     if fault is not None:
-        raise AssignmentRejected(ErrorCode.INVALID_TOPIC_EXCEPTION, fault)
+        raise ItemRejected(ErrorCode.INVALID_TOPIC_EXCEPTION, fault)
     colliding = state.names.colliding(name)
     if colliding is not None:
-        raise AssignmentRejected(
+        raise ItemRejected(
             ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {colliding}"
         )
     configs = _checked_configs(topic)
@@ -102,7 +102,7 @@ def _checked_configs(topic: NewTopic) -> dict[str, str]:
     try:
         validate_topic_configs(configs)
     except PeerError as error:
-        raise AssignmentRejected(error.code, error.message) from None
+        raise ItemRejected(error.code, error.message) from None
     return {key: value for key, value in configs.items() if value is not None}
 
 
@@ -113,12 +113,12 @@ def _assignments(
     if topic.assignments:
         return _manual_assignments(state, topic)
     if topic.replication_factor < -1 or topic.replication_factor == 0:
-        raise AssignmentRejected(
+        raise ItemRejected(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
     if topic.num_partitions < -1 or topic.num_partitions == 0:
-        raise AssignmentRejected(
+        raise ItemRejected(
             ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
         )
     settings = state.settings
@@ -135,12 +135,10 @@ def _place(
     try:
         replicas = place_replicas(state.image.brokers.values(), count, factor, rng)
     except PeerError as error:
-        raise AssignmentRejected(
-            error.code, f"Unable to replicate the partition {factor} time(s): {error.message}"
-        ) from None
+        raise ItemRejected(error.code, f"Unable to replicate the partition {factor} time(s): {error.message}") from None
     isrs = [_active(state, assigned) for assigned in replicas]
     if not all(isrs):
-        raise AssignmentRejected(
+        raise ItemRejected(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {factor} time(s): "
             "All brokers are currently fenced or in controlled shutdown.",
@@ -150,12 +148,12 @@ def _place(
 
 def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     if topic.replication_factor != -1:
-        raise AssignmentRejected(
+        raise ItemRejected(
             ErrorCode.INVALID_REQUEST,
             "A manual partition assignment was specified, but replication factor was not set to -1.",
         )
     if topic.num_partitions != -1:
-        raise AssignmentRejected(
+        raise ItemRejected(
             ErrorCode.INVALID_REQUEST,
             "A manual partition assignment was specified, but numPartitions was not set to -1.",
         )
@@ -163,7 +161,7 @@ def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[t
     factor: int | None = None
     for index, replicas in topic.assignments:
         if index in assigned:
-            raise AssignmentRejected(
+            raise ItemRejected(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"Found multiple manual partition assignments for partition {index}",
             )
@@ -172,7 +170,7 @@ def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[t
         _require_active(state, index, replicas)
         assigned[index] = replicas
     if any(index not in assigned for index in range(len(assigned))):
-        raise AssignmentRejected(
+        raise ItemRejected(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
         )
     ordered = [assigned[index] for index in range(len(assigned))]
@@ -181,7 +179,7 @@ def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[t
 
 def _require_active(state: ControllerState, index: int, replicas: tuple[int, ...]) -> None:
     if not _active(state, replicas):
-        raise AssignmentRejected(
+        raise ItemRejected(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"All brokers specified in the manual partition assignment for partition {index} "
             "are fenced or in controlled shutdown.",
@@ -226,7 +224,7 @@ def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
         try:
             topic = _referenced(state, reference, repeated_names, repeated_ids)
             if topic.id in done:
-                raise AssignmentRejected(
+                raise ItemRejected(
                     ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied."
                 )
             if len(records) >= MAX_RECORDS:
@@ -234,7 +232,7 @@ def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
             done.add(topic.id)
             records.append(RemoveTopicRecord(topic.id))
             results.append(DeletedTopic(topic.name, topic.id, SUCCESS))
-        except AssignmentRejected as refused:
+        except ItemRejected as refused:
             known = image.topics_by_id.get(reference.id)
             name = reference.name if reference.name is not None else known.name if known is not None else None
             results.append(DeletedTopic(name, reference.id, refused.outcome))
@@ -246,20 +244,20 @@ def _referenced(
 ) -> TopicImage:
     if reference.name is not None:
         if reference.id != ZERO_UUID:
-            raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+            raise ItemRejected(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
         if reference.name in repeated_names:
-            raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            raise ItemRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
         topic = state.image.topics_by_name.get(reference.name)
         if topic is None:
-            raise AssignmentRejected(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_TOPIC)
+            raise ItemRejected(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_TOPIC)
         return topic
     if reference.id == ZERO_UUID:
-        raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+        raise ItemRejected(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
     if reference.id in repeated_ids:
-        raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
+        raise ItemRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
     topic = state.image.topics_by_id.get(reference.id)
     if topic is None:
-        raise AssignmentRejected(ErrorCode.UNKNOWN_TOPIC_ID, _UNKNOWN_TOPIC_ID)
+        raise ItemRejected(ErrorCode.UNKNOWN_TOPIC_ID, _UNKNOWN_TOPIC_ID)
     return topic
 
 
@@ -271,10 +269,10 @@ def create_partitions(state: ControllerState, request: CreatePartitions, rng: Rn
     for topic in {each.name: each for each in request.topics}.values():
         try:
             if topic.name in repeated:
-                raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                raise ItemRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             _create_partitions(state, topic, records, rng)
             results.append(NamedOutcome(topic.name, SUCCESS))
-        except AssignmentRejected as refused:
+        except ItemRejected as refused:
             results.append(NamedOutcome(topic.name, refused.outcome))
     return Decision(() if request.validate_only else records, CreatePartitionsAnswer(tuple(results)))
 
@@ -284,12 +282,12 @@ def _create_partitions(
 ) -> None:
     topic = state.image.topics_by_name.get(requested.name)
     if topic is None:
-        raise AssignmentRejected(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
+        raise ItemRejected(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
     count = len(topic.partitions)
     if requested.count == count:
-        raise AssignmentRejected(ErrorCode.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")
+        raise ItemRejected(ErrorCode.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")
     if requested.count < count:
-        raise AssignmentRejected(
+        raise ItemRejected(
             ErrorCode.INVALID_PARTITIONS,
             f"The topic {requested.name} currently has {count} partition(s); {requested.count} would not be an"
             " increase.",
@@ -302,7 +300,7 @@ def _create_partitions(
         replicas, isrs = _place(state, additional, factor, rng)
     else:
         if len(requested.assignments) != additional:
-            raise AssignmentRejected(
+            raise ItemRejected(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"Attempted to add {additional} additional partition(s), but only {len(requested.assignments)} "
                 "assignment(s) were specified.",

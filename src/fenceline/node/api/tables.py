@@ -17,6 +17,7 @@ from fenceline.node.api.fetch import fetching as fetch
 from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
 from fenceline.node.api.handlers import (
     api_versions,
+    broker_partition_requests,
     broker_registration,
     cluster,
     configs,
@@ -30,7 +31,6 @@ from fenceline.node.api.handlers import (
     log_dirs,
     metadata,
     offsets,
-    partition_changes,
     producers,
     quorum,
     reassignments,
@@ -119,7 +119,7 @@ def controller_apis(node: NodeView, controller: ControllerDriver) -> tuple[Api, 
         *enclosed,
         *envelope.controller_apis(lambda: controller.active_epoch, enclosed),
         *broker_registration.controller_apis(submit, controller.broker_identified),
-        *partition_changes.controller_apis(submit),
+        *broker_partition_requests.controller_apis(submit),
         *cluster.controller_apis(node, lambda: controller.quorum),
     )
 
