@@ -29,9 +29,9 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Line]]:
     """The lines logged by the node; problems are logged without delay."""
     monkeypatch.setattr(quorum_watch, "_LASTS_MS", 0)
     monkeypatch.setattr(quorum_watch, "_CHECK_S", 0.05)
-    told: list[Line] = []
-    before = redirect(lambda level, room, event, fields: told.append((event, fields)))
-    yield told
+    logged: list[Line] = []
+    before = redirect(lambda level, room, event, fields: logged.append((event, fields)))
+    yield logged
     redirect(before)
 
 
@@ -52,9 +52,9 @@ def data(cluster: Three, node_id: int) -> Path:
 async def start_error(cluster: Three, node_id: int) -> OperatorError:
     node = ControllerNode(cluster.configs[node_id - 1])
     try:
-        with pytest.raises(OperatorError) as told:
+        with pytest.raises(OperatorError) as logged:
             await node.start()
-        return told.value
+        return logged.value
     finally:
         await node.stop()
 
@@ -74,12 +74,12 @@ def test_data_directories_swapped_between_nodes(tmp_path: Path, edited: bool) ->
                 meta = directory / "meta.properties"
                 meta.write_text(meta.read_text().replace(f"node.id={other}", f"node.id={own}"))
             for node_id, other in ((1, 2), (2, 1)):
-                told = await start_error(cluster, node_id)
+                logged = await start_error(cluster, node_id)
                 if edited:
-                    assert told.message.endswith(f"belongs to voter {other}, but this is node {node_id}.")
-                    assert "Restore each node's own directory" in told.advice
+                    assert logged.message.endswith(f"belongs to voter {other}, but this is node {node_id}.")
+                    assert "Restore each node's own directory" in logged.advice
                 else:
-                    assert f"belongs to node {other}, this is node {node_id}" in told.message
+                    assert f"belongs to node {other}, this is node {node_id}" in logged.message
 
     run(story)
 
@@ -99,13 +99,13 @@ def test_voter_removed_while_down_returns_as_observer(tmp_path: Path, lines: lis
             connection.close()
             del lines[:]
             await cluster.start(3)
-            told = await reported(lines, "this controller is not a voter", node=3)
-            assert told["voters"] == [1, 2]
-            assert "fenceline quorum add" in told["advice"]
+            logged = await reported(lines, "this controller is not a voter", node=3)
+            assert logged["voters"] == [1, 2]
+            assert "fenceline quorum add" in logged["advice"]
             back = cluster.running[3].controller
             await eventually(lambda: back.quorum.leader_id == leader.node_id)
             assert not back.quorum.is_voter
-            assert [fields for event, fields in lines if event == "this controller is not a voter"] == [told]
+            assert [fields for event, fields in lines if event == "this controller is not a voter"] == [logged]
 
     run(story)
 
@@ -120,11 +120,11 @@ def test_voter_with_replaced_disk_follows_without_voting(tmp_path: Path, lines: 
             shutil.rmtree(data(cluster, 3))
             format_directory([data(cluster, 3)], cluster_id=CLUSTER, node_id=3, voters=())
             await cluster.start(3)
-            told = await reported(lines, "this controller is not a voter", node=3)
-            assert told["registered"] != told["directory"]
-            assert f"fenceline quorum remove 3 --directory-id {told['registered']}" in told["advice"]
+            logged = await reported(lines, "this controller is not a voter", node=3)
+            assert logged["registered"] != logged["directory"]
+            assert f"fenceline quorum remove 3 --directory-id {logged['registered']}" in logged["advice"]
             meant = await eventually(lambda: next((text for text, _ in lines if "is not voter 3" in text), None))
-            assert told["registered"] in meant
+            assert logged["registered"] in meant
 
     run(story)
 
@@ -134,9 +134,9 @@ def test_no_leader_without_a_majority(tmp_path: Path, lines: list[Line], monkeyp
 
     async def story() -> None:
         async with three(tmp_path, 1) as cluster:
-            told = await reported(lines, "the quorum has no leader")
-            assert told["voters"] == [1, 2, 3]
-            assert "majority" in told["advice"]
+            logged = await reported(lines, "the quorum has no leader")
+            assert logged["voters"] == [1, 2, 3]
+            assert "majority" in logged["advice"]
             gone = f"no process listens on 127.0.0.1:{cluster.ports[1]}"
             await eventually(lambda: any(gone in fields.get("unreached", "") for _, fields in lines))
             await cluster.start(2)
@@ -147,7 +147,7 @@ def test_no_leader_without_a_majority(tmp_path: Path, lines: list[Line], monkeyp
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "logged"),
     [
         (b"", "Cannot read"),
         (b"\0\xff", "Cannot read"),
@@ -160,9 +160,9 @@ def test_no_leader_without_a_majority(tmp_path: Path, lines: list[Line], monkeyp
         ),
     ],
 )
-def test_damaged_or_newer_quorum_state_is_rejected(content: bytes, told: str) -> None:
+def test_damaged_or_newer_quorum_state_is_rejected(content: bytes, logged: str) -> None:
     with pytest.raises(OperatorError) as refused_:
         decode_election(content, "/data/quorum-state")
     assert "/data/quorum-state" in refused_.value.message
-    assert told in refused_.value.message
+    assert logged in refused_.value.message
     assert "newer release" in refused_.value.advice or "must not be recreated" in refused_.value.advice

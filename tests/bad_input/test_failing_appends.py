@@ -14,7 +14,7 @@ from fenceline.node.replication import replicas
 from fenceline.node.storage import storage_trouble
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk
-from tests.node.desk import TOPIC, Desk, told
+from tests.node.desk import TOPIC, Desk, run_story
 
 FAILED = f"{TOPIC}-0/{0:020d}.log"
 
@@ -72,7 +72,7 @@ def test_partly_written_batch_is_truncated(number: int) -> None:
         assert outcome(desk, 0) == (0, 1)
         assert offsets(desk, 0) == [0, 1]
 
-    told(story, partitions=2)
+    run_story(story, partitions=2)
 
 
 def test_partly_written_batch_that_cannot_be_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_partly_written_batch_that_cannot_be_truncated(monkeypatch: pytest.Monke
             assert outcome(desk, 1) == (0, attempt)
         assert offsets(desk, 0) == [0]
 
-    told(story, partitions=2)
+    run_story(story, partitions=2)
     ((event, more),) = lines  # once, not for every record
     assert event == "records rejected"
     assert "the partition is offline for writes until the node is restarted" in more["reason"]
@@ -134,4 +134,4 @@ def test_crash_during_an_append() -> None:
         assert again.recovery is not None
         assert again.recovery.torn_bytes == 30
 
-    told(story)
+    run_story(story)

@@ -12,7 +12,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
-from tests.node.desk import TOPIC, Desk, told, turns
+from tests.node.desk import TOPIC, Desk, run_story, turns
 
 FENCED, UNKNOWN = ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH
 OUT_OF_RANGE, NOT_LEADER = ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -95,7 +95,7 @@ def test_request_with_every_kind_of_invalid_partition(reader: dict[str, int], ve
         await turns()
         assert desk.controller.asked == []
 
-    told(story, partitions=len(WRONG) + 1)
+    run_story(story, partitions=len(WRONG) + 1)
 
 
 @pytest.mark.parametrize("stranger", [9, 0, 2**31 - 1])
@@ -120,7 +120,7 @@ def test_fetch_by_a_broker_without_a_replica_is_rejected(stranger: int) -> None:
         assert (end.error_code, end.leader_epoch, end.end_offset) == (0, 5, 4)
         assert leader_state(desk, 0) == before
 
-    told(story)
+    run_story(story)
 
 
 def test_unknown_broker_epoch_is_served_but_not_in_sync() -> None:
@@ -142,7 +142,7 @@ def test_unknown_broker_epoch_is_served_but_not_in_sync() -> None:
         ((_, (change,)),) = asked.topics
         assert [(each.broker_id, each.broker_epoch) for each in change.new_isr] == [(1, 101), (2, 999)]
 
-    told(story)
+    run_story(story)
 
 
 def test_old_broker_epoch_does_not_update_follower_state() -> None:
@@ -157,7 +157,7 @@ def test_old_broker_epoch_does_not_update_follower_state() -> None:
         assert desk.fetched(9, **late).error_code == NOT_LEADER
         assert leader_state(desk, 0)[:-1] == before[:-1]
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("epoch", [8, 2**31 - 1])
@@ -183,4 +183,4 @@ def test_future_leader_epochs_are_rejected_by_every_api(epoch: int) -> None:
             (0, 7, 8),
         ), "an epoch of a request does not become known"
 
-    told(story)
+    run_story(story)

@@ -29,10 +29,10 @@ def operator_error_after(error: BaseException) -> OperatorError:
         await controller.start()
         failed = controller.failed()
         controller.driver_failed(error)
-        with pytest.raises(OperatorError) as told:
+        with pytest.raises(OperatorError) as reported:
             await failed
         await controller.stop()
-        return told.value
+        return reported.value
 
     return asyncio.run(story())
 
@@ -41,20 +41,20 @@ def operator_error_after(error: BaseException) -> OperatorError:
     "error", [OSError(errno.EIO, "Input/output error"), StorageError("flushing the log: Input/output error", errno.EIO)]
 )
 def test_failed_flush_reports_uncertain_disk_content(error: Exception) -> None:
-    told = operator_error_after(error)
-    assert "Input/output error" in told.message
-    assert "The content of the disk is uncertain" in told.advice
+    reported = operator_error_after(error)
+    assert "Input/output error" in reported.message
+    assert "The content of the disk is uncertain" in reported.advice
 
 
 def test_full_disk_advice_asks_for_space_without_restart() -> None:
-    told: list[dict[str, Any]] = []
-    before = redirect(lambda level, room, event, fields: told.append({"event": event, **fields}))
+    reported: list[dict[str, Any]] = []
+    before = redirect(lambda level, room, event, fields: reported.append({"event": event, **fields}))
     try:
         full = StorageError.of("appending", OSError(errno.ENOSPC, "No space left on device"))
         StorageTrouble(StillClock()).rejected(METADATA_PARTITION, 5, full)
     finally:
         redirect(before)
-    (line,) = told
+    (line,) = reported
     assert (line["event"], line["partition"]) == ("records rejected", "__cluster_metadata-0")
     assert "One of several controllers leaves the work to the others" in line["advice"]
     assert "takes part again once there is space. No restart is needed." in line["advice"]

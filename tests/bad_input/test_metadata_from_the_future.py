@@ -45,11 +45,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("value", "told", "advice"), REFUSED)
-def test_newer_record_is_rejected_by_name(value: bytes, told: str, advice: str) -> None:
+@pytest.mark.parametrize(("value", "reported", "advice"), REFUSED)
+def test_newer_record_is_rejected_by_name(value: bytes, reported: str, advice: str) -> None:
     with pytest.raises(OperatorError) as refused:
         MetadataDelta(EMPTY_IMAGE).replay_value(value)
-    assert told in refused.value.message
+    assert reported in refused.value.message
     assert advice in refused.value.advice
 
 
@@ -100,14 +100,14 @@ def bytes_back(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize(("value", "told"), [REFUSED[0][:2], REFUSED[3][:2], REFUSED[6][:2]])
-def test_node_refuses_to_start_and_reports_the_reason(stopped: EmbeddedNode, value: bytes, told: str) -> None:
+@pytest.mark.parametrize(("value", "reported"), [REFUSED[0][:2], REFUSED[3][:2], REFUSED[6][:2]])
+def test_node_refuses_to_start_and_reports_the_reason(stopped: EmbeddedNode, value: bytes, reported: str) -> None:
     undo = write(stopped.log_dir, value)
     with pytest.raises(NodeFailed) as refused:
         stopped.start()
     message = str(refused.value)
     assert "the node ended with exit code 1" in message
-    assert told in message
+    assert reported in message
     assert "Traceback" not in message
     undo()
     with stopped:

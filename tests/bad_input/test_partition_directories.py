@@ -22,7 +22,7 @@ from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.node.replication import replica_directories, replicas
 from fenceline.node.replication.replicas import Replicas
 from tests.node.api.handlers.fakes import partition, topic_image
-from tests.node.desk import ME, TOPIC, Desk, told, where
+from tests.node.desk import ME, TOPIC, Desk, run_story, where
 
 STORAGE_ERROR, NOT_LEADER = ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER
 OTHER = "snow"
@@ -103,7 +103,7 @@ def play_story(story: Callable[[Desk], None], **given: Any) -> None:
     async def whole(desk: Desk) -> None:
         story(desk)
 
-    told(whole, **given)
+    run_story(whole, **given)
 
 
 # --- missing ----------------------------------------------------------------------------------------------------------

@@ -70,9 +70,9 @@ class Scene:
 
 @pytest.fixture
 def lines() -> Iterator[list[Line]]:
-    told: list[Line] = []
-    before = redirect(lambda level, room, event, fields: told.append((level, event, fields)))
-    yield told
+    reported: list[Line] = []
+    before = redirect(lambda level, room, event, fields: reported.append((level, event, fields)))
+    yield reported
     redirect(before)
 
 
@@ -185,18 +185,18 @@ def test_auto_joining_controller_is_reported_after_a_delay(lines: list[Line]) ->
 
 
 @pytest.mark.parametrize(
-    ("kraft_version", "theirs", "told"), [(0, (1, 2), True), (0, (3, 1, 2), False), (1, (1, 2), False)]
+    ("kraft_version", "theirs", "reported"), [(0, (1, 2), True), (0, (3, 1, 2), False), (1, (1, 2), False)]
 )
 def test_differing_static_voters_are_reported(
-    lines: list[Line], kraft_version: int, theirs: tuple[int, ...], told: bool
+    lines: list[Line], kraft_version: int, theirs: tuple[int, ...], reported: bool
 ) -> None:
     """Each leader writes its voters to the log; with dynamic voters the log itself has the set."""
     scene = Scene(FakeQuorum((1, 101), (2, 102), (3, 103), kraft_version=kraft_version))
     scene.quorum.follow(2)
     scene.view.leader_change = leader_change(2, theirs, theirs)
     scene.passes(100)
-    assert [event for _, event, _ in lines] == ["voters differ between nodes"] * told
-    if told:
+    assert [event for _, event, _ in lines] == ["voters differ between nodes"] * reported
+    if reported:
         fields = lines[0][2]
         assert (fields["here"], fields["leader"], fields["there"]) == ([1, 2, 3], 2, [1, 2])
         assert "controller.quorum.voters" in fields["advice"]

@@ -28,9 +28,9 @@ Line = tuple[str, str, dict[str, Any]]
 
 @pytest.fixture
 def lines() -> Iterator[list[Line]]:
-    told: list[Line] = []
-    before = redirect(lambda level, room, event, fields: told.append((level, event, fields)))
-    yield told
+    reported: list[Line] = []
+    before = redirect(lambda level, room, event, fields: reported.append((level, event, fields)))
+    yield reported
     redirect(before)
 
 
@@ -147,17 +147,17 @@ def register(*answers: Any) -> BrokerLifecycle:
     return asyncio.run(story())
 
 
-@pytest.mark.parametrize(("attempts", "told"), [(49, 0), (60, 1), (340, 1), (360, 2)])
+@pytest.mark.parametrize(("attempts", "reported"), [(49, 0), (60, 1), (340, 1), (360, 2)])
 def test_duplicate_broker_id_is_reported_periodically(
-    lines: list[Line], monkeypatch: pytest.MonkeyPatch, attempts: int, told: int
+    lines: list[Line], monkeypatch: pytest.MonkeyPatch, attempts: int, reported: int
 ) -> None:
     """A broker that restarts after a kill waits until its old session expires; a long wait is reported."""
     monkeypatch.setattr(broker_lifecycle, "_RETRY_S", 0)
     taken = PeerError(ErrorCode.DUPLICATE_BROKER_REGISTRATION)
     lifecycle = register(*[taken] * attempts, RegisterBrokerAnswer(7))
     assert lifecycle.broker_epoch == 7
-    assert [event for _, event, _ in lines] == ["broker not registered yet"] * told
-    if told:
+    assert [event for _, event, _ in lines] == ["broker not registered yet"] * reported
+    if reported:
         fields = lines[0][2]
         assert "broker 4 is registered by another process" in fields["reason"]
         assert "node.id=4" in fields["advice"]

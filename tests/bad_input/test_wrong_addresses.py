@@ -71,23 +71,23 @@ def test_invalid_voter_key_is_reported(dynamic: bool) -> None:
 
 async def failure_reason(host: str, port: int) -> str:
     """The reason why a fetch from this address fails, as reported to the operator."""
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    reported: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def note(address: str, reason: str) -> None:
         assert address == f"{host}:{port}"
-        if not told.done():
-            told.set_result(reason)
+        if not reported.done():
+            reported.set_result(reason)
 
     peers = QuorumPeers(
         node_id=9,
         request_timeout_ms=2000,
-        answered=lambda request_id, answer: told.set_result("answered"),
+        answered=lambda request_id, answer: reported.set_result("answered"),
         unanswered=lambda request_id, refused: None,
         watch=SimpleNamespace(request_failed=note, reachable=lambda address: None),  # type: ignore[arg-type]
     )
     peers.send(Send(Peer(-2, host, port), 1, FetchRequest("c", 9, 0, 0, 0, UUID(int=9))))
     async with asyncio.timeout(PATIENCE_S):
-        reason = await told
+        reason = await reported
     await peers.close()
     return reason
 

@@ -148,9 +148,9 @@ def test_up_shows_on_a_terminal_what_it_waits_for(
 
 
 def test_the_error_for_static_voters_names_the_upgrade() -> None:
-    with pytest.raises(OperatorError) as told, _static_voters_explained():
+    with pytest.raises(OperatorError) as reported, _static_voters_explained():
         raise PeerError(ErrorCode.UNSUPPORTED_VERSION, "Voters are static with kraft.version 0")
-    assert "fenceline features upgrade kraft.version=1" in told.value.advice
+    assert "fenceline features upgrade kraft.version=1" in reported.value.advice
     with pytest.raises(PeerError), _static_voters_explained():
         raise PeerError(ErrorCode.DUPLICATE_VOTER, "no")
 

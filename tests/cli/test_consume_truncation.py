@@ -60,8 +60,8 @@ def test_messages_without_a_divergent_offset_and_with_a_receipt() -> None:
     assert "t-3: the log was truncated below offset 10" in message
     assert "--partition 3" in advice
     receipt = LossReceipt("0123456789abcdef", "t", "", 3, 9, 10, (5,), 1, 70, "committed", "divergence", 2, 1, 0, ())
-    told = LogTruncationError("t", 3, 10, 5, divergent_offset=9, divergent_epoch=4, epochs=[5], evidence=[receipt])
-    message, _ = describe_truncation(told)
+    reported = LogTruncationError("t", 3, 10, 5, divergent_offset=9, divergent_epoch=4, epochs=[5], evidence=[receipt])
+    message, _ = describe_truncation(reported)
     assert "record 9 (leader epoch 5)" in message
     assert "fenceline losses show 0123456789ab" in message
 

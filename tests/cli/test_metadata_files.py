@@ -162,16 +162,16 @@ def test_a_dump_of_a_snapshot_contains_no_secrets(directory: Path) -> None:
 
 def test_diff_of_a_snapshot_and_an_offset(data: Path, directory: Path) -> None:
     rows = run_json("snapshot", "diff", directory / "00000000000000000018-0000000001.checkpoint", 23, "--dir", data)
-    told = {(row["kind"], row["name"], row["change"]): row["fields"] for row in rows}
-    assert set(told) == {
+    reported = {(row["kind"], row["name"], row["change"]): row["fields"] for row in rows}
+    assert set(reported) == {
         ("topic", f"beta ({encode_uuid(BETA)})", "added"),
         ("partition", "alpha-0", "changed"),
         ("config", "TOPIC:alpha", "removed"),
         ("config", "BROKER", "changed"),
         ("producer ids", "next", "changed"),
     }
-    assert told["partition", "alpha-0", "changed"]["leader"] == [1, -1]
-    assert told["producer ids", "next", "changed"] == {"next_producer_id": [1000, 2000]}
+    assert reported["partition", "alpha-0", "changed"]["leader"] == [1, -1]
+    assert reported["producer ids", "next", "changed"] == {"next_producer_id": [1000, 2000]}
     assert "another" not in json.dumps(rows)
     assert run_json("snapshot", "diff", 20, 20, "-d", data) == []
     back = run_json("snapshot", "diff", 23, 17, "-d", data)
@@ -316,12 +316,12 @@ def test_a_single_shell_command_that_fails(data: Path, command: tuple[str, ...])
 
 def test_an_interactive_shell_session(data: Path) -> None:
     typed = "pwd\ncd topics\ncd /topics\nls\ncd alpha\ncat ../beta/name\npwd\ncd\npwd\n'\nnix\nexit\nls\n"
-    told = run("metadata", "shell", data, stdin=typed)
-    assert "cd: topics: no such path" in told
-    assert "alpha\nbeta" in told
-    assert "/image/topics/byName/alpha> beta" in told
-    assert "nix: unknown command" in told
-    assert told.rstrip().endswith("/>")
+    reported = run("metadata", "shell", data, stdin=typed)
+    assert "cd: topics: no such path" in reported
+    assert "alpha\nbeta" in reported
+    assert "/image/topics/byName/alpha> beta" in reported
+    assert "nix: unknown command" in reported
+    assert reported.rstrip().endswith("/>")
 
 
 def test_a_directory_without_a_log_is_rejected(tmp_path: Path) -> None:

@@ -126,6 +126,6 @@ def test_a_killed_broker_shows_as_under_replicated() -> None:
 def test_a_timeout_without_a_leader_suggests_topics_describe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit), readable_errors():
         raise PeerError(ErrorCode.REQUEST_TIMED_OUT, "timed out; the last error was: rain-0: LEADER_NOT_AVAILABLE")
-    told = capsys.readouterr().err
-    assert "fenceline topics describe" in told
-    assert "quorum" not in told
+    reported = capsys.readouterr().err
+    assert "fenceline topics describe" in reported
+    assert "quorum" not in reported

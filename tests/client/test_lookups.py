@@ -148,14 +148,14 @@ def _stale_metadata(cluster: ScriptedCluster, tp: TopicPartition) -> None:
     tells, log = cluster._metadata, cluster.logs[tp]
     leader, epoch = log.leader, log.leader_epoch
 
-    def told(node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+    def reported(node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
         answer = tells(node_id, request, code)
         for topic in answer["topics"]:
             for partition in topic["partitions"]:
                 partition["leader_id"], partition["leader_epoch"] = leader, epoch
         return answer
 
-    cluster._metadata = told  # type: ignore[method-assign]
+    cluster._metadata = reported  # type: ignore[method-assign]
 
 
 def _read(consumer: Consumer, count: int) -> list[bytes | None]:

@@ -206,7 +206,9 @@ def test_offsets_and_topics(bootstrap: str, tp: TopicPartition, admin: Admin, re
         assert "INCREMENTAL_ALTER_CONFIGS" in str(refused.value)
         return
     admin.alter_configs({resource: {"retention.ms": "-1"}})
-    eventually(lambda: admin.describe_configs([resource])[resource]["retention.ms"].value == "-1", "it is told")
+    eventually(
+        lambda: admin.describe_configs([resource])[resource]["retention.ms"].value == "-1", "the value is returned"
+    )
 
 
 def test_groups_are_described_reset_and_deleted(
@@ -283,7 +285,7 @@ def scripted_consumer(scripted: ScriptedCluster, log: Log) -> Iterator[Consumer]
         yield consumer
 
 
-def told(consumer: Consumer, kind: type[E]) -> E:
+def reported(consumer: Consumer, kind: type[E]) -> E:
     found: list[E] = []
 
     def poll() -> bool:
@@ -293,7 +295,7 @@ def told(consumer: Consumer, kind: type[E]) -> E:
             found.append(error)
         return bool(found)
 
-    eventually(poll, "the error is told")
+    eventually(poll, "the error is raised")
     return found[0]
 
 
@@ -317,7 +319,7 @@ def test_truncation_is_reported_with_the_divergence_offset(
     with scripted.lock:
         log.elect(leader, cut_to=6)
         write(log, 20)
-    error = told(scripted_consumer, LogTruncationError)
+    error = reported(scripted_consumer, LogTruncationError)
     assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (10, 6, 0)
     # With the leader's current epoch; and no record of it was fetched without that request.
     assert questions(scripted) == [(0, 1)]
@@ -332,7 +334,7 @@ def test_position_is_validated_before_the_first_fetch(
     log.elect(1, cut_to=6)
     write(log, 20)
     scripted_consumer.seek(T, 10, 0)
-    assert told(scripted_consumer, LogTruncationError).divergent_offset == 6
+    assert reported(scripted_consumer, LogTruncationError).divergent_offset == 6
     assert scripted.fetches == []
 
 
@@ -386,7 +388,7 @@ def test_stale_metadata_epoch_does_not_hide_a_truncation(
             log.elect(1)
         log.elect(1, cut_to=6)
         write(log, 20)
-    assert told(scripted_consumer, LogTruncationError).divergent_offset == 6
+    assert reported(scripted_consumer, LogTruncationError).divergent_offset == 6
     assert set(questions(scripted)) == {(0, behind)}
 
 
@@ -449,7 +451,7 @@ def test_unauthorized_client_logs_a_warning_and_continues(
     scripted.fault_rule = lambda key: code if key is ApiKey.OFFSET_FOR_LEADER_EPOCH else None
     scripted_consumer.seek(T, 2, 0)
     if release != "2.1":
-        assert told(scripted_consumer, PeerError).code is code
+        assert reported(scripted_consumer, PeerError).code is code
         return
     assert len(read(scripted_consumer, 8)) == 8
     with scripted.lock:
@@ -463,4 +465,4 @@ def test_unauthorized_client_logs_a_warning_and_continues(
         write(log, 10)
         log.epochs = [(0, 0)]
         log.elect(1)
-    assert told(scripted_consumer, LogTruncationError).divergent_offset == -1
+    assert reported(scripted_consumer, LogTruncationError).divergent_offset == -1

@@ -351,13 +351,13 @@ def test_consumer_reports_exactly_the_lost_records_under_retention(
 @pytest.mark.parametrize("tells", [False, True])
 def test_model_can_truncate_read_records(tells: bool) -> None:
     """G6: the leader's epoch 0 ends at 8, behind the position 7; what was read of epoch 1 began at 3."""
-    told: list[Any] = []
+    reported: list[Any] = []
     story = Story(fetch_tells=tells)
     for step in _G6:
         story.step(*step)
     assert story.given == {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1, 6: 1}
     check = story.assert_the_truncation_is_exact
-    story.assert_the_truncation_is_exact = lambda: (told.append(story.state.truncation), check())  # type: ignore[method-assign]
+    story.assert_the_truncation_is_exact = lambda: (reported.append(story.state.truncation), check())  # type: ignore[method-assign]
     story.settle()
-    (error,) = told
+    (error,) = reported
     assert (error.truncated_from, error.divergent_offset, error.divergent_epoch, error.epochs) == (7, 3, 0, (1,))

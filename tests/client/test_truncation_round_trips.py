@@ -74,7 +74,7 @@ def _told(consumer: Consumer) -> LogTruncationError:
             assert consumer.poll(50) == []
         except LogTruncationError as error:
             return error
-    raise AssertionError("it is not told")
+    raise AssertionError("the truncation is not reported")
 
 
 @pytest.mark.parametrize("leader", [1, 2], ids=["the same leader", "another leader"])

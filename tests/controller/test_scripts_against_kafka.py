@@ -104,8 +104,10 @@ def isr(
     """`epochs`: leader and partition epoch; `known`: member epochs are sent, wrong ones of `stale`."""
 
     def request(side: Side) -> AlterPartition:
-        told = tuple(IsrMember(b, side.epoch(b) + (b in stale) if known and b in side.epochs else -1) for b in members)
-        change = IsrChange(index, epochs[0], epochs[1], told, state)
+        reported = tuple(
+            IsrMember(b, side.epoch(b) + (b in stale) if known and b in side.epochs else -1) for b in members
+        )
+        change = IsrChange(index, epochs[0], epochs[1], reported, state)
         return AlterPartition(sender, side.epoch(sender), ((side.topic(name), (change,)),))
 
     return Step(f"isr {name}-{index} {members} by {sender} {epochs} {state}", request, differs)

@@ -89,10 +89,10 @@ class Side:
 
     def records(self) -> list[Any]:
         """The records since the last call, in the form that both sides share."""
-        told = [self._plain(record) for record in self.new_records() if not isinstance(record, _SILENT)]
+        reported = [self._plain(record) for record in self.new_records() if not isinstance(record, _SILENT)]
         return [
             record
-            for _, group in groupby(told, key=lambda each: each["record"])
+            for _, group in groupby(reported, key=lambda each: each["record"])
             for record in sorted(group, key=lambda each: (repr(each.get("topic_id")), each.get("partition_id", 0)))
         ]
 

@@ -382,8 +382,8 @@ class World:
             assert self.asked.broker_id == old.leader, "V8"
 
     def _check_election(self, old: PartitionImage, new: PartitionImage, name: str) -> None:
-        told = self.asked.topics[0][1][0].new_isr if isinstance(self.asked, AlterPartition) else ()
-        if new.leader in {*old.isr, *(member.broker_id for member in told)}:
+        reported = self.asked.topics[0][1][0].new_isr if isinstance(self.asked, AlterPartition) else ()
+        if new.leader in {*old.isr, *(member.broker_id for member in reported)}:
             return
         assert new.isr == (new.leader,), "a replica that was not in sync leads alone"
         if new.leader in old.elr:

@@ -260,8 +260,8 @@ def joining_1(s: Session, group: str, member_id: str = "", *partitions: int, **m
 
 async def _classic_group(s: Session, group: str) -> str:
     """A stable classic group of one member with all of t. Returns its member id."""
-    told = await s.ask(ApiKey.JOIN_GROUP, 9, **joining_1(s, group))
-    joined = await s.ask(ApiKey.JOIN_GROUP, 9, **joining_1(s, group, told.member_id))
+    reported = await s.ask(ApiKey.JOIN_GROUP, 9, **joining_1(s, group))
+    joined = await s.ask(ApiKey.JOIN_GROUP, 9, **joining_1(s, group, reported.member_id))
     member_id: str = joined.member_id
     share = {member_id: assignment(0, 1, 2)}
     await s.ask(ApiKey.SYNC_GROUP, 5, **syncing(group, member_id, joined.generation_id, share))

@@ -72,7 +72,7 @@ class World:
         self.held: list[Append] = []
         self.hold_appends = False
         self.batches: list[tuple[KeyValue, ...]] = []
-        self.told: list[OffsetRewound] = []
+        self.reported: list[OffsetRewound] = []
         self.coordinator = self._new_coordinator()
         self._load(range(self.coordinator.partition_count) if partitions is None else partitions)
 
@@ -122,7 +122,7 @@ class World:
                     assert ticket.outcome is None, f"answered twice: {ticket}, then {outcome}"
                     ticket.outcome = outcome
                 case OffsetRewound():
-                    self.told.append(duty)
+                    self.reported.append(duty)
                 case Append() if self.hold_appends or self.held:
                     # A log keeps the order: later writes are held, too.
                     self.held.append(duty)

@@ -117,8 +117,8 @@ async def gathering(s: Session, group: str) -> None:
 async def stable_pair(s: Session, group: str, **changes: Any) -> tuple[str, str]:
     """A stable group of a leader (client `c`) and a follower (client `d`)."""
     leader = await stable(s, group, **changes)
-    told = await s.ask(JOIN, 9, client="d", **joining(group, **changes))
-    waiting = s.start(JOIN, 9, client="d", **joining(group, told.member_id, **changes))
+    reported = await s.ask(JOIN, 9, client="d", **joining(group, **changes))
+    waiting = s.start(JOIN, 9, client="d", **joining(group, reported.member_id, **changes))
     await gathering(s, group)
     rejoined = await s.ask(JOIN, 9, **joining(group, leader, **changes))
     follower = await s.result(waiting, "the follower is in")
@@ -503,8 +503,8 @@ async def protocols_are_voted_for(s: Session) -> None:
     both = [{"name": "a", "metadata": b"1"}, {"name": "b", "metadata": b"2"}]
     member = await joined(s, group, protocols=both)
     await s.ask(SYNC, 5, **{**syncing(group, member.member_id, 1), "protocol_name": "a"})
-    told = await s.ask(JOIN, 9, client="d", **joining(group, protocols=both[1:]))
-    waiting = s.start(JOIN, 9, client="d", **joining(group, told.member_id, protocols=both[1:]))
+    reported = await s.ask(JOIN, 9, client="d", **joining(group, protocols=both[1:]))
+    waiting = s.start(JOIN, 9, client="d", **joining(group, reported.member_id, protocols=both[1:]))
     await gathering(s, group)
     await s.ask(JOIN, 9, **joining(group, member.member_id, protocols=both))
     await s.result(waiting, "in")

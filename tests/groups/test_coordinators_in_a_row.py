@@ -51,7 +51,7 @@ class Story:
         self.leader, self.epoch = 0, 0
         self.next_offset = 1
         self.answered = dict.fromkeys(range(SLOTS), 0)
-        self.told = dict.fromkeys(range(SLOTS), 0)
+        self.reported = dict.fromkeys(range(SLOTS), 0)
         self.wrong: list[str] = []
         self.positions_told = 0
         self.waiting: list[tuple[Ticket, int, int]] = []
@@ -147,10 +147,10 @@ class Story:
                 self.wrong.append(f"told {answer.error.name}")
             return
         for each in answer.topics[0][1]:
-            known = max(self.answered[each.partition], self.told[each.partition])
+            known = max(self.answered[each.partition], self.reported[each.partition])
             if max(each.offset, 0) < known:
                 self.wrong.append(f"{each.partition}: told {each.offset}, after {known}")
-            self.told[each.partition] = max(self.told[each.partition], each.offset)
+            self.reported[each.partition] = max(self.reported[each.partition], each.offset)
             self.positions_told += each.offset >= 0
 
 

@@ -314,14 +314,14 @@ def test_commit_errors(fields: dict[str, Any], error: ErrorCode) -> None:
 
 def test_requests_to_foreign_partitions_and_during_a_load() -> None:
     world = World(partitions=[])
-    for told in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
-        assert world.join().outcome.error is told
-        assert world.sync("m", 1).outcome.error is told
-        assert world.leave(("m", None)).outcome.error is told
-        assert world.commit().outcome.errors == (told,)
-        assert world.fetch().outcome.error is told
-        assert world.delete_offsets(("t", 0)).outcome.error is told
-        assert world.delete_groups(GROUP) == {GROUP: told}
-        is_loading = told is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        assert world.heartbeat("m", 1) is (NONE if is_loading else told)
+    for reported in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
+        assert world.join().outcome.error is reported
+        assert world.sync("m", 1).outcome.error is reported
+        assert world.leave(("m", None)).outcome.error is reported
+        assert world.commit().outcome.errors == (reported,)
+        assert world.fetch().outcome.error is reported
+        assert world.delete_offsets(("t", 0)).outcome.error is reported
+        assert world.delete_groups(GROUP) == {GROUP: reported}
+        is_loading = reported is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert world.heartbeat("m", 1) is (NONE if is_loading else reported)
         world.coordinator.begin_load(world.coordinator.partition_of(GROUP), 0, world.now)

@@ -146,29 +146,29 @@ class Both:
 
     def run(self, name: str, *arguments: str, leave_out: str = "", code: int = 0) -> str:
         """Runs a command that exits with `code` on both. Matches of the pattern `leave_out` are not compared."""
-        told, shown = self._ask(name, arguments, leave_out)
+        reported, shown = self._ask(name, arguments, leave_out)
         deadline = time.monotonic() + _PATIENCE_S
         is_read = not _READS.isdisjoint(arguments)
         while is_read and shown[0] != shown[1] and time.monotonic() < deadline:
-            told, shown = self._ask(name, arguments, leave_out)
+            reported, shown = self._ask(name, arguments, leave_out)
         if not is_read:
             list(self.threads.map(Side.settle, self.sides))
-        codes = [each.code for each in told]
+        codes = [each.code for each in reported]
         if shown[0] != shown[1] or codes != [code, code]:
             differing = "\n".join(each for each in ndiff(shown[0], shown[1]) if each[0] in "+-") or "\n".join(shown[1])
             command = f"{name} {' '.join(arguments)}"
             self.differences.append(
                 f"=== {command}\n- Kafka's (exit code {codes[0]}), + ours (exit code {codes[1]}):\n{differing}\n"
             )
-        return told[1].printed
+        return reported[1].printed
 
     def _ask(self, name: str, arguments: tuple[str, ...], leave_out: str) -> tuple[tuple[Told, Told], list[list[str]]]:
         """The outputs of both, unchanged and as compared."""
-        told = self.each(name, *arguments)
-        shown = [side.same(each.printed) for side, each in zip(self.sides, told, strict=True)]
+        reported = self.each(name, *arguments)
+        shown = [side.same(each.printed) for side, each in zip(self.sides, reported, strict=True)]
         if leave_out:
             shown = [sorted(re.sub(leave_out, "...", line) for line in lines) for lines in shown]
-        return told, shown
+        return reported, shown
 
     def refuse(self, name: str, *arguments: str, leave_out: str = "") -> str:
         """Runs a command that both reject."""

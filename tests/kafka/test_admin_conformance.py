@@ -33,12 +33,12 @@ def test_same_answers(name: str, answer: Answer, fenceline_node: EmbeddedNode) -
 def test_every_broker_key_is_known(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
     """Names, types, mutability and sensitivity; also values and layers that neither side sets itself."""
     resource = {"resource_type": BROKER, "resource_name": "1", "configuration_keys": None}
-    told = []
+    reported = []
     for port in (apache_kafka.port, fenceline_node.port):
         with RawConnection(port) as connection:
             answer = connection.call(ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [resource], "include_synonyms": True})
-        told.append({row.name: row for row in answer.results[0].configs if not row.name.startswith("fenceline.")})
-    theirs, ours = told
+        reported.append({row.name: row for row in answer.results[0].configs if not row.name.startswith("fenceline.")})
+    theirs, ours = reported
     assert set(ours) - OF_THE_KIPS - OF_OLDER_KAFKA == set(theirs)
     for name, row in theirs.items():
         mine = ours[name]

@@ -393,4 +393,6 @@ def test_follower_of_a_compacted_kafka_log_knows_all_epoch_starts(tmp_path: Path
         assert any(
             min(each.base_offset for each in left if each.leader_epoch == epoch) > start for epoch, start in known
         )
-        eventually(lambda: epochs(ours.log_dir, topic) == known, "the follower has written down what it was told")
+        eventually(
+            lambda: epochs(ours.log_dir, topic) == known, "the follower has written the epochs that the leader sent"
+        )

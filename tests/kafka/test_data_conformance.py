@@ -86,11 +86,11 @@ def test_api_versions_request_of_an_unknown_version(apache_kafka: ApacheKafka, f
                 answers.append(_exactly(connection, size))
         theirs, ours = answers
         assert theirs[:4] == ours[:4] == struct.pack(">i", 7)
-        told = [read_response(ApiKey.API_VERSIONS, 0, answer[4:]) for answer in answers]
-        assert [each.error_code for each in told] == [35, 35]
+        reported = [read_response(ApiKey.API_VERSIONS, 0, answer[4:]) for answer in answers]
+        assert [each.error_code for each in reported] == [35, 35]
         # Kafka 4.3 lists ApiVersions alone; Fenceline's list is a superset that any client accepts.
-        assert {(r.api_key, r.min_version, r.max_version) for r in told[0].api_keys} <= {
-            (r.api_key, r.min_version, r.max_version) for r in told[1].api_keys
+        assert {(r.api_key, r.min_version, r.max_version) for r in reported[0].api_keys} <= {
+            (r.api_key, r.min_version, r.max_version) for r in reported[1].api_keys
         }
 
 

@@ -144,11 +144,11 @@ def held(port: int, life: Life) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     with RawConnection(port) as server:
         _await_leaders(server)
-        told = server.call(ApiKey.METADATA, 12, {"topics": None, "allow_auto_topic_creation": False})
-        seen["cluster"] = told.cluster_id
+        reported = server.call(ApiKey.METADATA, 12, {"topics": None, "allow_auto_topic_creation": False})
+        seen["cluster"] = reported.cluster_id
         # Fenceline logs records that were deleted before a group read them, at no fixed time.
         seen["topics"] = {
-            row.name: (str(row.topic_id), len(row.partitions)) for row in told.topics if row.name != LOSSES_TOPIC
+            row.name: (str(row.topic_id), len(row.partitions)) for row in reported.topics if row.name != LOSSES_TOPIC
         }
         asked = [{"resource_type": 2, "resource_name": name, "configuration_keys": None} for name in TOPICS]
         answer = server.call(ApiKey.DESCRIBE_CONFIGS, 4, {"resources": asked})

@@ -187,8 +187,8 @@ def test_cordoned_directory_receives_no_new_replicas(tmp_path: Path, kind: str) 
             asked = {"topics": [topic], "timeout": 30_000, "validate_only": True}
 
             def refusal() -> str | None:
-                (told,) = connection.call(ApiKey.CREATE_TOPICS, 7, asked).topics
-                return told.error_message if told.error_code == ErrorCode.INVALID_REPLICATION_FACTOR else None
+                (reported,) = connection.call(ApiKey.CREATE_TOPICS, 7, asked).topics
+                return reported.error_message if reported.error_code == ErrorCode.INVALID_REPLICATION_FACTOR else None
 
             assert "have all their log directories cordoned" in eventually(refusal, "the controller knows it")
         with pytest.raises(RuntimeError, match=r"Missing entries|Invalid entry"):

@@ -80,33 +80,33 @@ def commit(both: Both, group: str, offsets: dict[int, tuple[int, int]]) -> None:
     list(both.threads.map(on, both.sides))
 
 
-def told(both: Both, *words: str, leave_out: str = CHANCE) -> str:
+def reported(both: Both, *words: str, leave_out: str = CHANCE) -> str:
     return both.run("consumer-groups", *BROKERS, *words, "--timeout", "60000", leave_out=leave_out)
 
 
 def test_groups_without_members(both: Both) -> None:
     commit(both, "idle", {0: (5, 0), 1: (20, 0)})
     commit(both, "half", {1: (3, -1)})
-    shown = told(both, "--describe", "--group", "idle")
+    shown = reported(both, "--describe", "--group", "idle")
     assert "5 20 15" in " ".join(shown.split())
-    told(both, "--describe", "--group", "half")
-    told(both, "--describe", "--group", "idle", "--members")
-    told(both, "--describe", "--group", "idle", "--members", "--verbose")
-    told(both, "--describe", "--group", "idle", "--state")
-    told(both, "--describe", "--group", "idle", "--offsets", "--verbose")
-    told(both, "--describe", "--all-groups")
-    told(both, "--describe", "--all-groups", "--state")
-    told(both, "--list")
-    told(both, "--list", "--state")
-    told(both, "--list", "--state", "Empty")
-    told(both, "--list", "--type")
-    told(both, "--list", "--type", "classic")
+    reported(both, "--describe", "--group", "half")
+    reported(both, "--describe", "--group", "idle", "--members")
+    reported(both, "--describe", "--group", "idle", "--members", "--verbose")
+    reported(both, "--describe", "--group", "idle", "--state")
+    reported(both, "--describe", "--group", "idle", "--offsets", "--verbose")
+    reported(both, "--describe", "--all-groups")
+    reported(both, "--describe", "--all-groups", "--state")
+    reported(both, "--list")
+    reported(both, "--list", "--state")
+    reported(both, "--list", "--state", "Empty")
+    reported(both, "--list", "--type")
+    reported(both, "--list", "--type", "classic")
     both.run("groups", *BROKERS, "--list")
     both.run("groups", *BROKERS, "--list", "--group-type", "classic")
     both.run("groups", *BROKERS, "--list", "--consumer")
-    told(both, "--describe", "--group", "nobody")
-    told(both, "--describe", "--group", "nobody", "--members")
-    told(both, "--describe", "--group", "nobody", "--state")
+    reported(both, "--describe", "--group", "nobody")
+    reported(both, "--describe", "--group", "nobody", "--members")
+    reported(both, "--describe", "--group", "nobody", "--state")
 
 
 def test_groups_are_reset(both: Both) -> None:
@@ -124,12 +124,12 @@ def test_groups_are_reset(both: Both) -> None:
         ("--by-duration", "P7D"),
         ("--by-duration", "PT0S"),
     ):
-        told(both, *reset, "--topic", TOPIC, *how, "--dry-run")
-    told(both, *reset, "--topic", f"{TOPIC}:1", "--to-offset", "4", "--execute")
-    told(both, *reset, "--all-topics", "--shift-by", "2", "--execute")
-    told(both, *reset, "--all-topics", "--to-current", "--export", "--dry-run")
-    told(both, "--describe", "--group", "moved")
-    told(both, *reset, "--topic", "no-such-topic", "--to-latest", "--execute")
+        reported(both, *reset, "--topic", TOPIC, *how, "--dry-run")
+    reported(both, *reset, "--topic", f"{TOPIC}:1", "--to-offset", "4", "--execute")
+    reported(both, *reset, "--all-topics", "--shift-by", "2", "--execute")
+    reported(both, *reset, "--all-topics", "--to-current", "--export", "--dry-run")
+    reported(both, "--describe", "--group", "moved")
+    reported(both, *reset, "--topic", "no-such-topic", "--to-latest", "--execute")
 
 
 def test_groups_are_reset_from_a_file(both: Both, tmp_path: Path) -> None:
@@ -140,23 +140,23 @@ def test_groups_are_reset_from_a_file(both: Both, tmp_path: Path) -> None:
     two.write_text(f"planned,{TOPIC},0,2\nplanned-2,{TOPIC},0,3\n")
     wrong.write_text(f"{TOPIC},zero,1\n")
     reset = ("--reset-offsets", "--group", "planned")
-    told(both, *reset, "--from-file", str(one), "--dry-run")
-    told(both, *reset, "--from-file", str(one), "--execute")
-    told(both, "--describe", "--group", "planned")
-    told(both, *reset, "--group", "planned-2", "--from-file", str(two), "--execute")
-    told(both, "--describe", "--group", "planned", "--group", "planned-2")
-    told(both, *reset, "--from-file", str(wrong), "--execute")
+    reported(both, *reset, "--from-file", str(one), "--dry-run")
+    reported(both, *reset, "--from-file", str(one), "--execute")
+    reported(both, "--describe", "--group", "planned")
+    reported(both, *reset, "--group", "planned-2", "--from-file", str(two), "--execute")
+    reported(both, "--describe", "--group", "planned", "--group", "planned-2")
+    reported(both, *reset, "--from-file", str(wrong), "--execute")
 
 
 def test_groups_are_deleted(both: Both) -> None:
     commit(both, "doomed", {0: (10, 0), 1: (10, 0)})
-    told(both, "--delete-offsets", "--group", "doomed", "--topic", f"{TOPIC}:0")
-    told(both, "--describe", "--group", "doomed")
-    told(both, "--delete-offsets", "--group", "doomed", "--topic", "no-such-topic")
-    told(both, "--delete", "--group", "doomed")
-    told(both, "--delete", "--group", "doomed")
-    told(both, "--delete-offsets", "--group", "doomed", "--topic", TOPIC)
-    told(both, "--list")
+    reported(both, "--delete-offsets", "--group", "doomed", "--topic", f"{TOPIC}:0")
+    reported(both, "--describe", "--group", "doomed")
+    reported(both, "--delete-offsets", "--group", "doomed", "--topic", "no-such-topic")
+    reported(both, "--delete", "--group", "doomed")
+    reported(both, "--delete", "--group", "doomed")
+    reported(both, "--delete-offsets", "--group", "doomed", "--topic", TOPIC)
+    reported(both, "--list")
 
 
 @contextmanager
@@ -194,30 +194,30 @@ def test_a_group_with_members(both: Both) -> None:
     settings = {"session.timeout.ms": 60_000, "partition.assignment.strategy": "range"}
     with members(both, "live", **settings):
         live = ("--group", "live")
-        told(both, "--describe", *live)
-        told(both, "--describe", *live, "--members")
-        told(both, "--describe", *live, "--members", "--verbose")
-        told(both, "--describe", *live, "--state")
-        told(both, "--list", "--state", "Stable")
-        told(both, "--reset-offsets", *live, "--topic", TOPIC, "--to-earliest", "--execute")
-        told(both, "--delete-offsets", *live, "--topic", TOPIC)
-        told(both, "--delete", *live)
-    told(both, "--delete", "--group", "live")
+        reported(both, "--describe", *live)
+        reported(both, "--describe", *live, "--members")
+        reported(both, "--describe", *live, "--members", "--verbose")
+        reported(both, "--describe", *live, "--state")
+        reported(both, "--list", "--state", "Stable")
+        reported(both, "--reset-offsets", *live, "--topic", TOPIC, "--to-earliest", "--execute")
+        reported(both, "--delete-offsets", *live, "--topic", TOPIC)
+        reported(both, "--delete", *live)
+    reported(both, "--delete", "--group", "live")
 
 
 def test_a_group_of_the_consumer_protocol(both: Both) -> None:
     """KIP-848: the epochs, states and types that the tool prints."""
     with members(both, "next", **{"group.protocol": "consumer"}):
         following = ("--group", "next")
-        told(both, "--describe", *following, leave_out=BY_CHANCE)
-        told(both, "--describe", *following, "--verbose", leave_out=BY_CHANCE)
-        told(both, "--describe", *following, "--members", leave_out=BY_CHANCE)
-        told(both, "--describe", *following, "--members", "--verbose", leave_out=BY_CHANCE)
-        told(both, "--describe", *following, "--state", leave_out=BY_CHANCE)
-        told(both, "--describe", *following, "--state", "--verbose", leave_out=BY_CHANCE)
-        told(both, "--list", "--type", "consumer", leave_out=BY_CHANCE)
-        told(both, "--delete", *following, leave_out=BY_CHANCE)
-    told(both, "--list", "--type", leave_out=BY_CHANCE)
+        reported(both, "--describe", *following, leave_out=BY_CHANCE)
+        reported(both, "--describe", *following, "--verbose", leave_out=BY_CHANCE)
+        reported(both, "--describe", *following, "--members", leave_out=BY_CHANCE)
+        reported(both, "--describe", *following, "--members", "--verbose", leave_out=BY_CHANCE)
+        reported(both, "--describe", *following, "--state", leave_out=BY_CHANCE)
+        reported(both, "--describe", *following, "--state", "--verbose", leave_out=BY_CHANCE)
+        reported(both, "--list", "--type", "consumer", leave_out=BY_CHANCE)
+        reported(both, "--delete", *following, leave_out=BY_CHANCE)
+    reported(both, "--list", "--type", leave_out=BY_CHANCE)
 
 
 def test_all_groups_at_once(both: Both) -> None:
@@ -225,15 +225,15 @@ def test_all_groups_at_once(both: Both) -> None:
     commit(both, "first", {0: (10, 0), 1: (10, 0)})
     commit(both, "second", {0: (11, 0)})
     reset = ("--reset-offsets", "--all-groups", "--topic", TOPIC)
-    told(both, *reset, "--to-offset", "4", "--dry-run")
-    told(both, *reset, "--to-offset", "4", "--export", "--dry-run")
-    told(both, *reset, "--to-offset", "4", "--execute")
-    told(both, "--describe", "--all-groups", leave_out=BY_CHANCE)
-    told(both, "--describe", "--all-groups", "--offsets", leave_out=BY_CHANCE)
-    told(both, "--describe", "--all-groups", "--members", leave_out=BY_CHANCE)
+    reported(both, *reset, "--to-offset", "4", "--dry-run")
+    reported(both, *reset, "--to-offset", "4", "--export", "--dry-run")
+    reported(both, *reset, "--to-offset", "4", "--execute")
+    reported(both, "--describe", "--all-groups", leave_out=BY_CHANCE)
+    reported(both, "--describe", "--all-groups", "--offsets", leave_out=BY_CHANCE)
+    reported(both, "--describe", "--all-groups", "--members", leave_out=BY_CHANCE)
     # They are printed in the order in which brokers list them.
-    told(both, "--delete", "--all-groups", leave_out=r"'[^']*'")
-    told(both, "--list")
+    reported(both, "--delete", "--all-groups", leave_out=r"'[^']*'")
+    reported(both, "--list")
 
 
 # --- our own tool, on both --------------------------------------------------------------------------------------------

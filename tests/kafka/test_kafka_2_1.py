@@ -202,7 +202,7 @@ def truncation(consumer: Consumer) -> LogTruncationError:
             assert consumer.poll(1000) == []
         except LogTruncationError as error:
             return error
-    raise AssertionError("it was told nothing")
+    raise AssertionError("the truncation was not reported")
 
 
 def assert_cut(error: LogTruncationError) -> None:

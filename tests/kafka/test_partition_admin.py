@@ -90,9 +90,9 @@ STEPS = [
 
 
 def test_same_answers(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
-    told = []
+    reported = []
     for port in (apache_kafka.port, fenceline_node.port):
         with RawConnection(port) as connection:
-            told.append(run_script(connection, STEPS))
-    for each, theirs, ours in zip(STEPS, *told, strict=True):
+            reported.append(run_script(connection, STEPS))
+    for each, theirs, ours in zip(STEPS, *reported, strict=True):
         assert ours == theirs, f"{each.api.name} v{each.version} {each.fields}"

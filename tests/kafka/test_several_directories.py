@@ -41,8 +41,8 @@ def described(node: MixedNode, topic: str) -> dict[str, list[int]]:
         "org.apache.kafka.tools.LogDirsCommand",
         *("--bootstrap-server", node.bootstrap, "--describe", "--topic-list", topic),
     )
-    told: Any = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
-    (broker,) = told["brokers"]
+    reported: Any = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
+    (broker,) = reported["brokers"]
     return {
         each["logDir"]: sorted(int(one["partition"].rpartition("-")[2]) for one in each["partitions"])
         for each in broker["logDirs"]

@@ -172,8 +172,8 @@ def test_configs_of_brokers(both: Both) -> None:
 
 
 def test_every_config_of_a_broker(both: Both) -> None:
-    told = both.run("configs", *BROKERS, "--describe", "--broker", "1", "--all")
-    assert "node.id=1 " in told
+    reported = both.run("configs", *BROKERS, "--describe", "--broker", "1", "--all")
+    assert "node.id=1 " in reported
 
 
 def test_configs_of_topics(both: Both) -> None:
@@ -248,9 +248,11 @@ def test_configs_through_controllers(both: Both) -> None:
     ids=" ".join,
 )
 def test_unsupported_features_are_reported(both: Both, asked: tuple[str, ...]) -> None:
-    told = both.ours.run(*asked)
-    assert told.code == 1
-    assert re.search("UnsupportedVersionException: The node does not support [A-Z_]+", told.printed), told.printed
+    reported = both.ours.run(*asked)
+    assert reported.code == 1
+    assert re.search("UnsupportedVersionException: The node does not support [A-Z_]+", reported.printed), (
+        reported.printed
+    )
 
 
 # --- features ---------------------------------------------------------------------------------------------------------
@@ -317,10 +319,10 @@ def test_the_quorum_is_described(both: Both) -> None:
     describe_quorum(both)
     for side in both.sides:
         for shown, time in (((), r"\d{13}"), (("--human-readable",), r"\d+ ms ago")):
-            told = side.run("metadata-quorum", *CONTROLLERS, "describe", "--replication", *shown).printed
-            rows = [line for line in told.splitlines()[1:] if line.strip()]
+            reported = side.run("metadata-quorum", *CONTROLLERS, "describe", "--replication", *shown).printed
+            rows = [line for line in reported.splitlines()[1:] if line.strip()]
             kinds = [re.fullmatch(rf"\d\s+\S{{22}}\s+\d+\s+\d+\s+{time}\s+{time}\s+(\w+)\s*", row) for row in rows]
-            assert sorted(found[1] for found in kinds if found) == ["Follower", "Follower", "Leader"], told
+            assert sorted(found[1] for found in kinds if found) == ["Follower", "Follower", "Leader"], reported
     for words in ("describe", "describe --status --human-readable"):
         both.refuse("metadata-quorum", *BROKERS, *words.split())
 
@@ -397,9 +399,9 @@ def test_the_cluster(both: Both) -> None:
 def test_versions_of_the_protocol(both: Both) -> None:
     """Supported APIs have Kafka's versions; others are listed as unsupported."""
     for listener in LISTENERS:
-        told = both.each("broker-api-versions", *listener)
-        assert [each.code for each in told] == [told[0].code] * 2
-        theirs, ours = (set(re.findall(r"^\s*(\w+\(\d+\): .*?),?$", each.printed, re.MULTILINE)) for each in told)
+        reported = both.each("broker-api-versions", *listener)
+        assert [each.code for each in reported] == [reported[0].code] * 2
+        theirs, ours = (set(re.findall(r"^\s*(\w+\(\d+\): .*?),?$", each.printed, re.MULTILINE)) for each in reported)
         assert [line for line in ours - theirs if "UNSUPPORTED" not in line] == []
 
 
@@ -577,7 +579,7 @@ def test_formatted_directories_are_equal(both: Both) -> None:
 
 def test_node_starts_on_a_directory_formatted_by_kafka(both: Both, tmp_path: Path) -> None:
     """With the features that were asked for, whichever kind it is."""
-    told = []
+    reported = []
     for side, kind in zip(both.sides, ("kafka:", ""), strict=True):
         with MixedCluster(tmp_path / (kind or "ours"), [f"{kind}{COMBINED}"], late=[1]) as cluster:
             node = cluster.node(1)
@@ -589,9 +591,9 @@ def test_node_starts_on_a_directory_formatted_by_kafka(both: Both, tmp_path: Pat
             node.wait_ready()
             cluster.wait_complete()
             described = side.run("features", "--bootstrap-server", node.bootstrap, "describe")
-            told.append([re.sub(r"Epoch: \d+", "", line) for line in described.printed.splitlines()])
-    assert told[1] == told[0]
-    assert any("group.version" in line and "FinalizedVersionLevel: 0" in line for line in told[1])
+            reported.append([re.sub(r"Epoch: \d+", "", line) for line in described.printed.splitlines()])
+    assert reported[1] == reported[0]
+    assert any("group.version" in line and "FinalizedVersionLevel: 0" in line for line in reported[1])
 
 
 def copied(side: Side) -> Path:

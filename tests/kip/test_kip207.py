@@ -11,7 +11,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
-from tests.node.desk import RECOVERING, TOPIC, Desk, told
+from tests.node.desk import RECOVERING, TOPIC, Desk, run_story
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 
@@ -48,7 +48,7 @@ def test_new_leader_rejects_until_its_high_watermark_has_caught_up(version: int,
         refused = await desk.list_offset(LATEST, version=version)
         assert (refused.error_code, refused.offset, refused.timestamp) == (code, -1, -1)
 
-    told(story)
+    run_story(story)
 
 
 def test_answers_once_all_in_sync_replicas_reach_the_epoch_start() -> None:
@@ -62,7 +62,7 @@ def test_answers_once_all_in_sync_replicas_reach_the_epoch_start() -> None:
         found = await desk.list_offset(LATEST)
         assert (found.error_code, found.offset, found.leader_epoch) == (0, 5, 10)
 
-    told(story)
+    run_story(story)
 
 
 def test_answers_when_a_lagging_replica_leaves_the_isr() -> None:
@@ -75,7 +75,7 @@ def test_answers_when_a_lagging_replica_leaves_the_isr() -> None:
         desk.tell(isr=(1, 2))
         assert (await desk.list_offset(LATEST)).offset == 5
 
-    told(story)
+    run_story(story)
 
 
 def test_required_high_watermark_is_the_log_end_at_the_election() -> None:
@@ -88,7 +88,7 @@ def test_required_high_watermark_is_the_log_end_at_the_election() -> None:
         _catch_up(desk)
         assert (await desk.list_offset(LATEST)).offset == 5
 
-    told(story)
+    run_story(story)
 
 
 def test_fetches_are_served_meanwhile() -> None:
@@ -100,7 +100,7 @@ def test_fetches_are_served_meanwhile() -> None:
         assert (fetched.error_code, fetched.high_watermark) == (0, 2)
         assert len(fetched.records or b"") > 0
 
-    told(story)
+    run_story(story)
 
 
 def test_replica_is_never_rejected() -> None:
@@ -111,7 +111,7 @@ def test_replica_is_never_rejected() -> None:
         for replica_id in (2, -2):
             assert (await desk.list_offset(LATEST, replica_id=replica_id)).offset == 5
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("timestamp", [EARLIEST, EARLIEST_LOCAL])
@@ -123,7 +123,7 @@ def test_start_offset_is_answered_immediately(timestamp: int) -> None:
         found = await desk.list_offset(timestamp)
         assert (found.error_code, found.offset) == (0, 0)
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_timestamps_are_looked_up_below_the_high_watermark(timestamp: int, code:
         found = await desk.list_offset(timestamp)
         assert (found.error_code, found.offset) == (code, offset)
 
-    told(story)
+    run_story(story)
 
 
 def test_max_timestamp_above_the_high_watermark_is_rejected() -> None:
@@ -151,7 +151,7 @@ def test_max_timestamp_above_the_high_watermark_is_rejected() -> None:
         found = await desk.list_offset(MAX_TIMESTAMP)
         assert (found.error_code, found.offset, found.timestamp) == (0, 4, 14)
 
-    told(story)
+    run_story(story)
 
 
 def test_tiered_offsets_are_answered_as_absent() -> None:
@@ -162,7 +162,7 @@ def test_tiered_offsets_are_answered_as_absent() -> None:
         found = await desk.list_offset(LATEST_TIERED)
         assert (found.error_code, found.offset, found.leader_epoch) == (0, -1, -1)
 
-    told(story)
+    run_story(story)
 
 
 # -- § Motivation: monotonic ---------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_offsets_after_a_leader_change_are_monotonic() -> None:
         beyond = await desk.list_offset(100)
         assert (beyond.error_code, beyond.offset) == (0, -1)
 
-    told(story)
+    run_story(story)
 
 
 def test_promoted_follower_reports_no_end_below_its_former_leaders() -> None:
@@ -203,7 +203,7 @@ def test_promoted_follower_reports_no_end_below_its_former_leaders() -> None:
         desk.follower_fetched(2, 6)
         assert (await desk.list_offset(LATEST)).offset == 6
 
-    told(story)
+    run_story(story)
 
 
 def test_the_same_leader_in_a_newer_epoch_counts_as_a_change() -> None:
@@ -217,7 +217,7 @@ def test_the_same_leader_in_a_newer_epoch_counts_as_a_change() -> None:
         desk.lead(9, isr=(1, 2))
         assert (await desk.list_offset(LATEST)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
 
-    told(story)
+    run_story(story)
 
 
 def test_isr_change_alone_does_not_count_as_a_leader_change() -> None:
@@ -232,7 +232,7 @@ def test_isr_change_alone_does_not_count_as_a_leader_change() -> None:
         assert replica.leader.epoch_start_offset == 0
         assert (await desk.list_offset(LATEST)).offset == 2
 
-    told(story)
+    run_story(story)
 
 
 def test_leader_without_followers_never_rejects() -> None:
@@ -244,7 +244,7 @@ def test_leader_without_followers_never_rejects() -> None:
         desk.lead(4, isr=(1,))
         assert (await desk.list_offset(LATEST)).offset == 6
 
-    told(story)
+    run_story(story)
 
 
 def test_end_offset_stays_unavailable_while_the_isr_is_too_small() -> None:
@@ -260,7 +260,7 @@ def test_end_offset_stays_unavailable_while_the_isr_is_too_small() -> None:
         desk.tell(isr=(1, 2))
         assert (await desk.list_offset(LATEST)).offset == 6
 
-    told(story)
+    run_story(story)
 
 
 def test_read_committed_also_waits_for_the_high_watermark() -> None:
@@ -271,7 +271,7 @@ def test_read_committed_also_waits_for_the_high_watermark() -> None:
         refused = await desk.list_offset(LATEST, isolation_level=1)
         assert refused.error_code == ErrorCode.OFFSET_NOT_AVAILABLE
 
-    told(story)
+    run_story(story)
 
 
 def test_unclean_elections_are_no_exception() -> None:
@@ -282,7 +282,7 @@ def test_unclean_elections_are_no_exception() -> None:
         _moved_away_and_back(desk)
         assert (await desk.list_offset(LATEST)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
 
-    told(story)
+    run_story(story)
 
 
 # -- order of answers ----------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_epoch_is_checked_before_offset_availability(epoch: int, code: ErrorCode
         _moved_away_and_back(desk)
         assert (await desk.list_offset(LATEST, epoch=epoch)).error_code == code
 
-    told(story)
+    run_story(story)
 
 
 def test_recovering_leader_answers_not_leader() -> None:
@@ -309,7 +309,7 @@ def test_recovering_leader_answers_not_leader() -> None:
         desk.lead(4, leader_recovery_state=RECOVERING)
         assert (await desk.list_offset(LATEST)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    told(story)
+    run_story(story)
 
 
 def test_rejection_is_per_partition() -> None:
@@ -323,4 +323,4 @@ def test_rejection_is_per_partition() -> None:
         codes = {each.partition_index: each.error_code for each in answer.topics[0].partitions}
         assert codes == {0: ErrorCode.OFFSET_NOT_AVAILABLE, 1: 0}
 
-    told(story, partitions=2)
+    run_story(story, partitions=2)

@@ -17,7 +17,7 @@ from fenceline.errors import ErrorCode
 from fenceline.records.batch import iter_headers
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition
-from tests.node.desk import RECOVERING, TOPIC, Desk, told, turns
+from tests.node.desk import RECOVERING, TOPIC, Desk, run_story, turns
 
 FENCED, UNKNOWN = ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH
 OUT_OF_RANGE, NOT_LEADER = ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -53,7 +53,7 @@ def test_fetch_with_another_epoch_is_rejected(version: int, epoch: int, code: in
         expected = code or (NOT_LEADER if role == "follower" and version < 11 else 0)
         assert desk.fetched(version=version, current_leader_epoch=epoch).error_code == expected
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(("epoch", "code"), [(-1, 0), (4, FENCED), (5, 0), (6, UNKNOWN)])
@@ -70,7 +70,7 @@ def test_offset_and_epoch_lookups_with_another_epoch_are_rejected(epoch: int, co
             answer = await desk.list_offset({"latest": -1, "earliest": -2, "time": 5}[api], epoch=epoch)
         assert answer.error_code == (code or (NOT_LEADER if role == "follower" else 0))
 
-    told(story)
+    run_story(story)
 
 
 def test_old_versions_without_an_epoch_are_not_fenced() -> None:
@@ -81,7 +81,7 @@ def test_old_versions_without_an_epoch_are_not_fenced() -> None:
         assert desk.fetched(version=8, current_leader_epoch=3).error_code == 0
         assert (await desk.list_offset(version=3)).error_code == 0
 
-    told(story)
+    run_story(story)
 
 
 def test_first_epoch_is_checked_like_any_other() -> None:
@@ -94,7 +94,7 @@ def test_first_epoch_is_checked_like_any_other() -> None:
         desk.lead(1)
         assert desk.fetched(current_leader_epoch=0).error_code == FENCED
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(("code", "number"), [(FENCED, 74), (UNKNOWN, 75)])
@@ -115,7 +115,7 @@ def test_epoch_is_checked_before_leadership_and_offsets() -> None:
         assert desk.fetched(0, replica_id=2, current_leader_epoch=5).error_code == FENCED
         assert desk.fetched(0, replica_id=2, current_leader_epoch=6).error_code == NOT_LEADER
 
-    told(story)
+    run_story(story)
 
 
 def test_partition_lookup_precedes_the_epoch_check() -> None:
@@ -132,7 +132,7 @@ def test_partition_lookup_precedes_the_epoch_check() -> None:
         named = desk.fetched(version=12, current_leader_epoch=9)
         assert named.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    told(story)
+    run_story(story)
 
 
 def test_offline_partition_reports_its_error() -> None:
@@ -146,7 +146,7 @@ def test_offline_partition_reports_its_error() -> None:
         assert (await desk.epoch_end(0, current=9)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert (await desk.delete_records(0)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("version", [9, 12, 16])
@@ -171,7 +171,7 @@ def test_session_is_fenced_by_the_epoch_that_opened_it(version: int) -> None:
         assert go_on(5, desk.wanted(version=version, current_leader_epoch=6)) == [0]
         assert go_on(6) == []
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("reader", [{}, {"replica_id": 2, "replica_epoch": 102}])
@@ -203,7 +203,7 @@ def test_parked_fetch_is_fenced_immediately(reader: dict[str, int], in_session: 
         codes = [each.error_code for each in (await parked.later()).partitions]
         assert codes == [gone if change == "deleted" else FENCED]
 
-    told(story)
+    run_story(story)
 
 
 def test_parked_fetch_without_an_epoch_is_answered_when_the_leader_moves() -> None:
@@ -219,7 +219,7 @@ def test_parked_fetch_without_an_epoch_is_answered_when_the_leader_moves() -> No
         assert consumer.is_pending
         consumer.abandon()
 
-    told(story)
+    run_story(story)
 
 
 def test_timestamp_lookup_is_fenced_again_before_answering() -> None:
@@ -237,7 +237,7 @@ def test_timestamp_lookup_is_fenced_again_before_answering() -> None:
         desk.follow(7)
         assert (await looking).error_code == NOT_LEADER
 
-    told(story)
+    run_story(story)
 
 
 # -- § Leader hints (KIP-951 extends KIP-320) ----------------------------------------------------------
@@ -256,7 +256,7 @@ def test_request_to_a_former_leader_returns_a_leader_hint(listener: str) -> None
             assert answer.partitions[0].current_leader == hint
             assert [each.host for each in answer.node_endpoints] == ([host] if hint else [])
 
-    told(story)
+    run_story(story)
 
 
 # -- § Truncation detection: fetches carry the last epoch ----------------------------------------------------------
@@ -291,7 +291,7 @@ def test_divergence_point(reader: dict[str, int], last_epoch: int, offset: int, 
         _table(desk)
         assert _outcome(desk.fetched(offset, last_fetched_epoch=last_epoch, **reader)) == outcome
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_divergence_point_above_the_log_start(last_epoch: int, offset: int, outc
         await desk.delete_records(5, timeout_ms=0)
         assert _outcome(desk.fetched(offset, last_fetched_epoch=last_epoch)) == outcome
 
-    told(story)
+    run_story(story)
 
 
 def test_below_the_log_start_is_out_of_range_even_after_divergence() -> None:
@@ -317,7 +317,7 @@ def test_below_the_log_start_is_out_of_range_even_after_divergence() -> None:
         await desk.delete_records(5, timeout_ms=0)
         assert desk.fetched(4, last_fetched_epoch=2).error_code == OUT_OF_RANGE
 
-    told(story)
+    run_story(story)
 
 
 def test_diverging_response_has_no_records_but_all_other_fields() -> None:
@@ -330,7 +330,7 @@ def test_diverging_response_has_no_records_but_all_other_fields() -> None:
         assert (fetched.high_watermark, fetched.last_stable_offset, fetched.log_start_offset) == (17, 17, 0)
         assert desk.fetched(2, last_fetched_epoch=0).diverging_epoch is None
 
-    told(story)
+    run_story(story)
 
 
 def test_divergence_is_answered_immediately_and_updates_no_follower_state() -> None:
@@ -350,7 +350,7 @@ def test_divergence_is_answered_immediately_and_updates_no_follower_state() -> N
         assert answer.response.partitions[0].diverging_epoch == (3, 4)
         assert (progress.log_end_offset, progress.last_fetch_ms) == before
 
-    told(story)
+    run_story(story)
 
 
 def test_session_reports_divergence_on_every_fetch() -> None:
@@ -364,7 +364,7 @@ def test_session_reports_divergence_on_every_fetch() -> None:
             answer = desk.fetch(session_id=opened.session_id, session_epoch=epoch, max_wait_ms=60_000)
             assert [each.diverging_epoch for each in answer.response.partitions] == [(0, 2)]
 
-    told(story)
+    run_story(story)
 
 
 def test_diverging_parked_fetch_is_answered_immediately() -> None:
@@ -382,7 +382,7 @@ def test_diverging_parked_fetch_is_answered_immediately() -> None:
         desk.follow(4, leader=2)
         assert (await parked.later()).partitions[0].diverging_epoch == (3, 2)
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_read_limit_of_each_reader(offset: int, replica_id: int, outcome: int | 
         else:
             assert (fetched.error_code, sum(1 for _ in iter_headers(fetched.records or b""))) == (0, outcome)
 
-    told(story)
+    run_story(story)
 
 
 # -- § OffsetForLeaderEpoch ----------------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ def test_epoch_end_offset(version: int, asked: int, epoch: int, end: int) -> Non
         answer = await desk.epoch_end(asked, current=10, version=version)
         assert (answer.error_code, answer.leader_epoch, answer.end_offset) == (0, epoch, end)
 
-    told(story)
+    run_story(story)
 
 
 def test_epoch_end_offset_below_the_first_known_epoch() -> None:
@@ -451,7 +451,7 @@ def test_epoch_end_offset_below_the_first_known_epoch() -> None:
         answer = await desk.epoch_end(2)
         assert (answer.leader_epoch, answer.end_offset) == (2, 3)
 
-    told(story)
+    run_story(story)
 
 
 def test_an_error_has_no_epoch_and_no_offset() -> None:
@@ -469,7 +469,7 @@ def test_an_error_has_no_epoch_and_no_offset() -> None:
         }
         assert all((each.leader_epoch, each.end_offset) == (-1, -1) for each in codes.values())
 
-    told(story)
+    run_story(story)
 
 
 # -- § Leader epochs in responses ----------------------------------------------------------------------------------
@@ -494,7 +494,7 @@ def test_offsets_are_returned_with_their_epoch() -> None:
             99: (-1, -1),
         }
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("version", range(1, 12))
@@ -511,7 +511,7 @@ def test_epoch_is_returned_from_version_4(version: int) -> None:
         assert (missing.offset, missing.timestamp) == (-1, -1)
         assert getattr(missing, "leader_epoch", None) == (-1 if version >= 4 else None)
 
-    told(story)
+    run_story(story)
 
 
 def test_records_carry_the_epoch_of_the_appending_leader() -> None:
@@ -525,7 +525,7 @@ def test_records_carry_the_epoch_of_the_appending_leader() -> None:
         fetched = desk.fetched(0)
         assert [header.leader_epoch for header in iter_headers(fetched.records or b"")] == [2, 5]
 
-    told(story)
+    run_story(story)
 
 
 # -- § Followers: state updates by their fetches -------------------------------------------------------------------
@@ -539,7 +539,7 @@ def test_fetch_from_a_non_replica_is_rejected() -> None:
         assert desk.fetched(replica_id=9, current_leader_epoch=5).error_code == UNKNOWN
         assert desk.fetched(replica_id=9).error_code == NOT_LEADER
 
-    told(story)
+    run_story(story)
 
 
 def test_fetch_with_a_stale_broker_epoch_is_rejected() -> None:
@@ -557,7 +557,7 @@ def test_fetch_with_a_stale_broker_epoch_is_rejected() -> None:
         answer = desk.fetch(session_id=opened.session_id, session_epoch=3, max_wait_ms=60_000, **follower)
         assert [each.error_code for each in answer.response.partitions] == [NOT_LEADER]
 
-    told(story)
+    run_story(story)
 
 
 def test_only_an_arriving_fetch_updates_follower_state() -> None:
@@ -577,7 +577,7 @@ def test_only_an_arriving_fetch_updates_follower_state() -> None:
         desk.follower_fetched(2, 1)
         assert desk.replica().high_watermark == 1
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(("in_epoch", "joins"), [(2, False), (3, True)])
@@ -592,7 +592,7 @@ def test_follower_joins_the_isr_after_reaching_the_leader_epoch(in_epoch: int, j
         await turns()
         assert bool(desk.controller.asked) is joins
 
-    told(story)
+    run_story(story)
 
 
 # -- § Metadata ----------------------------------------------------------------------------------------------------
@@ -607,7 +607,7 @@ def test_leaderless_partition_still_fences_by_epoch() -> None:
         assert desk.fetched(current_leader_epoch=7).error_code == UNKNOWN
         assert desk.fetched(version=9, current_leader_epoch=6).error_code == NOT_LEADER
 
-    told(story)
+    run_story(story)
 
 
 def test_delete_records_requires_leadership() -> None:
@@ -621,4 +621,4 @@ def test_delete_records_requires_leadership() -> None:
         described = await desk.ask(ApiKey.DESCRIBE_PRODUCERS, 0, topics=[{"name": TOPIC, "partition_indexes": [0]}])
         assert described.topics[0].partitions[0].error_code == NOT_LEADER
 
-    told(story)
+    run_story(story)

@@ -32,7 +32,7 @@ from fenceline.errors import ErrorCode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 from tests.client.scripted_cluster import ScriptedCluster
-from tests.kip.test_kip320_consumer import QUICK, read, reading, told, write
+from tests.kip.test_kip320_consumer import QUICK, read, reading, reported, write
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_truncation_error_extends_the_out_of_range_error(cluster: ScriptedCluste
     with reading(cluster, tp, 0) as consumer:
         read(consumer, 10)
         _cut(cluster, tp)
-        error = told(consumer, OffsetOutOfRangeError)
+        error = reported(consumer, OffsetOutOfRangeError)
     assert isinstance(error, LogTruncationError)
     assert (error.code, error.topic, error.partition) == (ErrorCode.OFFSET_OUT_OF_RANGE, "t", 0)
     assert (error.offset, error.leader_epoch, error.log_start_offset, error.log_end_offset) == (10, 0, -1, -1)
@@ -78,14 +78,14 @@ def test_e50_error_includes_all_truncated_partitions_and_divergence_offsets(
         _cut(cluster, first)
         _cut(cluster, second, to=4)
         _until_lost(consumer, 2)
-        error = told(consumer)
+        error = reported(consumer)
         assert {(e.topic, e.partition, e.truncated_from) for e in error.truncations} == {("t", 0, 10), ("t", 1, 10)}
         assert error.offset_out_of_range_partitions == {first: 10, second: 10}
         assert error.truncation_offsets == {first: CommittedOffset(6, 0), second: CommittedOffset(4, 0)}
         assert "Other truncated partitions: 1. t-1: the log was truncated below offset 10" in str(error)
         copy = pickle.loads(pickle.dumps(error))
         assert (str(copy), copy.truncation_offsets) == (str(error), error.truncation_offsets)
-        assert told(consumer).truncation_offsets == error.truncation_offsets, "until a seek"
+        assert reported(consumer).truncation_offsets == error.truncation_offsets, "until a seek"
         assert [(met.partition, met.others) for met in consumer.truncations()] == [(0, ()), (1, ())]
         # Handlers seek to these offsets.
         for tp, offset in error.truncation_offsets.items():
@@ -112,7 +112,7 @@ def test_g4_partition_with_unknown_divergence_has_no_offset(cluster: ScriptedClu
         with cluster.lock:
             cluster.logs[unknown].epochs = [(-1, 0)]
         _until_lost(consumer, 2)
-        error = told(consumer)
+        error = reported(consumer)
     assert error.offset_out_of_range_partitions == {known: 10, unknown: 10}
     assert error.truncation_offsets == {known: (6, 0, "")}
 
@@ -129,7 +129,7 @@ def test_callback_decides_per_partition_and_the_rest_fail_together(cluster: Scri
         read(consumer, 30)
         _cut(cluster, *tps)
         _until_lost(consumer, 3)
-        assert set(told(consumer).truncation_offsets) == {tps[0], tps[2]}
+        assert set(reported(consumer).truncation_offsets) == {tps[0], tps[2]}
         assert consumer.position(tps[1]) == 6
 
 
@@ -159,7 +159,7 @@ def test_e50_without_a_reset_policy_the_error_is_raised(cluster: ScriptedCluster
     with reading(cluster, tp, 0, **{"on.truncation": "reset", "auto.offset.reset": "none"}) as consumer:
         read(consumer, 10)
         _cut(cluster, tp)
-        assert told(consumer).truncation_offsets == {tp: (6, 0, "")}
+        assert reported(consumer).truncation_offsets == {tp: (6, 0, "")}
 
 
 @pytest.mark.parametrize(("reset", "position"), [("earliest", 0), ("latest", 6)])
@@ -199,7 +199,7 @@ def test_default_raises_regardless_of_the_reset_policy(cluster: ScriptedCluster,
     with reading(cluster, tp, 0, **{"auto.offset.reset": reset}) as consumer:
         read(consumer, 10)
         _cut(cluster, tp)
-        assert told(consumer).truncation_offsets == {tp: (6, 0, "")}
+        assert reported(consumer).truncation_offsets == {tp: (6, 0, "")}
 
 
 # -- § Error codes -------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_e53_seek_accepts_an_externally_stored_offset_and_epoch(cluster: Scripte
     _cut(cluster, tp)
     with reading(cluster, tp, 0) as consumer:
         consumer.seek(tp, stored)
-        assert told(consumer).truncation_offsets == {tp: (6, 0, "")}
+        assert reported(consumer).truncation_offsets == {tp: (6, 0, "")}
 
 
 def test_e56_a_negative_epoch_reads_as_none(cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch) -> None:

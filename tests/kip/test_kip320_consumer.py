@@ -67,7 +67,7 @@ def read(consumer: Consumer, count: int) -> list[bytes | None]:
     return found
 
 
-def told(consumer: Consumer, kind: type[Exception] = LogTruncationError) -> Any:
+def reported(consumer: Consumer, kind: type[Exception] = LogTruncationError) -> Any:
     caught: list[Exception] = []
 
     def poll() -> bool:
@@ -182,7 +182,7 @@ def test_e51_permanent_error_is_raised(cluster: ScriptedCluster, key: ApiKey) ->
     (tp,) = cluster.add_topic("t")
     cluster.faults[key] = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
     with reading(cluster, tp, 0, 0) as consumer:
-        assert told(consumer, PeerError).code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert reported(consumer, PeerError).code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 def test_unresponsive_leader_blocks_only_its_own_partitions(cluster: ScriptedCluster) -> None:
@@ -218,12 +218,12 @@ def test_e49_e50_truncation_reports_the_position_and_the_divergence(
             read(consumer, 8)
             cluster.logs[tp].elect(1, cut_to=3)
             new = write(cluster, tp, "c", 9)
-            error = told(consumer)
+            error = reported(consumer)
             assert (error.topic, error.partition, error.truncated_from, error.leader_epoch) == ("t", 0, 8, 1)
             assert (error.divergent_offset, error.divergent_epoch, error.epochs, error.evidence) == (3, 0, (0, 1), ())
             assert isinstance(pickle.loads(pickle.dumps(error)), LogTruncationError)
             assert "records 3 to 7, read in epochs 0 and 1, were removed" in str(error)
-            assert told(consumer).truncated_from == 8
+            assert reported(consumer).truncated_from == 8
             assert [e.truncated_from for e in consumer.truncations()] == [8]
             # A lost position is not committed (E44).
             assert consumer._on_loop(consumer._async.committable) == {}
@@ -245,7 +245,7 @@ def _told_of_an_older_log(cluster: ScriptedCluster) -> Any:
         with cluster.lock:
             log.batches, log.epochs = batches, [(0, 0)]
             log.elect(1)
-        return told(consumer)
+        return reported(consumer)
 
 
 @pytest.mark.parametrize("versions", VERSIONS)
@@ -287,7 +287,7 @@ def test_search_continues_below_an_epoch_that_was_never_read(versions: dict[ApiK
             with cluster.lock:
                 log.batches, log.epochs = batches, epochs
                 log.elect(2)
-            error = told(consumer)
+            error = reported(consumer)
             assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (9, 4, 0)
             assert error.epochs == (0, 3)
 
@@ -301,7 +301,7 @@ def test_e48_undefined_epoch_end_means_unknown_divergence(cluster: ScriptedClust
             log = cluster.logs[tp]
             log.elect(1)
             log.epochs = [(-1, 0)]
-        error = told(consumer)
+        error = reported(consumer)
         assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (4, -1, -1)
         assert error.epochs == (0,)
 
@@ -376,7 +376,7 @@ def test_on_truncation_may_be_a_function(cluster: ScriptedCluster, choice: Any, 
     consumer, tp, _ = _cut_under(cluster, on_truncation=lambda error: (met.append(error), choice)[1])
     with consumer:
         if goes_on_at is None:
-            assert told(consumer).truncated_from == 10
+            assert reported(consumer).truncated_from == 10
         else:
             found: list[int] = []
             _until(lambda: found.extend(r.offset for r in consumer.poll(20)) or met)
@@ -405,7 +405,7 @@ def test_callback_may_seek_and_use_the_consumer(cluster: ScriptedCluster) -> Non
 def test_callback_result_is_validated(cluster: ScriptedCluster) -> None:
     consumer, _, _ = _cut_under(cluster, on_truncation=lambda error: "somewhere")
     with consumer:
-        assert "'somewhere'" in str(told(consumer, OperatorError))
+        assert "'somewhere'" in str(reported(consumer, OperatorError))
 
 
 @pytest.mark.parametrize(("reset", "offset"), [("earliest", 0), ("latest", 4)])
@@ -455,7 +455,7 @@ def test_epoch_that_never_existed_is_finally_reported(cluster: ScriptedCluster) 
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     with reading(cluster, tp, 2, 77, **{"default.api.timeout.ms": 200}) as consumer:
-        error = told(consumer, UnknownEpochError)
+        error = reported(consumer, UnknownEpochError)
         assert (error.offset, error.leader_epoch, error.known_epoch) == (2, 77, 0)
         consumer.seek(tp, 2)
         assert read(consumer, 2) == [b"a2", b"a3"]
@@ -498,7 +498,7 @@ def test_truncation_is_detected_with_one_request_to_the_new_leader(versions: dic
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         consumer, _, _ = _cut_under(cluster)
         with consumer:
-            told(consumer)
+            reported(consumer)
             epochs = [r.partitions[0].current_leader_epoch for _, _, r in cluster.fetches if r.partitions]
             assert 1 not in epochs
             assert asked(cluster) == [(0, 1)]
@@ -649,7 +649,7 @@ def test_kip392_replica_also_reports_truncation(cluster: ScriptedCluster) -> Non
         read(consumer, 10)
         log.elect(1, cut_to=6)
         write(cluster, tp, "b", 8)
-        assert told(consumer).divergent_offset == 6
+        assert reported(consumer).divergent_offset == 6
 
 
 def test_e52_out_of_range_without_truncation_uses_the_reset_policy(cluster: ScriptedCluster) -> None:
@@ -659,6 +659,6 @@ def test_e52_out_of_range_without_truncation_uses_the_reset_policy(cluster: Scri
     log = cluster.logs[tp]
     log.batches, log.start_offset, log.epochs = log.batches[5:], 5, [(0, 5)]
     with reading(cluster, tp, 2, 0) as consumer:
-        error = told(consumer, OffsetOutOfRangeError)
+        error = reported(consumer, OffsetOutOfRangeError)
         assert not isinstance(error, LogTruncationError)
         assert error.offset == 2

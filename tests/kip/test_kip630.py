@@ -102,11 +102,11 @@ def test_snapshot_is_durable_before_the_rename(disk: SimDisk, history: History) 
     for name in ("fsync", "rename", "fsync_dir"):
         original = getattr(disk, name)
 
-        def told(*arguments: Any, name: str = name, original: Callable[..., Any] = original) -> Any:
+        def reported(*arguments: Any, name: str = name, original: Callable[..., Any] = original) -> Any:
             order.append(name)
             return original(*arguments)
 
-        setattr(disk, name, told)
+        setattr(disk, name, reported)
     history.snapshot()
     assert order == ["fsync", "rename", "fsync_dir"]
 

@@ -26,7 +26,7 @@ from fenceline.replica.fetcher import Fetcher, FetchLimits
 from fenceline.replica.follower import FollowerState
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchResponse
-from tests.node.desk import RECOVERING, TOPIC, Desk, state, told, turns
+from tests.node.desk import RECOVERING, TOPIC, Desk, run_story, state, turns
 from tests.replica.histories import MemoryLog
 
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -105,7 +105,7 @@ def test_all_requests_are_rejected_while_the_partition_recovers(api: str, role: 
         (desk.lead if role == "leader" else desk.follow)(4, leader_recovery_state=RECOVERING)
         assert await _code(desk, api) == NOT_LEADER
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("api", ["consumer fetch", "follower fetch", "latest", "earliest", "time", "epoch end"])
@@ -118,7 +118,7 @@ def test_the_epoch_is_checked_first(api: str, role: str, epoch: int, code: int) 
         (desk.lead if role == "leader" else desk.follow)(4, leader_recovery_state=RECOVERING)
         assert await _code(desk, api, epoch) == code
 
-    told(story)
+    run_story(story)
 
 
 def test_debug_reader_is_rejected_too() -> None:
@@ -128,7 +128,7 @@ def test_debug_reader_is_rejected_too() -> None:
         desk.lead(4, leader_recovery_state=RECOVERING)
         assert (await desk.list_offset(-1, replica_id=-2)).error_code == NOT_LEADER
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -140,7 +140,7 @@ def test_requests_are_served_after_the_controller_records_recovered(api: str) ->
         _told_recovered(desk)
         assert await _code(desk, api) == 0
 
-    told(story)
+    run_story(story)
 
 
 def test_followers_serve_consumers_once_the_leader_has_recovered() -> None:
@@ -152,7 +152,7 @@ def test_followers_serve_consumers_once_the_leader_has_recovered() -> None:
         _told_recovered(desk)
         assert desk.fetched().error_code == 0
 
-    told(story)
+    run_story(story)
 
 
 def test_parked_fetch_on_a_follower_is_rejected_when_recovery_starts() -> None:
@@ -164,7 +164,7 @@ def test_parked_fetch_on_a_follower_is_rejected_when_recovery_starts() -> None:
         desk.follow(4, leader=3, leader_recovery_state=RECOVERING)
         assert [each.error_code for each in (await parked.later()).partitions] == [NOT_LEADER]
 
-    told(story)
+    run_story(story)
 
 
 # -- § Leader: the work of recovery --------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_transactions_are_aborted_and_flushed_before_alter_partition() -> None:
         assert [header.is_control for header in headers] == [False] * 4 + [True] * 2
         assert [header.leader_epoch for header in headers] == [3] * 4 + [4] * 2
 
-    told(story)
+    run_story(story)
 
 
 def test_full_disk_delays_the_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def test_full_disk_delays_the_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
         assert desk.replica().log.log_end_offset == 2
         assert desk.replica().log.recovery_point == 2
 
-    told(story)
+    run_story(story)
 
 
 def test_failed_disk_ends_the_recovery() -> None:
@@ -216,7 +216,7 @@ def test_failed_disk_ends_the_recovery() -> None:
         await _recovers_without_a_disk(desk, errno.EIO)
         assert await _code(desk, "consumer fetch") == ErrorCode.KAFKA_STORAGE_ERROR
 
-    told(story)
+    run_story(story)
 
 
 def test_completed_transaction_is_not_aborted() -> None:
@@ -233,7 +233,7 @@ def test_completed_transaction_is_not_aborted() -> None:
         await _asked(desk, 2)
         assert desk.replica().log.log_end_offset == end
 
-    told(story)
+    run_story(story)
 
 
 def test_recovered_is_reported_with_an_unchanged_isr() -> None:
@@ -244,7 +244,7 @@ def test_recovered_is_reported_with_an_unchanged_isr() -> None:
         change = await _asked(desk)
         assert [each.broker_id for each in change.new_isr] == [1]
 
-    told(story)
+    run_story(story)
 
 
 def test_controllers_response_is_sufficient() -> None:
@@ -270,7 +270,7 @@ def test_controllers_response_is_sufficient() -> None:
             await turns(1)
         assert desk.produced().responses[0].partition_responses[0].error_code == 0
 
-    told(story)
+    run_story(story)
 
 
 def test_requests_are_rejected_until_the_controller_accepts() -> None:
@@ -284,7 +284,7 @@ def test_requests_are_rejected_until_the_controller_accepts() -> None:
         assert desk.fetched().error_code == NOT_LEADER
         assert state(desk.image).leader_recovery_state is RECOVERING
 
-    told(story)
+    run_story(story)
 
 
 def test_no_replica_joins_the_isr_before_recovery() -> None:
@@ -302,7 +302,7 @@ def test_no_replica_joins_the_isr_before_recovery() -> None:
         assert desk.follower_fetched(2, 0).error_code == 0
         assert sorted(each.broker_id for each in (await _asked(desk, 2)).new_isr) == [1, 2]
 
-    told(story)
+    run_story(story)
 
 
 def test_leadership_loss_stops_recovery_and_the_next_leader_restarts_it() -> None:
@@ -318,7 +318,7 @@ def test_leadership_loss_stops_recovery_and_the_next_leader_restarts_it() -> Non
         assert (await _asked(desk, 2)).leader_epoch == 6
         assert desk.replica().is_recovering
 
-    told(story)
+    run_story(story)
 
 
 def test_a_clean_election_needs_no_recovery() -> None:
@@ -330,7 +330,7 @@ def test_a_clean_election_needs_no_recovery() -> None:
         assert desk.controller.asked == []
         assert desk.fetched().error_code == 0
 
-    told(story)
+    run_story(story)
 
 
 def test_reported_end_offset_is_the_log_end() -> None:
@@ -344,7 +344,7 @@ def test_reported_end_offset_is_the_log_end() -> None:
         _told_recovered(desk)
         assert (await desk.list_offset(-1)).offset == 5
 
-    told(story)
+    run_story(story)
 
 
 # -- § Compatibility -----------------------------------------------------------------------------------------------

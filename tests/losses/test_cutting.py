@@ -66,8 +66,8 @@ def test_receipt_equals_the_difference(seed: int) -> None:
     offset = log.log_end_offset + rng.randint(1, 5) if anew else rng.randint(0, log.log_end_offset)
     receipts = cut_log(disk, log, cut(offset, truncates_fully=anew))
     lost = lost_between(before, stored_batches(log))
-    told = [clipped(batch, start) for batch in lost]
-    assert complaints(receipts, told) == []
+    reported = [clipped(batch, start) for batch in lost]
+    assert complaints(receipts, reported) == []
     assert receipts_of(disk) == receipts
     for receipt in receipts:
         content = b"".join(disk.peek(path) or b"" for path in receipt.evidence)
@@ -205,16 +205,16 @@ def test_power_loss_during_a_cut_loses_nothing_without_a_receipt(seed: int, anew
             life.forget()
         has_begun = any(ReceiptFolder(disk, DIRECTORY).intents())
         again = open_log(disk)
-        told = [
+        reported = [
             offset
             for receipt in settled(disk, again)
             for offset in range(receipt.start_offset, receipt.end_offset_exclusive)
         ]
         there = [offset for batch in stored_batches(again) for offset in range(batch.base_offset, batch.next_offset)]
-        assert not set(told) & set(there)
+        assert not set(reported) & set(there)
         if has_begun:
             found += 1
-            assert sorted(told + there) == list(range(before[-1].next_offset)), f"step {step}"
+            assert sorted(reported + there) == list(range(before[-1].next_offset)), f"step {step}"
             assert settled(disk, again) == receipts_of(disk), "resolving twice changes nothing"
     assert found > 10, "the cut has more steps than this"
 
@@ -430,11 +430,11 @@ def test_cut_is_resumed_when_the_disk_fills_at_any_step(seed: int, anew: bool, o
             assert stored_batches(log) == before
         disk.heal()
         cut_log(disk, log, wanted)
-        (told,) = (receipt for receipt in receipts_of(disk) if receipt.id != older.id)
-        assert complaints([told], lost_between(before, stored_batches(log))) == []
-        assert all(disk.peek(path) for path in told.evidence), "evidence named by a receipt exists"
-        reader = EvidenceReader(disk, told, told.evidence)
-        assert not told.evidence or sum(header.record_count for header, _ in reader.batches()) == told.records
+        (reported,) = (receipt for receipt in receipts_of(disk) if receipt.id != older.id)
+        assert complaints([reported], lost_between(before, stored_batches(log))) == []
+        assert all(disk.peek(path) for path in reported.evidence), "evidence named by a receipt exists"
+        reader = EvidenceReader(disk, reported, reported.evidence)
+        assert not reported.evidence or sum(header.record_count for header, _ in reader.batches()) == reported.records
         assert (log.offline, log.unfinished) == (None, None)
         write(log, 9, 2)
         log.close()

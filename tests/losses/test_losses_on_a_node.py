@@ -248,8 +248,8 @@ def test_failed_export_is_reported(node: EmbeddedNode, tmp_path: Path) -> None:
     node.start()
     eventually(lambda: listed(node, "gone"), "a receipt")
     nowhere = tmp_path / "no such directory" / "lost.arrow"
-    told = run(node, "export", "gone-0", "--arrow", str(nowhere), code=1)
-    assert f"{nowhere} cannot be written: No such file or directory" in told
+    reported = run(node, "export", "gone-0", "--arrow", str(nowhere), code=1)
+    assert f"{nowhere} cannot be written: No such file or directory" in reported
     assert "mutually exclusive" in run(node, "export", "gone-0", "--arrow", str(nowhere), "--json", code=1)
 
 

@@ -19,15 +19,15 @@ def three_losses(disk: SimDisk, *, batches: int = 4, records: int = 3) -> list[R
     disk.mkdir("/data")
     log = open_log(disk)
     folder = ReceiptFolder(disk, DIRECTORY)
-    told = []
+    reported = []
     for number in range(3):
         write(log, number, batches)
         for receipt in cut_log(disk, log, cut(log.log_end_offset - records, time_ms=10_000 + number)):
             folder.mark_reported(receipt)
-            told.append(receipt)
-    assert len(told) == 3
+            reported.append(receipt)
+    assert len(reported) == 3
     assert folder.due() == []
-    return told
+    return reported
 
 
 def sweep(disk: SimDisk, *, now_ms: int = 10_002, max_age_ms: int = -1, max_bytes: int = -1) -> quarantine.SweepResult:

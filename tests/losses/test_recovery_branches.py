@@ -341,9 +341,9 @@ def test_damage_in_the_remaining_part_of_a_cut() -> None:
     damage(disk, kept.path, 80)
     receipts = cut_log(disk, log, cut(28))
     assert log.log_end_offset == kept.base_offset
-    told = sorted((each.start_offset, each.end_offset_exclusive) for each in receipts)
-    assert told[0][0] == log.log_end_offset
-    assert told[-1] == (28, 30)
+    reported = sorted((each.start_offset, each.end_offset_exclusive) for each in receipts)
+    assert reported[0][0] == log.log_end_offset
+    assert reported[-1] == (28, 30)
     assert {each.id for each in receipts_of(disk)} == {each.id for each in receipts}
 
 
@@ -389,8 +389,8 @@ def test_stray_directory(lost_from: int, high_watermark: int) -> None:
     assert [name for name in disk.listdir(aside) if name.endswith(".log")] == [
         segment.path.rpartition("/")[2] for segment in stays
     ]
-    (told,) = removed_partitions.move_receipts_to_outbox(removed, "/data", with_evidence=True)
-    assert told.evidence == receipt.evidence
+    (reported,) = removed_partitions.move_receipts_to_outbox(removed, "/data", with_evidence=True)
+    assert reported.evidence == receipt.evidence
 
 
 def moved_away(disk: SimDisk, high_watermark: int) -> tuple[LossKeeper, LogDir, RemovedPartition]:

@@ -95,7 +95,7 @@ def test_unknown_and_truncated_records_are_rejected(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "reported"),
     [
         ("01020900", "a TopicRecord of version 9; this release supports up to 0"),
         ("01630000", "a record of type 99, which this release does not support"),
@@ -103,7 +103,7 @@ def test_unknown_and_truncated_records_are_rejected(value: str) -> None:
         ("", "an invalid record that starts with nothing"),
     ],
 )
-def test_a_record_of_a_newer_release_is_named_in_the_error(value: str, told: str) -> None:
-    with pytest.raises(UnknownRecord, match=told) as caught:
+def test_a_record_of_a_newer_release_is_named_in_the_error(value: str, reported: str) -> None:
+    with pytest.raises(UnknownRecord, match=reported) as caught:
         decode_record(bytes.fromhex(value))
     assert "newer release" in caught.value.advice

@@ -426,7 +426,7 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-def told(story: Callable[..., Coroutine[Any, Any, None]], **given: Any) -> None:
+def run_story(story: Callable[..., Coroutine[Any, Any, None]], **given: Any) -> None:
     """Run `story(desk)`."""
 
     async def whole() -> None:

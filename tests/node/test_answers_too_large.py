@@ -21,7 +21,7 @@ from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetch_session import FetchSessions
 from fenceline.replica.follower import Phase
 from fenceline.wire.fetch import FetchedPartition, FetchResponse, encode_response, parse_request
-from tests.node.desk import Desk, told
+from tests.node.desk import Desk, run_story
 from tests.node.socket_leader import LEADER, NEVER_MS, WAIT_S, SocketLeader, empty_log, following
 
 TOPIC_ID = UUID(int=7)
@@ -125,4 +125,4 @@ def test_largest_answer_follows_from_the_limits() -> None:
         assert desk.replication._largest_answer() == rest + (300 << 20)
 
     settings = {"socket.request.max.bytes": str(200 << 20), "replica.fetch.response.max.bytes": str(3 << 20)}
-    told(story, settings=settings | {"queued.max.request.bytes": str(400 << 20)})
+    run_story(story, settings=settings | {"queued.max.request.bytes": str(400 << 20)})

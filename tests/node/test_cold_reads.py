@@ -210,7 +210,7 @@ async def _turns() -> None:
         await asyncio.sleep(0)
 
 
-def told(story: Callable[[], Any]) -> None:
+def reported(story: Callable[[], Any]) -> None:
     asyncio.run(asyncio.wait_for(story(), 60))
 
 
@@ -223,7 +223,7 @@ def test_cold_fetch_reads_in_a_thread(disk: WatchedDisk) -> None:
         assert disk.readers
         assert threading.get_ident() not in disk.readers
 
-    told(story)
+    reported(story)
 
 
 def test_indexes_from_before_the_start_are_loaded_in_a_thread(disk: WatchedDisk) -> None:
@@ -239,7 +239,7 @@ def test_indexes_from_before_the_start_are_loaded_in_a_thread(disk: WatchedDisk)
         assert _offsets(partition)[0] == 0
         assert threading.get_ident() not in disk.readers
 
-    told(story)
+    reported(story)
 
 
 def test_aborted_transactions_are_loaded_in_a_thread(disk: WatchedDisk) -> None:
@@ -264,7 +264,7 @@ def test_aborted_transactions_are_loaded_in_a_thread(disk: WatchedDisk) -> None:
         assert not again.is_pending, "they are loaded now"
         assert [each.producer_id for each in (await again.answered())[0].aborted_transactions] == [9]
 
-    told(story)
+    reported(story)
 
 
 def test_disk_error_fails_one_partition(disk: WatchedDisk) -> None:
@@ -276,7 +276,7 @@ def test_disk_error_fails_one_partition(disk: WatchedDisk) -> None:
         assert _offsets(fine)[0] == 0
         assert len(broker.failed) == 1
 
-    told(story)
+    reported(story)
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
@@ -306,7 +306,7 @@ def test_segment_deleted_before_the_read_is_not_a_disk_failure(disk: WatchedDisk
         assert (partition.error_code, partition.records) == ((0, b"") if is_deleted else (56, b""))
         assert len(broker.failed) == (not is_deleted)
 
-    told(story)
+    reported(story)
 
 
 def _log_on_disk(root: Path, *sizes: int) -> PartitionLog:
@@ -345,7 +345,7 @@ def test_large_reads_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         broker.disk_threads.submit(int).result()
         assert len(os.listdir("/proc/self/fd")) <= before + 2, "the threads of the pool may have been created"
 
-    told(story)
+    reported(story)
 
 
 def test_without_descriptors_the_answer_is_copied_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ def test_without_descriptors_the_answer_is_copied_and_small(tmp_path: Path, monk
         assert offsets == list(range(len(offsets)))
         assert 0 < sum(len(part) for part in peer.parts) <= MAP_FROM_BYTES + 200
 
-    told(story)
+    reported(story)
 
 
 def test_without_descriptors_one_large_batch_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +374,7 @@ def test_without_descriptors_one_large_batch_is_not_copied(tmp_path: Path, monke
         assert isinstance(records, memoryview)
         assert not isinstance(records.obj, (bytes, bytearray)), "a view of the mapped file"
 
-    told(story)
+    reported(story)
 
 
 def test_memory_of_cold_answers_is_bounded(disk: WatchedDisk) -> None:
@@ -406,7 +406,7 @@ def test_memory_of_cold_answers_is_bounded(disk: WatchedDisk) -> None:
         assert budget.used_bytes == 0
         assert not gone.is_answered.is_set()
 
-    told(story)
+    reported(story)
 
 
 def test_cold_answers_yield_to_urgent_requests(disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +435,7 @@ def test_cold_answers_yield_to_urgent_requests(disk: WatchedDisk, monkeypatch: p
         both = await _Peer(broker, fetching, 0, 1).answered()
         assert [_offsets(each)[0] for each in both] == [0, 0], "no request is urgent any more"
 
-    told(story)
+    reported(story)
 
 
 def full_bytes(partition: Any) -> int:
@@ -464,7 +464,7 @@ def test_reads_after_load_ahead_yield_too(tmp_path: Path, monkeypatch: pytest.Mo
         assert _offsets((await held.answered())[0]) == list(range(30))
         cold.parts = first.parts = held.parts = []
 
-    told(story)
+    reported(story)
 
 
 def test_replica_reads_never_yield(disk: WatchedDisk) -> None:
@@ -481,7 +481,7 @@ def test_replica_reads_never_yield(disk: WatchedDisk) -> None:
         for _ in range(10):
             (await fetching._admit(replicas)).release()
 
-    told(story)
+    reported(story)
 
 
 def test_disconnect_during_a_cold_read_frees_everything(disk: WatchedDisk) -> None:
@@ -500,7 +500,7 @@ def test_disconnect_during_a_cold_read_frees_everything(disk: WatchedDisk) -> No
         other.sent()
         assert fetching.load_budget.used_bytes == 0
 
-    told(story)
+    reported(story)
 
 
 @pytest.mark.parametrize("timestamp", [1_010, -3])
@@ -521,7 +521,7 @@ def test_offsets_by_time_are_looked_up_in_a_thread(disk: WatchedDisk, timestamp:
         assert disk.readers
         assert threading.get_ident() not in disk.readers
 
-    told(story)
+    reported(story)
 
 
 def test_offsets_in_memory_are_answered_at_once(disk: WatchedDisk) -> None:
@@ -532,7 +532,7 @@ def test_offsets_in_memory_are_answered_at_once(disk: WatchedDisk) -> None:
             assert isinstance(broker.list_offsets(broker.context(11), _asked(11, (0, timestamp))), dict)
         assert not disk.readers
 
-    told(story)
+    reported(story)
 
 
 def _asked(version: int, *partitions: tuple[int, int]) -> Any:

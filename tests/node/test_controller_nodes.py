@@ -153,9 +153,9 @@ def test_pending_requests_fail_when_the_leader_resigns(tmp_path: Path) -> None:
             for node_id in [each for each in cluster.running if each != leader.node_id]:
                 await cluster.stop(node_id)
             waiting = leader.controller.active.submit(CreateTopics((NewTopic("never", 1, 1),)))
-            with pytest.raises(PeerError) as told:
+            with pytest.raises(PeerError) as reported:
                 await asyncio.wait_for(waiting, WAIT_S)
-            assert told.value.code is ErrorCode.NOT_CONTROLLER
+            assert reported.value.code is ErrorCode.NOT_CONTROLLER
             assert not leader.controller.is_active, "check-quorum (Q34)"
             assert "never" not in leader.controller.image.topics_by_name
 
@@ -190,10 +190,10 @@ def test_node_of_another_cluster_is_rejected_and_reported(tmp_path: Path) -> Non
         async with three(tmp_path, clusters=(CLUSTER, CLUSTER, OTHER_CLUSTER)) as cluster:
             leader = await cluster.leader()
             assert leader.node_id in (1, 2)
-            told = await eventually(
+            reported = await eventually(
                 lambda: next((fields for event, fields in lines if "INCONSISTENT_CLUSTER_ID" in event), None)
             )
-            assert "another cluster" in told["advice"]
+            assert "another cluster" in reported["advice"]
             assert cluster.running[3].controller.image.topics_by_name is not None
 
     try:

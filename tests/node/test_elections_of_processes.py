@@ -49,9 +49,9 @@ class Brokers:
         return self.running[0].port
 
     def create(self, topic: str, *replicas: int, **configs: str) -> None:
-        told = {name.replace("_", "."): value for name, value in configs.items()}
+        reported = {name.replace("_", "."): value for name, value in configs.items()}
         with Admin(self.bootstrap) as admin:
-            admin.create_topics([NewTopic(topic, assignments={0: list(replicas)}, configs=told)])
+            admin.create_topics([NewTopic(topic, assignments={0: list(replicas)}, configs=reported)])
         self.is_led(topic, replicas[0])
 
     def partition(self, topic: str) -> PartitionMetadata:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fenceline.errors import ErrorCode
-from tests.node.desk import RECOVERING, Desk, told, turns
+from tests.node.desk import RECOVERING, Desk, run_story, turns
 
 FOLLOWER: dict[str, Any] = {"replica_id": 2, "replica_epoch": 102}
 CONSUMER: dict[str, Any] = {}
@@ -61,7 +61,7 @@ def test_idle_partitions_are_not_read(reader: dict[str, Any]) -> None:
         assert [each.index for each in answered.partitions] == [7]
         assert set(session.reads) == {7}
 
-    told(story, partitions=MANY)
+    run_story(story, partitions=MANY)
 
 
 @pytest.mark.parametrize("reader", [CONSUMER, FOLLOWER])
@@ -73,7 +73,7 @@ def test_session_without_changes_waits(reader: dict[str, Any]) -> None:
         assert parked.is_pending
         parked.abandon()
 
-    told(story, partitions=3)
+    run_story(story, partitions=3)
 
 
 def test_disconnected_reader_leaves_no_waiters() -> None:
@@ -86,7 +86,7 @@ def test_disconnected_reader_leaves_no_waiters() -> None:
         session.desk.fetch(session_id=session.id, session_epoch=-1)
         assert all(not desk.replica(index).waiters for index in range(3))
 
-    told(story, partitions=3)
+    run_story(story, partitions=3)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_every_change_is_reported(news: str) -> None:
         assert 1 in session.reads or news in ("offline", "deleted", "moved away", "recovering")
         assert [each.error_code for each in answered if each.index == 1] == ([] if expected is None else [expected])
 
-    told(story, partitions=3)
+    run_story(story, partitions=3)
 
 
 def test_out_of_sync_replica_is_checked_with_every_fetch() -> None:
@@ -150,7 +150,7 @@ def test_out_of_sync_replica_is_checked_with_every_fetch() -> None:
         session.next_fetch()
         assert session.reads == []
 
-    told(story, partitions=3)
+    run_story(story, partitions=3)
 
 
 def test_idle_follower_stays_in_sync() -> None:
@@ -171,7 +171,7 @@ def test_idle_follower_stays_in_sync() -> None:
         desk.replication.shrink_isrs()
         assert leader.proposal is not None, "40 s behind"
 
-    told(story)
+    run_story(story)
 
 
 def test_follower_that_stopped_fetching_falls_out_of_sync() -> None:
@@ -184,7 +184,7 @@ def test_follower_that_stopped_fetching_falls_out_of_sync() -> None:
         assert leader is not None
         assert leader.proposal is not None
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -236,4 +236,4 @@ def test_session_matches_full_fetches(seed: int, reader: dict[str, Any]) -> None
                         (-1, -1) if known[number][0] else (whole.high_watermark, whole.log_start_offset),
                     )
 
-    told(story, partitions=4)
+    run_story(story, partitions=4)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fenceline.node.replication import replication
-from tests.node.desk import TOPIC, Desk, told
+from tests.node.desk import TOPIC, Desk, run_story
 
 Line = tuple[str, dict[str, Any]]
 
@@ -48,7 +48,7 @@ def test_excessive_min_insync_is_reported_once(lines: list[Line]) -> None:
             desk.replication.shrink_isrs()
             assert len(lines) == told_of
 
-    told(story, partitions=2)
+    run_story(story, partitions=2)
 
 
 def test_sufficient_replicas_are_not_reported(lines: list[Line]) -> None:
@@ -62,4 +62,4 @@ def test_sufficient_replicas_are_not_reported(lines: list[Line]) -> None:
         desk.replication.shrink_isrs()
         assert lines == []
 
-    told(story)
+    run_story(story)

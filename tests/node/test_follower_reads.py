@@ -10,7 +10,7 @@ from fenceline.config.node import NodeConfig
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.node.api.fetch.fetching import RACK_AWARE_SELECTOR
 from fenceline.records.batch import iter_headers
-from tests.node.desk import Desk, told, turns
+from tests.node.desk import Desk, run_story, turns
 
 SELECTOR = {"replica.selector.class": RACK_AWARE_SELECTOR}
 NOBODY = -1
@@ -35,7 +35,7 @@ def test_consumer_is_directed_to_its_rack(rack: str, preferred: int) -> None:
         assert (len(fetched.records or b"") == 0) is (preferred != NOBODY), "a redirected consumer gets no records"
         assert (fetched.high_watermark, fetched.log_start_offset) == (5, 0)
 
-    told(story, settings=SELECTOR)
+    run_story(story, settings=SELECTOR)
 
 
 def test_no_preferred_replica_by_default() -> None:
@@ -43,7 +43,7 @@ def test_no_preferred_replica_by_default() -> None:
         _replicated(desk)
         assert desk.fetched(0, rack_id="b").preferred_read_replica == NOBODY
 
-    told(story)
+    run_story(story)
 
 
 def test_redirected_fetch_does_not_wait() -> None:
@@ -52,7 +52,7 @@ def test_redirected_fetch_does_not_wait() -> None:
         answer = desk.fetch(desk.wanted(5), rack_id="b", max_wait_ms=60_000)
         assert answer.response.partitions[0].preferred_read_replica == 2
 
-    told(story, settings=SELECTOR)
+    run_story(story, settings=SELECTOR)
 
 
 def test_parked_fetch_is_redirected_when_a_replica_joins_the_isr() -> None:
@@ -64,7 +64,7 @@ def test_parked_fetch_is_redirected_when_a_replica_joins_the_isr() -> None:
         desk.tell(isr=(1, 2))
         assert (await parked.later()).partitions[0].preferred_read_replica == 2
 
-    told(story, settings=SELECTOR)
+    run_story(story, settings=SELECTOR)
 
 
 @pytest.mark.parametrize("epoch", [4, 6])
@@ -77,7 +77,7 @@ def test_epoch_is_checked_before_the_redirect(epoch: int) -> None:
         assert fetched.error_code in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH)
         assert fetched.preferred_read_replica == NOBODY
 
-    told(story, settings=SELECTOR)
+    run_story(story, settings=SELECTOR)
 
 
 @pytest.mark.parametrize("reason", ["out of sync", "fenced", "behind", "starts later", "no such listener"])
@@ -102,7 +102,7 @@ def test_replica_that_cannot_serve_is_not_preferred(reason: str) -> None:
                 more = {"listener": "NOWHERE"}
         assert desk.fetched(2, rack_id="b", **more).preferred_read_replica == NOBODY
 
-    told(story, settings=SELECTOR)
+    run_story(story, settings=SELECTOR)
 
 
 def test_replicas_are_never_redirected() -> None:
@@ -112,7 +112,7 @@ def test_replicas_are_never_redirected() -> None:
         assert fetched.preferred_read_replica == NOBODY
         assert len(fetched.records or b"") > 0
 
-    told(story, settings=SELECTOR)
+    run_story(story, settings=SELECTOR)
 
 
 @pytest.mark.parametrize("version", [11, 12, 17])
@@ -131,7 +131,7 @@ def test_a_follower_serves_up_to_its_own_high_watermark(version: int) -> None:
         assert desk.fetched(7, version=version).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
         assert desk.fetched(0, version=version, replica_id=3).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    told(story)
+    run_story(story)
 
 
 def test_follower_answers_parked_fetch_when_its_high_watermark_advances() -> None:
@@ -147,7 +147,7 @@ def test_follower_answers_parked_fetch_when_its_high_watermark_advances() -> Non
         fetched = (await parked.later()).partitions[0]
         assert [header.base_offset for header in iter_headers(fetched.records or b"")] == [0, 1]
 
-    told(story)
+    run_story(story)
 
 
 def test_log_being_truncated_is_not_served() -> None:
@@ -159,7 +159,7 @@ def test_log_being_truncated_is_not_served() -> None:
         assert found.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         replica.is_being_cut = False
 
-    told(story)
+    run_story(story)
 
 
 def test_only_the_selector_of_kafka_is_accepted() -> None:

@@ -6,7 +6,7 @@ from fenceline.node.net.connection import PendingAnswer
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import write_request
-from tests.node.desk import TOPIC, Desk, told, turns
+from tests.node.desk import TOPIC, Desk, run_story, turns
 
 
 def _sent(desk: Desk) -> object:
@@ -30,4 +30,4 @@ def test_retried_batch_waits_for_the_flush_of_the_first_attempt() -> None:
             await turns(1)
         assert isinstance(_sent(desk), list), "it is durable"
 
-    told(story)
+    run_story(story)

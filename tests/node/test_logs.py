@@ -65,8 +65,8 @@ def test_an_exception_is_logged_with_its_traceback(capsys: pytest.CaptureFixture
         log.exception("it failed", broker=1)
     (line,) = lines(capsys)
     assert (line["level"], line["event"], line["broker"]) == ("error", "it failed", 1)
-    told = line["exception"].splitlines()
-    assert (told[0], told[-1]) == ("Traceback (most recent call last):", "ValueError: wet")
+    reported = line["exception"].splitlines()
+    assert (reported[0], reported[-1]) == ("Traceback (most recent call last):", "ValueError: wet")
     assert "exc_info" not in line
 
 
@@ -81,8 +81,8 @@ def test_an_exception_not_being_handled_is_logged_with_its_own_traceback(capsys:
     log.error("unhandled", exc_info=failed[0])
     log.error("nothing was raised", exc_info=None)
     first, second = lines(capsys)
-    told = first["exception"].splitlines()
-    assert (told[0], told[-1]) == ("Traceback (most recent call last):", "ValueError: wet")
+    reported = first["exception"].splitlines()
+    assert (reported[0], reported[-1]) == ("Traceback (most recent call last):", "ValueError: wet")
     assert "exception" not in second
     assert "exc_info" not in second
 
@@ -90,10 +90,10 @@ def test_an_exception_not_being_handled_is_logged_with_its_own_traceback(capsys:
 def test_text_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(log_format="console")
     log.warning("it rains", broker=1)
-    told = capsys.readouterr().err
-    assert "it rains" in told
-    assert "broker" in told
-    assert not told.startswith("{")
+    reported = capsys.readouterr().err
+    assert "it rains" in reported
+    assert "broker" in reported
+    assert not reported.startswith("{")
 
 
 def test_the_first_json_line_imports_nothing() -> None:

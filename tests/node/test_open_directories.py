@@ -99,18 +99,18 @@ def test_an_unreadable_checkpoint_is_reported_and_an_empty_one_is_not(
     paths: tuple[Path, Path, Path], name: str
 ) -> None:
     """Apache Kafka creates empty checkpoints."""
-    told: list[tuple[str, str]] = []
-    before = redirect(lambda level, room, event, fields: told.append((event, str(fields))))
+    reported: list[tuple[str, str]] = []
+    before = redirect(lambda level, room, event, fields: reported.append((event, str(fields))))
     try:
         (paths[1] / name).write_bytes(b"")
         give_back(opened(*paths))
-        assert told == []
+        assert reported == []
         (paths[1] / name).write_bytes(b"0\n3\nhalf a li")
         give_back(opened(*paths))
     finally:
         redirect(before)
-    assert [event for event, _ in told] == ["checkpoint file damaged and ignored"]
-    assert name in told[0][1]
+    assert [event for event, _ in reported] == ["checkpoint file damaged and ignored"]
+    assert name in reported[0][1]
 
 
 def test_a_metadata_log_in_another_directory_is_rejected(paths: tuple[Path, Path, Path]) -> None:

@@ -26,6 +26,6 @@ def _title(key: ApiKey) -> str:
 
 
 def test_the_table_matches_the_dispatch_table() -> None:
-    told = {int(key): (name, int(low), int(high)) for key, name, low, high in _ROW.findall(_DOC.read_text())}
-    assert told == _spoken()
-    assert list(told) == sorted(told)
+    reported = {int(key): (name, int(low), int(high)) for key, name, low, high in _ROW.findall(_DOC.read_text())}
+    assert reported == _spoken()
+    assert list(reported) == sorted(reported)

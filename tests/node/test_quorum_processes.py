@@ -91,11 +91,11 @@ def test_configs_are_altered_through_any_node(three: MixedCluster) -> None:
             admin.alter_configs({ALTERED: {"retention.ms": value}})
         for other in three.nodes:
 
-            def told(other: MixedNode = other, value: str = value) -> bool:
+            def reported(other: MixedNode = other, value: str = value) -> bool:
                 with Admin(other.bootstrap) as admin:
                     return admin.describe_configs([ALTERED])[ALTERED]["retention.ms"].value == value
 
-            eventually(told)
+            eventually(reported)
 
 
 def test_all_logs_become_equal(three: MixedCluster) -> None:

@@ -42,10 +42,10 @@ def _cluster(root: Path, kinds: list[str], **how: Any) -> MixedCluster:
 
 def describe_status(node: MixedNode) -> dict[str, str]:
     """What Kafka's own tool reports, through a broker."""
-    told = run_tool(
+    reported = run_tool(
         "org.apache.kafka.tools.MetadataQuorumCommand", "--bootstrap-server", node.bootstrap, "describe", "--status"
     )
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in told.splitlines())}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reported.splitlines())}
 
 
 def test_a_kafka_broker_runs_under_fenceline_controllers(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_a_kafka_broker_runs_under_fenceline_controllers(tmp_path: Path) -> None
         eventually(lambda: {"after-the-leader", "through-ours"} <= topics(kafka) & topics(ours))
 
         def all_say_the_same() -> bool:
-            told, expected = describe_status(kafka), describe_status(ours)
+            reported, expected = describe_status(kafka), describe_status(ours)
             moving = ("HighWatermark", "MaxFollowerLag", "MaxFollowerLagTimeMs")
-            return told == {**expected, **{name: told[name] for name in moving}}
+            return reported == {**expected, **{name: reported[name] for name in moving}}
 
         eventually(all_say_the_same)
 

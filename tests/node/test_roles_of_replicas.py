@@ -18,7 +18,7 @@ from fenceline.log.core.errors import StorageError
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.records.batch import iter_headers
 from fenceline.wire.apis import ApiKey
-from tests.node.desk import TOPIC, Desk, state, told
+from tests.node.desk import TOPIC, Desk, run_story, state
 
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
@@ -38,7 +38,7 @@ def test_a_leader_records_its_epoch_at_its_log_end_before_any_append() -> None:
         desk.append(2)
         assert replica.log.epochs.entries == ((4, 0), (7, 3))
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("version", [4, 10, 11, 12, 17])
@@ -57,7 +57,7 @@ def test_a_follower_serves_newer_consumers_and_no_replica(version: int, with_epo
         replica = desk.fetched(0, version=version, replica_id=3, replica_epoch=103, **epoch)
         assert replica.error_code == NOT_LEADER
 
-    told(story)
+    run_story(story)
 
 
 def test_an_update_in_the_same_epoch_keeps_epoch_start_and_followers() -> None:
@@ -77,7 +77,7 @@ def test_an_update_in_the_same_epoch_keeps_epoch_start_and_followers() -> None:
         assert again is not None
         assert (again.epoch_start_offset, again.followers[2].log_end_offset) == (4, 3)
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
@@ -101,7 +101,7 @@ def test_applying_an_image_twice_changes_nothing(role: str) -> None:
         if replica.leader is not None:
             assert replica.leader.isr == {1, 2}
 
-    told(story)
+    run_story(story)
 
 
 def test_a_change_during_truncation_is_applied_afterwards() -> None:
@@ -121,7 +121,7 @@ def test_a_change_during_truncation_is_applied_afterwards() -> None:
         assert (replica.leader_epoch, replica.leader.epoch_start_offset) == (6, 2)
         assert replica.log.epochs.entries == ((5, 0), (6, 2))
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(("isr", "high_watermark"), [((1,), 5), ((1, 2), 3)])
@@ -137,7 +137,7 @@ def test_a_leader_starts_with_the_checkpointed_high_watermark(isr: tuple[int, ..
         blocked = high_watermark < 5
         assert found.error_code == (ErrorCode.OFFSET_NOT_AVAILABLE if blocked else 0)
 
-    told(story)
+    run_story(story)
 
 
 def test_a_leader_that_becomes_follower_drops_its_leader_state() -> None:
@@ -158,7 +158,7 @@ def test_a_leader_that_becomes_follower_drops_its_leader_state() -> None:
         assert leader is not None
         assert (leader.followers[2].log_end_offset, leader.epoch_start_offset) == (-1, 2)
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("comes_again", [False, True])
@@ -187,7 +187,7 @@ def test_a_replica_removed_during_truncation_is_deleted_when_the_thread_ends(com
         assert not comes_again or desk.replica().log.log_end_offset == 0
         assert (desk.partitions.get(TOPIC, 0) is not None) == comes_again
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -220,7 +220,7 @@ def test_a_replica_removed_during_a_flush_is_deleted_when_the_flush_ends(fails: 
         desk.copied(2, epoch=4, high_watermark=2)
         assert desk.log_dirs.first.topic_id_of("/data/rain-0") == topic.id
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
@@ -254,7 +254,7 @@ def test_a_replica_that_went_offline_during_a_flush_waits_for_its_end(is_deleted
         else:
             assert desk.partitions.reserve(old.topic_partition)
 
-    told(story)
+    run_story(story)
 
 
 def test_the_first_epoch_without_unclean_elections_is_known() -> None:
@@ -283,4 +283,4 @@ def test_the_first_epoch_without_unclean_elections_is_known() -> None:
     def replica_epoch(desk: Desk) -> int:
         return desk.image.topics_by_name[TOPIC].partitions[0].partition_epoch
 
-    told(story)
+    run_story(story)

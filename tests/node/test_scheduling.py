@@ -42,14 +42,14 @@ def test_a_refusal_of_the_system_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     def refused(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    told: list[dict[str, str]] = []
+    reported: list[dict[str, str]] = []
     monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_OTHER)
     monkeypatch.setattr(os, "sched_setscheduler", refused)
-    monkeypatch.setattr(scheduling, "log", SimpleNamespace(info=lambda event, **more: told.append(more)))
+    monkeypatch.setattr(scheduling, "log", SimpleNamespace(info=lambda event, **more: reported.append(more)))
     scheduling.set_policy("normal")
-    assert not told
+    assert not reported
     scheduling.set_policy("batch")
-    assert told == [
+    assert reported == [
         {
             "detail": "could not set the scheduling policy batch: Operation not permitted",
             "key": "fenceline.scheduling.policy",

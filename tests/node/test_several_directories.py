@@ -29,7 +29,7 @@ from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
 from fenceline.node.storage import directory_assignments
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
-from tests.node.desk import OTHERS, TOPIC, Desk, told, turns, where
+from tests.node.desk import OTHERS, TOPIC, Desk, run_story, turns, where
 
 ELSEWHERE = UUID(int=990)
 GONE = UUID(int=991)
@@ -78,13 +78,13 @@ def assigned(desk: Desk) -> dict[int, UUID]:
     }
 
 
-def run_story(partitions: int, story: Callable[[Desk], Any], *, directories: int = 2, **given: Any) -> None:
+def run_with_directories(partitions: int, story: Callable[[Desk], Any], *, directories: int = 2, **given: Any) -> None:
     async def whole(desk: Desk) -> None:
         knows_directories(desk)
         desk.controller.answer = takes_all
         await story(desk)
 
-    told(whole, partitions=partitions, directories=directories, **given)
+    run_story(whole, partitions=partitions, directories=directories, **given)
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -108,7 +108,7 @@ def test_new_replicas_go_to_the_emptiest_directory_and_are_reported() -> None:
             names = desk.disk.listdir(desk.log_dirs.opened[number].path)
             assert [name for name in names if name.startswith(TOPIC)] == [f"{TOPIC}-{index}" for index in held]
 
-    run_story(5, story, directories=3)
+    run_with_directories(5, story, directories=3)
 
 
 def test_the_assignment_of_the_controller_decides_for_a_replica_without_files() -> None:
@@ -120,7 +120,7 @@ def test_the_assignment_of_the_controller_decides_for_a_replica_without_files() 
         assert desk.controller.asked == []
         assert desk.disk.stat(f"/data2/{TOPIC}-2") is not None
 
-    run_story(3, story)
+    run_with_directories(3, story)
 
 
 def test_existing_files_override_the_assignment_of_the_controller() -> None:
@@ -133,7 +133,7 @@ def test_existing_files_override_the_assignment_of_the_controller() -> None:
         assert desk.replica().log.directory == f"/data2/{TOPIC}-0"
         assert assigned(desk) == {0: mine(desk, 1)}
 
-    run_story(1, story)
+    run_with_directories(1, story)
 
 
 def two_copies(desk: Desk, *epochs: tuple[int, ...], safe: bool = False) -> None:
@@ -167,7 +167,7 @@ def test_a_partition_in_two_directories_is_offline_only_if_they_diverge() -> Non
         assert f"{TOPIC}-0 is in two directories, and each has records that the other lacks: /data and /data2" in reason
         assert everything(desk) == before
 
-    run_story(1, story)
+    run_with_directories(1, story)
 
 
 @pytest.mark.parametrize("damaged", [(0,), (1,), (0, 1)], ids=str)
@@ -202,7 +202,7 @@ def test_a_damaged_copy_of_a_partition_in_two_directories_fails_only_that_partit
         desk.delete_topic()
         assert [name for path in ("/data", "/data2") for name in desk.disk.listdir(path) if name == f"{TOPIC}-0"] == []
 
-    run_story(2, story)
+    run_with_directories(2, story)
 
 
 @pytest.mark.parametrize("named", [0, 1])
@@ -227,7 +227,7 @@ def test_the_assigned_one_of_two_diverging_directories_is_used(named: int) -> No
         assert (receipt.topic_id, receipt.cause) == (desk.topic_id, Cause.SET_ASIDE)
         assert all(path.startswith(f"{stray.path}/lost+found/") for path in receipt.evidence)
 
-    run_story(1, story)
+    run_with_directories(1, story)
 
 
 def recovered_receipts(desk: Desk) -> list[Receipt]:
@@ -260,7 +260,7 @@ def test_records_of_a_directory_without_a_topic_id_get_a_receipt(directories: in
         lead(desk, 0, mine(desk, 0), isr=(1,))
         assert desk.replica().log.log_end_offset == 0
 
-    run_story(1, story, directories=directories)
+    run_with_directories(1, story, directories=directories)
 
 
 def test_a_directory_without_a_topic_id_or_records_has_no_receipt() -> None:
@@ -271,7 +271,7 @@ def test_a_directory_without_a_topic_id_or_records_has_no_receipt() -> None:
         assert len(desk.log_dirs.first.strays()) == 1
         assert recovered_receipts(desk) == []
 
-    run_story(1, story, directories=1)
+    run_with_directories(1, story, directories=1)
 
 
 def test_without_space_for_the_note_the_partition_waits() -> None:
@@ -289,7 +289,7 @@ def test_without_space_for_the_note_the_partition_waits() -> None:
         desk.delete_topic()
         assert not desk.partitions.directories.pending_notes, "the next topic of this name does not wait"
 
-    run_story(1, story, directories=1)
+    run_with_directories(1, story, directories=1)
 
 
 def test_the_partition_is_served_as_soon_as_there_is_space_for_the_note() -> None:
@@ -314,7 +314,7 @@ def test_the_partition_is_served_as_soon_as_there_is_space_for_the_note() -> Non
         (receipt,) = desk.losses.next_due(9)
         assert (receipt.start_offset, receipt.end_offset_exclusive) == (0, 3)
 
-    run_story(1, story, directories=1)
+    run_with_directories(1, story, directories=1)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_the_complete_one_of_two_directories_is_used(first: tuple[int], second: 
         (dropped,) = (path for path in ("/data", "/data2") if path != desk.log_dirs.opened[kept].path)
         assert [name[-6:] for name in desk.disk.listdir(dropped) if name.startswith(TOPIC)] == ["-stray"]
 
-    run_story(1, story)
+    run_with_directories(1, story)
 
 
 @pytest.mark.parametrize("torn", [0, 1])
@@ -362,7 +362,7 @@ def test_comparing_two_directories_truncates_neither(torn: int) -> None:
         assert desk.disk.folder(f"{stray.path}/lost+found") is None
         assert kept.partition(where(), desk.topic_id, LogConfig()).log_end_offset == 3
 
-    run_story(1, story)
+    run_with_directories(1, story)
 
 
 def test_an_older_topic_of_the_same_name_is_no_second_copy() -> None:
@@ -378,7 +378,7 @@ def test_an_older_topic_of_the_same_name_is_no_second_copy() -> None:
         assert found == [[where()], []]
         assert [name[-6:] for name in desk.disk.listdir("/data2") if name.startswith(TOPIC)] == ["-stray"]
 
-    run_story(1, story)
+    run_with_directories(1, story)
 
 
 def test_a_replica_in_an_offline_directory_is_not_recreated_in_another() -> None:
@@ -393,7 +393,7 @@ def test_a_replica_in_an_offline_directory_is_not_recreated_in_another() -> None
         desk.tell(1, leader=2, leader_epoch=1, isr=(2, 3), directories=(UNASSIGNED_DIRECTORY, ELSEWHERE, ELSEWHERE))
         assert desk.replica(1).log.directory == f"/data/{TOPIC}-1"
 
-    run_story(2, story)
+    run_with_directories(2, story)
 
 
 def test_a_replica_in_a_removed_directory_is_fetched_again_unless_in_sync() -> None:
@@ -411,7 +411,7 @@ def test_a_replica_in_a_removed_directory_is_fetched_again_unless_in_sync() -> N
         await turns()
         assert assigned(desk) == {0: mine(desk, 0)}
 
-    run_story(3, story)
+    run_with_directories(3, story)
 
 
 def test_one_directory_does_not_report_a_replica_that_it_never_had() -> None:
@@ -424,7 +424,7 @@ def test_one_directory_does_not_report_a_replica_that_it_never_had() -> None:
         await turns()
         assert assigned(desk) == {0: mine(desk, 0)}
 
-    run_story(1, story, directories=1)
+    run_with_directories(1, story, directories=1)
 
 
 @pytest.mark.parametrize("directories", [1, 2])
@@ -455,7 +455,7 @@ def test_no_request_creates_an_empty_replica_of_one_that_could_lead(directories:
         await turns()
         assert sorted(assigned(desk)) == [0, 1]
 
-    run_story(2, story, directories=directories)
+    run_with_directories(2, story, directories=directories)
 
 
 # --- reports to the controller --------------------------------------------------------------------------------------
@@ -489,7 +489,7 @@ def test_assignments_are_sent_together_and_retried_until_accepted() -> None:
         assert assigned(desk) == {0: mine(desk, 0), 1: mine(desk, 1), 2: mine(desk, 0), 3: mine(desk, 1)}
         assert third.directories == ((mine(desk, 0), ((desk.topic_id, (0,)),)),), "the others were accepted"
 
-    run_story(4, story)
+    run_with_directories(4, story)
 
 
 def test_an_assignment_rejected_as_unknown_is_not_retried_forever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,7 +507,7 @@ def test_an_assignment_rejected_as_unknown_is_not_retried_forever(monkeypatch: p
         await turns(50)
         assert len(desk.controller.asked) == 1
 
-    run_story(1, story)
+    run_with_directories(1, story)
 
 
 # --- failure --------------------------------------------------------------------------------------------------------
@@ -553,7 +553,7 @@ def test_a_failed_directory_takes_down_all_its_replicas_and_no_others(number: in
         # The directory failed, not the replica: the controller learns it from the heartbeat.
         assert LOST_DIRECTORY not in assigned(desk).values()
 
-    run_story(3, story)
+    run_with_directories(3, story)
 
 
 def test_flush_read_and_checkpoint_detect_the_failure() -> None:
@@ -584,7 +584,7 @@ def test_flush_read_and_checkpoint_detect_the_failure() -> None:
             await until(lambda: desk.lifecycle.failed)
             assert list(desk.log_dirs.offline) == ["/data2"]
 
-        run_story(3, story)
+        run_with_directories(3, story)
 
 
 def test_a_damaged_file_does_not_fail_the_directory() -> None:
@@ -606,7 +606,7 @@ def test_a_damaged_file_does_not_fail_the_directory() -> None:
         await turns()
         assert assigned(desk) == {1: LOST_DIRECTORY}
 
-    run_story(3, story)
+    run_with_directories(3, story)
 
 
 def test_a_full_disk_is_not_a_failed_disk() -> None:
@@ -619,7 +619,7 @@ def test_a_full_disk_is_not_a_failed_disk() -> None:
         desk.disk.heal()
         assert produced(desk, 1) == 0
 
-    run_story(3, story)
+    run_with_directories(3, story)
 
 
 def test_the_node_stops_when_all_directories_have_failed() -> None:
@@ -635,7 +635,7 @@ def test_the_node_stops_when_all_directories_have_failed() -> None:
         with pytest.raises(OperatorError, match="All log directories have failed: /data, /data2"):
             await ended
 
-    run_story(3, story)
+    run_with_directories(3, story)
 
 
 def test_the_node_stops_when_the_directory_of_the_metadata_log_fails() -> None:
@@ -649,7 +649,7 @@ def test_the_node_stops_when_the_directory_of_the_metadata_log_fails() -> None:
         assert produced(desk, 1) == 0, "until it stops"
 
     servers = {"controller.quorum.bootstrap.servers": "a:1", "process.roles": "broker"}
-    run_story(3, story, settings=servers)
+    run_with_directories(3, story, settings=servers)
 
 
 def test_the_node_stops_when_it_cannot_report_the_failure_to_a_controller() -> None:
@@ -662,7 +662,7 @@ def test_the_node_stops_when_it_cannot_report_the_failure_to_a_controller() -> N
         with pytest.raises(OperatorError, match=r"within log\.dir\.failure\.timeout\.ms \(50 ms\)"):
             await ended
 
-    run_story(3, story, settings={"log.dir.failure.timeout.ms": "50"})
+    run_with_directories(3, story, settings={"log.dir.failure.timeout.ms": "50"})
 
 
 def test_a_topic_of_a_failed_directory_is_dropped_and_recreated_elsewhere() -> None:
@@ -678,7 +678,7 @@ def test_a_topic_of_a_failed_directory_is_dropped_and_recreated_elsewhere() -> N
         desk.tell(1, leader=1, leader_epoch=9, directories=(UNASSIGNED_DIRECTORY, ELSEWHERE, ELSEWHERE))
         assert desk.replica(1).log.directory == f"/data/{TOPIC}-1"
 
-    run_story(3, story)
+    run_with_directories(3, story)
 
 
 def test_describe_log_dirs_lists_the_content_of_each_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -696,4 +696,4 @@ def test_describe_log_dirs_lists_the_content_of_each_directory(monkeypatch: pyte
             for each in results
         } == {"/data": [(0, True)], "/data2": [(1, True), (2, False)], "/data3": []}
 
-    run_story(3, story)
+    run_with_directories(3, story)

@@ -8,7 +8,7 @@ import pytest
 from immutables import Map
 
 from fenceline.metadata.image import ConfigResource, ConfigResourceType
-from tests.node.desk import TOPIC, Desk, told
+from tests.node.desk import TOPIC, Desk, run_story
 
 RATE = "leader.replication.throttled.rate"
 REPLICAS = "leader.replication.throttled.replicas"
@@ -47,7 +47,7 @@ def test_replicas_out_of_sync_are_throttled_and_those_in_sync_are_not(broker: st
         desk.clock.ms += 60_000
         assert size(desk, 3, 1) > 0
 
-    told(story)
+    run_story(story)
 
 
 def test_bytes_sent_to_in_sync_replicas_count() -> None:
@@ -58,7 +58,7 @@ def test_bytes_sent_to_in_sync_replicas_count() -> None:
         assert size(desk, 2, 0) > 50
         assert size(desk, 3, 0) == 0
 
-    told(story)
+    run_story(story)
 
 
 def test_the_fetch_of_a_throttled_follower_still_counts() -> None:
@@ -77,7 +77,7 @@ def test_the_fetch_of_a_throttled_follower_still_counts() -> None:
         assert leader.followers[3].log_end_offset == 2
         assert (await waiting.later()).partitions[0].records in (b"", None)
 
-    told(story)
+    run_story(story)
 
 
 def test_only_the_listed_replicas_are_throttled() -> None:
@@ -91,7 +91,7 @@ def test_only_the_listed_replicas_are_throttled() -> None:
         assert len(desk.follower_fetched(3, 0, index=1).records or b"") > 0
         assert len(desk.follower_fetched(3, 0, index=1).records or b"") == 0
 
-    told(story, partitions=2)
+    run_story(story, partitions=2)
 
 
 def test_a_removed_throttle_applies_to_no_replica() -> None:
@@ -111,7 +111,7 @@ def test_a_removed_throttle_applies_to_no_replica() -> None:
         desk.delete_topic()
         assert not desk.replication.throttles.leader.is_active
 
-    told(story)
+    run_story(story)
 
 
 def test_settings_from_before_the_start_apply() -> None:
@@ -123,4 +123,4 @@ def test_settings_from_before_the_start_apply() -> None:
         assert fresh.throttles.leader.is_active
         assert fresh.throttles.leader.rate == 50
 
-    told(story)
+    run_story(story)

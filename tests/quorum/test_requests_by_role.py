@@ -140,8 +140,8 @@ def test_every_request_of_another_cluster_is_rejected(kind: int) -> None:
     answer = machine.ask(_requests("another")[kind])
     assert answer.error_code is ErrorCode.INCONSISTENT_CLUSTER_ID
     assert (machine.quorum.role, machine.log.end) == (before, end)
-    told: Any = machine.ask(_requests(None)[kind])
-    assert told is None or told.error_code is not ErrorCode.INCONSISTENT_CLUSTER_ID
+    reported: Any = machine.ask(_requests(None)[kind])
+    assert reported is None or reported.error_code is not ErrorCode.INCONSISTENT_CLUSTER_ID
 
 
 def test_a_leader_of_an_older_epoch_ends_nothing() -> None:

@@ -43,7 +43,7 @@ def request(
     )
 
 
-def told(
+def fetched_partition(
     index: int, *, records: bytes = b"", high_watermark: int = 0, log_start: int = 0, error: int = 0, **more: object
 ) -> FetchedPartition:
     return FetchedPartition(
@@ -110,7 +110,7 @@ def test_epoch_0_opens_a_session_and_returns_everything(reader: Reader, sessions
     answer = reader.ask(wanted(0), wanted(1))
     assert answer.session_id != 0
     assert answer.is_full
-    fetched = [told(0), told(1)]
+    fetched = [fetched_partition(0), fetched_partition(1)]
     assert answer.select(fetched) == fetched
     assert len(sessions) == 1
 
@@ -122,14 +122,16 @@ def test_an_empty_session_opens_and_closes_with_its_next_request(reader: Reader,
 
 
 def test_later_responses_contain_only_changes(reader: Reader) -> None:
-    reader.ask(wanted(0), wanted(1), wanted(2)).select([told(0), told(1), told(2)])
+    reader.ask(wanted(0), wanted(1), wanted(2)).select(
+        [fetched_partition(0), fetched_partition(1), fetched_partition(2)]
+    )
     answer = reader.ask()
     assert indexes(answer.partitions) == [0, 1, 2]
-    assert answer.select([told(0), told(1), told(2)]) == []
+    assert answer.select([fetched_partition(0), fetched_partition(1), fetched_partition(2)]) == []
     news = [
-        told(0, records=b"r", high_watermark=1),
-        told(1, high_watermark=5),
-        told(2, log_start=1),
+        fetched_partition(0, records=b"r", high_watermark=1),
+        fetched_partition(1, high_watermark=5),
+        fetched_partition(2, log_start=1),
     ]
     assert reader.ask().select(news) == news
 
@@ -137,23 +139,23 @@ def test_later_responses_contain_only_changes(reader: Reader) -> None:
 @pytest.mark.parametrize(
     "news",
     [
-        told(0, records=b"r"),
-        told(0, error=1),
-        told(0, diverging_epoch=(1, 2)),
-        told(0, preferred_read_replica=3),
-        told(0, snapshot_id=(1, 2)),
+        fetched_partition(0, records=b"r"),
+        fetched_partition(0, error=1),
+        fetched_partition(0, diverging_epoch=(1, 2)),
+        fetched_partition(0, preferred_read_replica=3),
+        fetched_partition(0, snapshot_id=(1, 2)),
     ],
 )
 def test_which_changes_are_returned(reader: Reader, news: FetchedPartition) -> None:
-    reader.ask(wanted(0)).select([told(0)])
+    reader.ask(wanted(0)).select([fetched_partition(0)])
     assert reader.ask().select([news]) == [news]
 
 
 def test_a_partition_is_returned_again_after_an_error(reader: Reader) -> None:
-    reader.ask(wanted(0)).select([told(0)])
-    reader.ask().select([told(0, error=6)])
-    assert indexes(reader.ask().select([told(0)])) == [0]
-    assert reader.ask().select([told(0)]) == []
+    reader.ask(wanted(0)).select([fetched_partition(0)])
+    reader.ask().select([fetched_partition(0, error=6)])
+    assert indexes(reader.ask().select([fetched_partition(0)])) == [0]
+    assert reader.ask().select([fetched_partition(0)]) == []
 
 
 def test_partitions_are_added_replaced_and_forgotten(reader: Reader) -> None:
@@ -170,9 +172,9 @@ def test_forgetting_overrides_adding_in_the_same_request(reader: Reader) -> None
 
 
 def test_a_forgotten_partition_is_returned_in_full_when_added_again(reader: Reader) -> None:
-    reader.ask(wanted(0), wanted(1)).select([told(0), told(1)])
+    reader.ask(wanted(0), wanted(1)).select([fetched_partition(0), fetched_partition(1)])
     reader.ask(forgotten=[("t", None, [0])])
-    assert indexes(reader.ask(wanted(0)).select([told(1), told(0)])) == [0]
+    assert indexes(reader.ask(wanted(0)).select([fetched_partition(1), fetched_partition(0)])) == [0]
 
 
 def test_a_session_without_partitions_is_closed(reader: Reader, sessions: FetchSessions) -> None:
@@ -242,13 +244,15 @@ def test_names_and_ids_do_not_mix(reader: Reader, sessions: FetchSessions) -> No
 
 
 def test_served_partitions_move_to_the_end(reader: Reader) -> None:
-    reader.ask(wanted(0), wanted(1), wanted(2)).select([told(0, records=b"r"), told(1), told(2)])
+    reader.ask(wanted(0), wanted(1), wanted(2)).select(
+        [fetched_partition(0, records=b"r"), fetched_partition(1), fetched_partition(2)]
+    )
     answer = reader.ask()
     assert indexes(answer.partitions) == [0, 1, 2], "the opening response keeps the order of the request"
-    answer.select([told(0, records=b"r"), told(1), told(2)])
+    answer.select([fetched_partition(0, records=b"r"), fetched_partition(1), fetched_partition(2)])
     answer = reader.ask()
     assert indexes(answer.partitions) == [1, 2, 0]
-    answer.select([told(1, error=3), told(2, records=b"r"), told(0)])
+    answer.select([fetched_partition(1, error=3), fetched_partition(2, records=b"r"), fetched_partition(0)])
     assert indexes(reader.ask().partitions) == [1, 0, 2]
 
 
@@ -280,10 +284,10 @@ class Partitions:
     def __init__(self) -> None:
         self.waiters: dict[int, set[Callable[[], None]]] = defaultdict(set)
 
-    def settle(self, answer: SessionAnswer, progress: Progress | None = None) -> None:
+    def mark_idle(self, answer: SessionAnswer, progress: Progress | None = None) -> None:
         """No partition has anything new."""
         for each in answer.to_read():
-            each.settle(self.waiters[each.asked.index], progress)
+            each.mark_idle(self.waiters[each.asked.index], progress)
 
     def change(self, index: int) -> None:
         for call in tuple(self.waiters[index]):
@@ -300,10 +304,10 @@ def partitions() -> Partitions:
 
 
 def test_unchanged_partitions_are_not_read(reader: Reader, partitions: Partitions) -> None:
-    partitions.settle(reader.ask(wanted(0), wanted(1), wanted(2)))
+    partitions.mark_idle(reader.ask(wanted(0), wanted(1), wanted(2)))
     answer = reader.ask()
     assert indexes(answer.partitions) == []
-    assert answer.has_settled
+    assert answer.has_idle
     partitions.change(2)
     partitions.change(0)
     assert indexes(reader.ask().partitions) == [0, 2]
@@ -312,7 +316,7 @@ def test_unchanged_partitions_are_not_read(reader: Reader, partitions: Partition
 
 def test_a_waiting_fetch_is_notified_of_a_change_once(reader: Reader, partitions: Partitions) -> None:
     answer = reader.ask(wanted(0))
-    partitions.settle(answer)
+    partitions.mark_idle(answer)
     heard: list[int] = []
     assert answer.session is not None
     answer.session.listeners.add(lambda: heard.append(1))
@@ -322,7 +326,7 @@ def test_a_waiting_fetch_is_notified_of_a_change_once(reader: Reader, partitions
 
 
 def test_a_requested_partition_is_read_again(reader: Reader, partitions: Partitions) -> None:
-    partitions.settle(reader.ask(wanted(0), wanted(1)))
+    partitions.mark_idle(reader.ask(wanted(0), wanted(1)))
     assert [(p.index, p.fetch_offset) for p in reader.ask(wanted(1, 7)).partitions] == [(1, 7)]
     assert partitions.waited_for == [0]
 
@@ -332,7 +336,7 @@ def test_a_closed_session_leaves_no_listeners(
     reader: Reader, sessions: FetchSessions, partitions: Partitions, how: str
 ) -> None:
     answer = reader.ask(wanted(0), wanted(1))
-    partitions.settle(answer)
+    partitions.mark_idle(answer)
     match how:
         case "forgotten":
             reader.ask(forgotten=[("t", None, [0, 1])])
@@ -352,7 +356,7 @@ def test_a_follower_of_unchanged_partitions_stays_in_sync_while_it_fetches(
     """`epochs.md E32`: it is at the log's end with every fetch, though this is not recorded each time."""
     progress = Progress()
     progress.fetched(5, 0, 102, 5, 1_000)
-    partitions.settle(reader.ask(wanted(0), now_ms=1_000), progress)
+    partitions.mark_idle(reader.ask(wanted(0), now_ms=1_000), progress)
     reader.ask(now_ms=90_000)
     partitions.change(0)
     assert (progress.last_caught_up_ms, progress.last_fetch_ms) == (90_000, 90_000)
@@ -365,7 +369,7 @@ def test_a_request_of_an_outdated_process_is_read_in_full_and_proves_nothing(
 ) -> None:
     progress = Progress()
     progress.fetched(5, 0, 102, 5, 1_000)
-    partitions.settle(reader.ask(wanted(0), wanted(1), now_ms=1_000), progress)
+    partitions.mark_idle(reader.ask(wanted(0), wanted(1), now_ms=1_000), progress)
     asked = request(reader.session_id, 1, replica_id=2)
     answer = sessions.begin(asked, uses_topic_ids=False, now_ms=90_000, fresh_id=1, is_outdated=True)
     assert indexes(answer.partitions) == [0, 1]
@@ -376,11 +380,11 @@ def test_a_follower_that_registered_again_is_read_in_full(
     reader: Reader, sessions: FetchSessions, partitions: Partitions
 ) -> None:
     """Its leader has to learn the new broker epoch of every partition (E36)."""
-    partitions.settle(reader.ask(wanted(0), wanted(1)))
+    partitions.mark_idle(reader.ask(wanted(0), wanted(1)))
     asked = replace(request(reader.session_id, 1, replica_id=2), replica_epoch=7)
     answer = sessions.begin(asked, uses_topic_ids=False, now_ms=0, fresh_id=1)
     assert indexes(answer.partitions) == [0, 1]
-    partitions.settle(answer)
+    partitions.mark_idle(answer)
     asked = replace(request(reader.session_id, 2, replica_id=2), replica_epoch=7)
     assert sessions.begin(asked, uses_topic_ids=False, now_ms=0, fresh_id=1).partitions == []
 

@@ -132,8 +132,8 @@ def test_a_log_that_deleted_records_of_the_leader_keeps_its_start(epochs: list[i
     """An in-sync replica has all committed records: restarted at the leader's start, it would lack them for a while."""
     state = follower(epochs)
     state.log.forget_below(deleted)  # type: ignore[attr-defined]
-    told = epochs[deleted - 1]
-    assert state.on_divergence(told, deleted) == CutTo(state, deleted, Cause.DIVERGENCE)
+    reported = epochs[deleted - 1]
+    assert state.on_divergence(reported, deleted) == CutTo(state, deleted, Cause.DIVERGENCE)
     assert state.phase is Phase.CUTTING
 
 

@@ -51,7 +51,7 @@ def fetch(state: LeaderState, replica: int, offset: int, *, now_ms: int = 0, min
     )
 
 
-def told(state: LeaderState, isr: set[int], *, partition_epoch: int = 8, recovering: bool = False) -> bool:
+def reported(state: LeaderState, isr: set[int], *, partition_epoch: int = 8, recovering: bool = False) -> bool:
     return state.on_partition(
         partition_epoch=partition_epoch,
         replicas=state.replicas,
@@ -103,7 +103,7 @@ class TestHighWatermark:
         state = leader({1, 2})
         assert not state.on_append(10, 1, 0)
         assert state.high_watermark == 0
-        assert told(state, {1})
+        assert reported(state, {1})
         assert state.high_watermark == 10
 
     def test_never_goes_back_when_a_replica_does(self) -> None:
@@ -165,7 +165,7 @@ class TestHighWatermark:
         state.on_append(5, 1, 0)
         fetch(state, 2, 5)
         assert state.high_watermark == 5
-        told(state, {1})
+        reported(state, {1})
         assert state.on_append(7, 1, 10)
         assert state.high_watermark == 7
         # Once it fetches again, it is waited for again.
@@ -329,7 +329,7 @@ class TestInSyncSet:
         assert proposal is not None
         assert [member.broker_id for member in proposal.members] == [1, 2]
         assert state.high_watermark == 0
-        assert told(state, {1, 2})
+        assert reported(state, {1, 2})
         assert state.high_watermark == 10
 
     def test_no_member_is_removed_within_the_lag_time(self) -> None:
@@ -351,14 +351,14 @@ class TestInSyncSet:
         assert state.propose_expansion(2) is not None
         assert state.propose_expansion(3) is None
         assert state.propose_shrink(10 * LAG_MS) is None
-        told(state, {1, 2})
+        reported(state, {1, 2})
         assert state.propose_expansion(3) is not None
 
     def test_older_metadata_changes_nothing(self) -> None:
         """`epochs.md E33`."""
         state = leader({1, 2})
-        assert not told(state, {1}, partition_epoch=7)
-        assert not told(state, {1}, partition_epoch=6)
+        assert not reported(state, {1}, partition_epoch=7)
+        assert not reported(state, {1}, partition_epoch=6)
         assert state.isr == {1, 2}
 
     @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ class TestInSyncSet:
         fetch(state, 2, 0)
         older = state.propose_expansion(2)
         assert older is not None
-        told(state, {1, 2})
+        reported(state, {1, 2})
         fetch(state, 3, 0)
         newer = state.propose_expansion(3)
         assert state.on_rejected(older, ErrorCode.INELIGIBLE_REPLICA) is Rejection.REVERTED
@@ -407,13 +407,13 @@ class TestRecovering:
         proposal = state.propose_recovered()
         assert proposal is not None
         assert proposal.members == (Member(1, 101),)
-        told(state, {1})
+        reported(state, {1})
         assert not state.is_recovering
         assert state.propose_expansion(2) is not None
 
     def test_metadata_without_recovered_leaves_it_recovering(self) -> None:
         state = leader({1}, is_recovering=True)
-        told(state, {1}, recovering=True)
+        reported(state, {1}, recovering=True)
         assert state.is_recovering
         assert state.propose_recovered() is not None
 
@@ -422,14 +422,14 @@ class TestRecovering:
         assert state.propose_recovered_again() is None, "recovery is not done"
         first = state.propose_recovered()
         assert state.propose_recovered_again() is None, "the first proposal is pending"
-        told(state, {1}, recovering=True)
+        reported(state, {1}, recovering=True)
         again = state.propose_recovered_again()
         assert first is not None
         assert again is not None
         assert again.partition_epoch > first.partition_epoch
         state.on_rejected(again, ErrorCode.INELIGIBLE_REPLICA)
         assert state.propose_recovered_again() is not None, "a rejection that reverts leaves nothing proposed"
-        told(state, {1})
+        reported(state, {1})
         assert state.propose_recovered_again() is None, "the controller has accepted it"
 
     def test_recovered_leader_proposes_nothing(self) -> None:

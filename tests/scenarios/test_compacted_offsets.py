@@ -77,11 +77,11 @@ def test_offsets_members_and_deletions_survive_compaction_and_a_kill() -> None:
                 expected = {p: ((ROUNDS - 1) * 1000 + p, ROUNDS - 1) for p in range(PARTITIONS)}
                 for group in GROUPS:
                     of_group = {**expected, 7: (-1, -1)} if group == "two" else expected
-                    told = eventually(
+                    reported = eventually(
                         lambda group=group: _fetch_if_loaded(connection, group, topic),  # type: ignore[misc]
-                        f"{group} is told its positions",
+                        f"{group} gets its positions",
                     )
-                    assert told == of_group
+                    assert reported == of_group
                 assert fetch(connection, "gone", topic, range(3)) == dict.fromkeys(range(3), (-1, -1))
                 assert heartbeat(connection, "with a member", member) is ErrorCode.NONE
             with Admin(node.bootstrap) as admin:

@@ -28,8 +28,8 @@ from tests.support.unclean_story import (
     UncleanStory,
     cluster_of,
     read,
+    reported,
     said,
-    told,
 )
 from tests.support.watched_consumer import Asked, Learned, WatchedConsumer
 
@@ -81,10 +81,10 @@ def test_polling_consumers_of_every_policy_detect_the_truncation(story: UncleanS
         anew = story.write(ANEW, "new")
 
         for name in ("fail", "earliest", "near"):
-            error = told(consumers[name])
+            error = reported(consumers[name])
             assert said([error]) == [(KEPT + LOST, KEPT)], name
             assert (error.leader_epoch, error.epochs[-1]) == (epoch, epoch)
-            assert said([told(consumers[name])]) == [(KEPT + LOST, KEPT)], "until a seek"
+            assert said([reported(consumers[name])]) == [(KEPT + LOST, KEPT)], "until a seek"
         # Within one round trip after learning the new leader: no fetch goes to it before the error.
         found = story.partition()
         assert found is not None
@@ -122,14 +122,14 @@ def test_starts_and_seeks_with_an_epoch_detect_the_loss_and_its_receipt(story: U
 
     # The committed offset is beyond the truncation point, and beyond the new log end.
     with story.consumer(**group, **{"auto.offset.reset": "latest"}) as consumer:
-        error = told(consumer)
+        error = reported(consumer)
         assert said([error]) == [(KEPT + LOST, KEPT)]
         assert error.epochs == (epoch,)
 
     with story.consumer() as consumer:
         for offset in (KEPT + LOST, KEPT + 1):  # beyond the new log end, and within the new log
             consumer.seek(story.tp, offset, epoch)
-            assert said([told(consumer)]) == [(offset, KEPT)]
+            assert said([reported(consumer)]) == [(offset, KEPT)]
         consumer.seek(story.tp, KEPT, epoch)
         assert read(consumer, ANEW) == anew, "the log is unchanged up to this offset"
         consumer.seek(story.tp, KEPT + 1)
@@ -145,7 +145,7 @@ def test_starts_and_seeks_with_an_epoch_detect_the_loss_and_its_receipt(story: U
 
         eventually(has_receipt, "the receipt is there, or there is none", wait_s=WAIT_S)
     with story.consumer(**group, **{"truncation.evidence.timeout.ms": 20_000}) as consumer:
-        error = told(consumer)
+        error = reported(consumer)
     assert said([error]) == [(KEPT + LOST, KEPT)]
     if story.is_kafka:
         assert error.evidence == ()
@@ -173,7 +173,7 @@ def test_truncation_by_a_returning_leader_with_an_older_log_is_detected(story: U
             story.await_leader_known(consumers[name])
         for name, end in stops.items():
             if end > KEPT:
-                error = told(consumers[name])
+                error = reported(consumers[name])
                 assert said([error]) == [(end, KEPT)], name
                 consumers[name].seek(story.tp, error.divergent_offset, error.divergent_epoch)
         later = story.write(1, "later")

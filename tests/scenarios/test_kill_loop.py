@@ -134,7 +134,11 @@ def kill_loop(directory: Path, kills: int, seed: int) -> None:
     assert len(positions) == sum(map(len, found.values())), "a record is in the log twice"
     lost = [number for number in load.acknowledged if number not in positions]
     assert not lost, f"acknowledged and lost: {lost[:10]} of {len(load.acknowledged)}"
-    moved = {n: (told, positions[n]) for n, told in load.acknowledged.items() if told != positions[n] and told[1] >= 0}
+    moved = {
+        n: (reported, positions[n])
+        for n, reported in load.acknowledged.items()
+        if reported != positions[n] and reported[1] >= 0
+    }
     assert not moved, f"acknowledged at another offset: {dict(list(moved.items())[:5])}"
     assert not load.failed, load.failed[:5]
 

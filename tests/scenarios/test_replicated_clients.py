@@ -119,7 +119,7 @@ def test_commits_of_a_group_survive_a_kill_of_its_coordinator(cluster: LocalClus
     group = f"group-{topic}"
     settings = {"bootstrap.servers": cluster.bootstrap, "group.id": group, "enable.auto.commit": False, "log_level": 0}
     partition = confluent_kafka.TopicPartition(topic, 0)
-    told = 0
+    reported = 0
     for _ in range(KILLS):
         node = eventually(lambda: _coordinator(cluster, group), "the group has a coordinator")
         committing = confluent_kafka.Consumer(settings)
@@ -134,9 +134,9 @@ def test_commits_of_a_group_survive_a_kill_of_its_coordinator(cluster: LocalClus
             return answer[0].error is None
 
         for _ in range(50):
-            wanted = told + 1
+            wanted = reported + 1
             eventually(lambda wanted=wanted: commit(wanted), "a commit is answered")  # type: ignore[misc]
-            told = wanted
+            reported = wanted
         cluster.kill(node)
         committing.close()
         reading = confluent_kafka.Consumer(settings)
@@ -148,7 +148,7 @@ def test_commits_of_a_group_survive_a_kill_of_its_coordinator(cluster: LocalClus
                 return None
             return found.offset if found.error is None else None
 
-        assert eventually(committed, "what was committed is told", wait_s=120) == told
+        assert eventually(committed, "the committed offset is returned", wait_s=120) == reported
         reading.close()
         cluster.restart(node)
         eventually(lambda: all_in_sync(cluster.bootstrap, "__consumer_offsets"), "all are in sync", wait_s=120)
@@ -165,16 +165,18 @@ def test_a_group_waits_for_a_coordinator_without_replicas() -> None:
 
         def is_committed(ask: Callable[[], Sequence[confluent_kafka.TopicPartition] | None]) -> bool:
             try:
-                told = ask()
+                reported = ask()
             except confluent_kafka.KafkaException:
                 return False
-            return told is not None and told[0].error is None and told[0].offset == 5
+            return reported is not None and reported[0].error is None and reported[0].offset == 5
 
         eventually(lambda: is_committed(lambda: consumer.commit(offsets=[at], asynchronous=False)), "it is committed")
         cluster.kill(node)
         assert not is_committed(lambda: consumer.committed([at], timeout=5))
         cluster.restart(node)
-        eventually(lambda: is_committed(lambda: consumer.committed([at], timeout=5)), "it is told again", wait_s=120)
+        eventually(
+            lambda: is_committed(lambda: consumer.committed([at], timeout=5)), "it is returned again", wait_s=120
+        )
         consumer.close()
 
 

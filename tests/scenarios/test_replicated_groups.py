@@ -83,14 +83,14 @@ class OffsetFetcher:
 
     def _ask(self, connection: RawConnection) -> None:
         group = self._rng.choice(self._groups)
-        told = fetch(connection, group, self._topic, self._offsets)
-        if isinstance(told, ErrorCode):
-            self.answers[told.name] += 1
-            if told not in NOT_NOW:
-                self.wrong.append(f"{group}: {told.name}")
+        reported = fetch(connection, group, self._topic, self._offsets)
+        if isinstance(reported, ErrorCode):
+            self.answers[reported.name] += 1
+            if reported not in NOT_NOW:
+                self.wrong.append(f"{group}: {reported.name}")
             return
-        self.answers["told"] += 1
-        offsets = {partition: offset for partition, (offset, _) in told.items()}
+        self.answers["fetched"] += 1
+        offsets = {partition: offset for partition, (offset, _) in reported.items()}
         if offsets != self._offsets:
             self.wrong.append(f"{group}: {offsets}")
 
@@ -120,7 +120,7 @@ def test_a_committed_offset_is_never_reported_as_unknown(cluster: LocalCluster) 
         eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
     assert [wrong for fetcher in fetchers for wrong in fetcher.wrong] == []
     answers = sum((fetcher.answers for fetcher in fetchers), Counter())
-    assert answers["told"] > 0
+    assert answers["fetched"] > 0
     assert answers["COORDINATOR_LOAD_IN_PROGRESS"] > 0, answers
 
 
@@ -184,9 +184,11 @@ def test_a_static_member_rejoins_at_the_next_coordinator(cluster: LocalCluster) 
 
 
 def _await_more(fetchers: list[OffsetFetcher]) -> None:
-    before = sum(fetcher.answers["told"] for fetcher in fetchers)
+    before = sum(fetcher.answers["fetched"] for fetcher in fetchers)
     eventually(
-        lambda: sum(fetcher.answers["told"] for fetcher in fetchers) > before, "positions are told again", wait_s=120
+        lambda: sum(fetcher.answers["fetched"] for fetcher in fetchers) > before,
+        "positions are fetched again",
+        wait_s=120,
     )
 
 

@@ -74,7 +74,7 @@ def play(config: pytest.Config | None, root: Path, *, rounds: int, minutes: floa
     classes = Counter(each.loss_class.value for each in receipts)
     progress.say(
         f"seed {seed}: {found or 'no anomaly'}; {progress.sums()}; {len(receipts)} receipts {dict(classes)}, "
-        f"{lost} acknowledged records lost and told of, {verdict.truncations} truncations told to readers"
+        f"{lost} acknowledged records lost with a receipt, {verdict.truncations} truncations reported to readers"
     )
     assert found == ""
     assert lost > 0, "no record was lost, so nothing was tested"

@@ -126,13 +126,13 @@ def test_confluent_kafka_reports_the_divergent_offset(stage: Stage) -> None:
                 raise KafkaException(error)
         return sum(message.error() is None for message in messages)
 
-    told = _error_of(poll, KafkaException).args[0]
+    reported = _error_of(poll, KafkaException).args[0]
     consumer.close()
     # It may report the missing reset policy, with the truncation as its cause.
-    assert told.code() in (KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET), told
-    assert "truncation" in told.str(), told.str()
-    assert f"offset {KEPT + LOST}" in told.str(), told.str()
-    assert f"end offset is {KEPT}" in told.str(), told.str()
+    assert reported.code() in (KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET), reported
+    assert "truncation" in reported.str(), reported.str()
+    assert f"offset {KEPT + LOST}" in reported.str(), reported.str()
+    assert f"end offset is {KEPT}" in reported.str(), reported.str()
 
 
 def test_kafka_python_reports_the_divergent_offset(stage: Stage) -> None:
@@ -149,9 +149,9 @@ def test_kafka_python_reports_the_divergent_offset(stage: Stage) -> None:
     while read < KEPT + LOST:
         read += sum(map(len, consumer.poll(timeout_ms=1000).values()))
     stage.lose()
-    told = _error_of(lambda: len(consumer.poll(timeout_ms=1000)), KafkaPythonTruncation)
+    reported = _error_of(lambda: len(consumer.poll(timeout_ms=1000)), KafkaPythonTruncation)
     consumer.close()
-    assert told.divergent_offsets[partition].offset == KEPT
+    assert reported.divergent_offsets[partition].offset == KEPT
 
 
 def test_fenceline_reports_the_divergent_offset(stage: Stage) -> None:
@@ -163,8 +163,8 @@ def test_fenceline_reports_the_divergent_offset(stage: Stage) -> None:
         while read < KEPT + LOST:
             read += len(consumer.poll(1000))
         stage.lose()
-        told = _error_of(lambda: len(consumer.poll(1000)), LogTruncationError)
-    assert (told.offset, told.divergent_offset) == (KEPT + LOST, KEPT)
+        reported = _error_of(lambda: len(consumer.poll(1000)), LogTruncationError)
+    assert (reported.offset, reported.divergent_offset) == (KEPT + LOST, KEPT)
 
 
 @pytest.mark.kafka
@@ -198,10 +198,10 @@ def test_kafkas_own_client_reports_the_divergent_offset(stage: Stage) -> None:
         while read < KEPT + LOST:
             read += consumer.poll(second).count()
         stage.lose()
-        told = _error_of(lambda: consumer.poll(second).count(), Py4JJavaError).java_exception
-        assert told.getClass().getSimpleName() == "LogTruncationException", told.toString()
-        assert told.offsetOutOfRangePartitions()[partition] == KEPT + LOST
-        assert told.divergentOffsets()[partition].offset() == KEPT
+        reported = _error_of(lambda: consumer.poll(second).count(), Py4JJavaError).java_exception
+        assert reported.getClass().getSimpleName() == "LogTruncationException", reported.toString()
+        assert reported.offsetOutOfRangePartitions()[partition] == KEPT + LOST
+        assert reported.divergentOffsets()[partition].offset() == KEPT
         consumer.close()
     finally:
         gateway.shutdown()
@@ -219,4 +219,4 @@ def _error_of(poll: Callable[[], int], kind: type[_Error], wait_s: float = 120) 
         except kind as error:
             return error
         assert count == 0, "it crossed the truncation unnoticed"
-    raise AssertionError("it is not told")
+    raise AssertionError("the truncation is not reported")

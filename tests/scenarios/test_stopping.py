@@ -72,7 +72,9 @@ def test_sigterm_stops_cleanly_under_load_with_parked_fetches_and_groups(tmp_pat
         assert not load.failed
         found = read_everything(node.bootstrap)
         positions = {number: (p, offset) for p, records in found.items() for offset, number in records}
-        assert all(positions.get(number) == told for number, told in load.acknowledged.items() if told[1] >= 0)
+        assert all(
+            positions.get(number) == reported for number, reported in load.acknowledged.items() if reported[1] >= 0
+        )
         assert len(positions) == sum(map(len, found.values()))
 
 

@@ -70,10 +70,10 @@ def test_divergence_is_reported_until_the_old_leader_truncates_its_log(story: Un
     reports = verified(*where)
     assert set(findings(reports, topic)) == {("divergence", KEPT)}
     assert [error for error in errors(reports) if topic not in error] == []
-    told = [each["message"] for report in reports if report["topic"] == topic for each in report["findings"]]
+    reported = [each["message"] for report in reports if report["topic"] == topic for each in report["findings"]]
     epochs = {report["leader_epochs"][-1][0] for report in reports if report["topic"] == topic}
     assert len(epochs) == 2
-    assert all(f"epoch {epoch}" in told[0] for epoch in epochs), told
+    assert all(f"epoch {epoch}" in reported[0] for epoch in epochs), reported
 
     story.restart(FIRST)
     story.write(ANEW, "later")

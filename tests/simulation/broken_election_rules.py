@@ -101,7 +101,7 @@ def _v39_a_recovering_leader_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None
         self.is_recovering = was
         return proposal
 
-    def told(asked: Any) -> Any:
+    def reported(asked: Any) -> Any:
         recovering = {
             (replica.topic_id, replica.topic_partition.partition)
             for replica, proposal in asked.items()
@@ -127,7 +127,7 @@ def _v39_a_recovering_leader_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None
 
     patch.setattr(LeaderState, "propose_expansion", grows)
     patch.setattr(FetchReads, "_checked", serves)
-    patch.setattr(isr_changes, "_topics", told)
+    patch.setattr(isr_changes, "_topics", reported)
     patch.setattr(alter_partition, "_fault", takes)
 
 

@@ -80,12 +80,12 @@ class Machine:
         leader_has: bool = False,
         directory: str = DIRECTORY,
     ) -> None:
-        told = {each.id: each for each in receipts}
+        reported = {each.id: each for each in receipts}
         self.crashes.log_opened(
             KEY,
             directory,
             log,
-            told,
+            reported,
             start,
             is_compacted=is_compacted,
             leader_has=lambda batch: leader_has,
@@ -126,15 +126,15 @@ def test_a_receipt_for_records_that_are_not_lost_is_detected() -> None:
 def test_a_receipt_excludes_records_below_the_log_start() -> None:
     """The record below it had been deleted before."""
     exact = receipt(LOG, start_offset=1, records=5)
-    for told in (exact, receipt(LOG)):
+    for reported in (exact, receipt(LOG)):
         machine = Machine(synced=False)
         machine.crashes.log_closed(KEY, DIRECTORY, list(LOG), {}, start=1)
         machine.crashes.life_started()
-        if told is exact:
-            machine.opens([], told, start=9)
+        if reported is exact:
+            machine.opens([], reported, start=9)
         else:
             with pytest.raises(InvariantBroken, match="starts at 0, but the difference has 1"):
-                machine.opens([], told, start=9)
+                machine.opens([], reported, start=9)
 
 
 def test_records_deleted_up_to_the_middle_of_a_batch_are_not_lost() -> None:

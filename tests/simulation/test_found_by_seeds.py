@@ -121,9 +121,9 @@ def test_an_epoch_missing_from_the_checkpoint_is_rejected(at: int) -> None:
     for read in (log.replay, log.replay_committed):
         with pytest.raises(
             OperatorError, match=r"has a batch of epoch \d+ at offset 0, but .*checkpoint has epoch 3"
-        ) as told:
+        ) as reported:
             read()
-        assert "Check" in told.value.advice or "check it" in told.value.advice
+        assert "Check" in reported.value.advice or "check it" in reported.value.advice
     disk.is_wrong = False
     assert log.replay().record_count == 1
 

@@ -24,11 +24,11 @@ POWER = {
 def test_a_voter_that_loses_power_in_its_first_flush_starts_again() -> None:
     """As brokers' seed 872: a hole before complete batches, another power failure in the next start, and finally the
     voter has all its records again."""
-    told: list[str] = []
-    outcome = play(358, "quorum", overrides=POWER, sink=told.append)
+    reported: list[str] = []
+    outcome = play(358, "quorum", overrides=POWER, sink=reported.append)
     assert outcome.failure is None, outcome.report()
-    cut = [at for at, line in enumerate(told) if "truncating the metadata log before a damaged range" in line]
-    again = [at for at, line in enumerate(told) if "again has all records that this node had acknowledged" in line]
+    cut = [at for at, line in enumerate(reported) if "truncating the metadata log before a damaged range" in line]
+    again = [at for at, line in enumerate(reported) if "again has all records that this node had acknowledged" in line]
     assert cut
     assert again
     assert cut[0] < again[-1]

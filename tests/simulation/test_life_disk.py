@@ -16,8 +16,8 @@ class Machine:
     def __init__(self, seed: int = 1) -> None:
         self.disk = SimDisk(seed)
         self.disk.mkdir("/d")
-        self.told: list[str] = []
-        self.life = LifeDisk(self.disk, Random(seed), log_event=self.told.append, end_process=self._die)
+        self.reported: list[str] = []
+        self.life = LifeDisk(self.disk, Random(seed), log_event=self.reported.append, end_process=self._die)
 
     def _die(self) -> None:
         self.life.forget()
@@ -113,5 +113,5 @@ def test_wrong_bits_are_read_but_not_stored() -> None:
 def test_every_change_is_reported() -> None:
     machine = Machine()
     replace_file(machine.life, "/d/a", b"content")
-    assert [line.split()[0] for line in machine.told] == ["create", "write", "fsync", "rename", "fsync"]
+    assert [line.split()[0] for line in machine.reported] == ["create", "write", "fsync", "rename", "fsync"]
     assert machine.life.changes == 5

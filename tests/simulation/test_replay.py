@@ -30,20 +30,20 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_log_lines_of_other_threads_are_not_in_the_trace() -> None:
     """An earlier test may have left a running thread in this process."""
-    told, ended = [], threading.Event()
+    reported, ended = [], threading.Event()
 
     def log_on() -> None:
         log = Logger("somebody else")
         while not ended.wait(0.001):
             log.debug("still at work")
-            told.append("still at work")
+            reported.append("still at work")
 
     digest = play(SEED, "quorum").digest
     thread = threading.Thread(target=log_on)
     thread.start()
     try:
         played = [play(SEED, "quorum").digest]
-        while not told:
+        while not reported:
             played.append(play(SEED, "quorum").digest)
     finally:
         ended.set()
@@ -100,12 +100,13 @@ def test_two_topics_in_two_processes() -> None:
         play(seed, scenario, sink=lines.append)
         code = f"from fenceline.testing.simulation.stage import play\nplay({seed}, {scenario!r}, sink=print)"
         for hash_seed in ("1", "3"):
-            told = _lines_of_a_new_process(code, hash_seed)
+            reported = _lines_of_a_new_process(code, hash_seed)
             differ = next(
-                ((n, one, other) for n, (one, other) in enumerate(zip(lines, told, strict=False)) if one != other), None
+                ((n, one, other) for n, (one, other) in enumerate(zip(lines, reported, strict=False)) if one != other),
+                None,
             )
             assert differ is None, f"line {differ[0]}: {differ[1]!r} here, {differ[2]!r} in a new process"
-            assert len(lines) == len(told)
+            assert len(lines) == len(reported)
 
 
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))

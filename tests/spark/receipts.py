@@ -10,7 +10,7 @@ from fenceline.losses.receipt import Cause, LossClass, Receipt, document
 
 def receipt(id: str = "a", time_ms: int = 1_000, topic: str = "t", **others: Any) -> bytes:
     """A receipt for seven records from offset 10 on; `others` override fields by their documented names."""
-    told = Receipt(
+    reported = Receipt(
         id=id,
         topic=topic,
         topic_id=None,
@@ -29,4 +29,4 @@ def receipt(id: str = "a", time_ms: int = 1_000, topic: str = "t", **others: Any
         leader_epoch=4,
         time_ms=time_ms,
     )
-    return json.dumps({**document(told), **others}).encode()
+    return json.dumps({**document(reported), **others}).encode()

@@ -89,11 +89,11 @@ def check(found: dict[str, Any], folder: Path) -> None:
     assert found["stream"] == rows
     assert found["batches"] > 2
     assert found["losses"] == [["OFFSETS_EXPIRED", 0, 0, 7]]
-    told = found["truncated"]
-    assert told["first"] == [["LOG_TRUNCATED", 100, 150, "executor"]], told["first text"]
-    assert told["replay"] == [["LOG_TRUNCATED", 100, 150, "driver"]], told["replay text"]
-    assert told["rewound"] == [["LOG_TRUNCATED", 100, 150, "driver"]]
-    assert told["values"] == [*range(100), *range(1000, 1100)]
+    reported = found["truncated"]
+    assert reported["first"] == [["LOG_TRUNCATED", 100, 150, "executor"]], reported["first text"]
+    assert reported["replay"] == [["LOG_TRUNCATED", 100, 150, "driver"]], reported["replay text"]
+    assert reported["rewound"] == [["LOG_TRUNCATED", 100, 150, "driver"]]
+    assert reported["values"] == [*range(100), *range(1000, 1100)]
     table = DeltaTable(str(folder / "table")).to_pyarrow_table().sort_by("offset")
     assert [int(value) for value in table["value"].to_pylist()] == [*range(100), *range(1000, 1100)]
     assert table["offset"].to_pylist() == list(range(200))

@@ -92,12 +92,12 @@ def test_stale_rows_of_an_idle_partition_are_removed(spark: SparkSession, tmp_pa
         keep_equal(tracked(spark, broker.bootstrap, topic), table, checkpoint, broker.bootstrap)
         assert offsets(table) == [(0, offset) for offset in range(100)] + [(1, offset) for offset in range(20)]
         assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
-        (told,) = [
+        (reported,) = [
             entry["fenceline"]["repair"]
             for entry in DeltaTable(table).history()
             if "repair" in entry.get("fenceline", {})
         ]
-        assert told["removed_rows"] == 50
+        assert reported["removed_rows"] == 50
         version = DeltaTable(table).version()
         keep_equal(tracked(spark, broker.bootstrap, topic), table, checkpoint, broker.bootstrap)
         assert DeltaTable(table).version() == version

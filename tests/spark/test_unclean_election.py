@@ -75,8 +75,8 @@ def test_the_connector_continues_and_the_source_fails(spark: SparkSession, story
 
     query = sinks.drain(OURS, onTruncation="rewind", includeLeaderEpoch=True)
     assert sinks.rows(OURS) == sorted([*at(0, [*kept, *lost]), *at(KEPT, new)])
-    told = [loss for progress in query.recentProgress for loss in losses_of(progress)]
-    assert found_in(told) == [(LossKind.LOG_TRUNCATED, KEPT, END)]
+    reported = [loss for progress in query.recentProgress for loss in losses_of(progress)]
+    assert found_in(reported) == [(LossKind.LOG_TRUNCATED, KEPT, END)]
     # The old leader returns and truncates its log: no further loss is reported.
     story.restart(FIRST)
     sinks.drain(OURS)
@@ -116,8 +116,8 @@ def test_a_running_query_detects_an_unclean_election(spark: SparkSession, story:
         query.processAllAvailable()
         new = story.write(LOST // 2, "new")
         query.processAllAvailable()
-        told = [loss for progress in query.recentProgress for loss in losses_of(progress)]
-        assert set(found_in(told)) == {(LossKind.LOG_TRUNCATED, KEPT, END)}
+        reported = [loss for progress in query.recentProgress for loss in losses_of(progress)]
+        assert set(found_in(reported)) == {(LossKind.LOG_TRUNCATED, KEPT, END)}
         # Another election while it runs: back to the old history, which the other replica still has.
         story.lead_uncleanly(FIRST, instead_of=SECOND)
         newest = story.write(1, "newest")
@@ -166,10 +166,10 @@ def test_a_table_equals_the_log_again_after_its_stream_and_after_a_repair(
     shutil.copytree(table, copy)
 
     fill()
-    (told,) = [
+    (reported,) = [
         one["fenceline"]["repair"] for one in DeltaTable(table).history() if "repair" in one.get("fenceline", {})
     ]
-    assert told["removed_rows"] == LOST
+    assert reported["removed_rows"] == LOST
     kinds = ("stale", "behind")
     done = pyspark_fenceline.repair(copy, story.bootstrap, topic, apply=True, kinds=kinds)
     assert (done.removed_rows, done.added_rows) == (LOST, 2 * LOST)

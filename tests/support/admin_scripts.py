@@ -108,15 +108,18 @@ def _pass_barrier(connection: RawConnection) -> None:
 def _wait_for_replicas(connection: RawConnection, topics: list[str]) -> None:
     deadline = time.monotonic() + 60
     while topics:
-        told = connection.call(
+        reported = connection.call(
             ApiKey.METADATA, 12, {"topics": [{"name": name} for name in topics], "allow_auto_topic_creation": False}
         )
         asked = [
-            {"topic": row.name, "partitions": [each.partition_index for each in row.partitions]} for row in told.topics
+            {"topic": row.name, "partitions": [each.partition_index for each in row.partitions]}
+            for row in reported.topics
         ]
         held = connection.call(ApiKey.DESCRIBE_LOG_DIRS, 3, {"topics": asked})
         found = sum(len(row.partitions) for directory in held.results for row in directory.topics)
-        if all(row.error_code == 0 for row in told.topics) and found == sum(len(row["partitions"]) for row in asked):
+        if all(row.error_code == 0 for row in reported.topics) and found == sum(
+            len(row["partitions"]) for row in asked
+        ):
             return
         assert time.monotonic() < deadline, f"no replicas of {topics}"
         time.sleep(0.02)

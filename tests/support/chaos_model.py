@@ -76,7 +76,7 @@ def unaccounted(
     topic: Topic, logs: Mapping[int, LogOfPartition], receipts: Iterable[Receipt], counts: Counter[str]
 ) -> list[str]:
     """Acknowledged records that are gone without a reason. `counts` counts each account."""
-    told = [each for each in receipts if each.topic == topic.name and each.loss_class in TELLING]
+    reported = [each for each in receipts if each.topic == topic.name and each.loss_class in TELLING]
     newest = {
         (partition, key): offset for partition, log in logs.items() for offset, (key, _) in sorted(log.records.items())
     }
@@ -93,7 +93,7 @@ def unaccounted(
             counts["retention"] += 1
         elif topic.is_compacted and newest.get((record.partition, record.key), -1) > record.offset:
             counts["compacted"] += 1
-        elif topic.may_lose and _is_told(record, told):
+        elif topic.may_lose and _is_told(record, reported):
             counts["receipt"] += 1
         else:
             there = log.records.get(record.offset)

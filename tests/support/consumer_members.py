@@ -1,6 +1,6 @@
 """Members of one group of the consumer protocol, by bare requests: many of them, and every answer is seen.
 
-Owns what a member has to do: give up what it is not told any more, and say so. Judges no answer.
+Owns what a member has to do: give up partitions that it is no longer assigned, and report them. Judges no answer.
 """
 
 from __future__ import annotations
@@ -91,6 +91,6 @@ def describe(connection: RawConnection, group: str) -> dict[str, Any] | ErrorCod
     (found,) = connection.call(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, fields).groups
     if found.error_code:
         return ErrorCode(found.error_code)
-    told: dict[str, Any] = plain(found)
-    told["members"] = {each["member_id"]: each for each in told["members"]}
-    return told
+    reported: dict[str, Any] = plain(found)
+    reported["members"] = {each["member_id"]: each for each in reported["members"]}
+    return reported

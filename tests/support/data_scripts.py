@@ -28,60 +28,65 @@ _FOUND_BY_KAFKA_ALONE: Final = {
 """Lies inside of compressed batches: Kafka decompresses every batch, we only those that must be looked into."""
 
 
-def _produce(told: DataSession, version: int, topic: str, records: bytes | None, index: int = 0, **more: Any) -> Any:
-    return told.tell(ApiKey.PRODUCE, version, told.produce(topic, index, records, **more))
+def _produce(session: DataSession, version: int, topic: str, records: bytes | None, index: int = 0, **more: Any) -> Any:
+    return session.tell(ApiKey.PRODUCE, version, session.produce(topic, index, records, **more))
 
 
-def _read(told: DataSession, topic: str, index: int = 0, offset: int = 0) -> None:
-    told.tell(ApiKey.FETCH, 12, told.fetch([(topic, index, offset)]))
+def _read(session: DataSession, topic: str, index: int = 0, offset: int = 0) -> None:
+    session.tell(ApiKey.FETCH, 12, session.fetch([(topic, index, offset)]))
 
 
 # --- produce ------------------------------------------------------------------------------------------------------
 
 
-def produce_every_version(told: DataSession) -> None:
-    told.create("p", 2)
+def produce_every_version(session: DataSession) -> None:
+    session.create("p", 2)
     for version in PRODUCE_VERSIONS:
         for acks in (-1, 1):
-            _produce(told, version, "p", told.batch(2), acks=acks)
+            _produce(session, version, "p", session.batch(2), acks=acks)
         for acks in (2, -2, 32767):
-            _produce(told, version, "p", told.batch(), acks=acks)
-        _produce(told, version, "nowhere", told.batch())
+            _produce(session, version, "p", session.batch(), acks=acks)
+        _produce(session, version, "nowhere", session.batch())
         for index in (2, -1):
-            _produce(told, version, "p", told.batch(), index)
-        _produce(told, version, "p", b"")
-        _produce(told, version, "p", told.batch()[:-1])
-        parts = [("p", 0, told.batch()), ("p", 7, told.batch()), ("p", 1, told.batch(3)), ("nowhere", 0, told.batch())]
-        told.tell(ApiKey.PRODUCE, version, told.produce_all(parts))
-        told.tell(ApiKey.PRODUCE, version, told.produce_all([]))
-    _read(told, "p")
-    _read(told, "p", 1)
+            _produce(session, version, "p", session.batch(), index)
+        _produce(session, version, "p", b"")
+        _produce(session, version, "p", session.batch()[:-1])
+        parts = [
+            ("p", 0, session.batch()),
+            ("p", 7, session.batch()),
+            ("p", 1, session.batch(3)),
+            ("nowhere", 0, session.batch()),
+        ]
+        session.tell(ApiKey.PRODUCE, version, session.produce_all(parts))
+        session.tell(ApiKey.PRODUCE, version, session.produce_all([]))
+    _read(session, "p")
+    _read(session, "p", 1)
 
 
-def produce_without_answer(told: DataSession) -> None:
+def produce_without_answer(session: DataSession) -> None:
     """acks=0: nothing comes back; an error closes the connection."""
-    told.create("p")
+    session.create("p")
     for version in (3, 9, 12, 13):
-        told.send_only(ApiKey.PRODUCE, version, told.produce("p", 0, told.batch(), acks=0))
-        _read(told, "p", offset=0)
-        _produce(told, version, "p", told.batch()[:-1], acks=0)
-        _produce(told, version, "nowhere", told.batch(), acks=0)
-    _read(told, "p")
+        session.send_only(ApiKey.PRODUCE, version, session.produce("p", 0, session.batch(), acks=0))
+        _read(session, "p", offset=0)
+        _produce(session, version, "p", session.batch()[:-1], acks=0)
+        _produce(session, version, "nowhere", session.batch(), acks=0)
+    _read(session, "p")
 
 
-def produce_versions_refused(told: DataSession) -> None:
+def produce_versions_refused(session: DataSession) -> None:
     for version in (2, 14):
-        told.note(f"v{version}", _refused(told, ApiKey.PRODUCE, version))
+        session.note(f"v{version}", _refused(session, ApiKey.PRODUCE, version))
     for version in (3, 19):
-        told.note(f"v{version}", _refused(told, ApiKey.FETCH, version))
+        session.note(f"v{version}", _refused(session, ApiKey.FETCH, version))
     for api, version in ((ApiKey.LIST_OFFSETS, 0), (ApiKey.LIST_OFFSETS, 12), (ApiKey.OFFSET_FOR_LEADER_EPOCH, 1)):
-        told.note(f"{api.name} v{version}", _refused(told, api, version))
+        session.note(f"{api.name} v{version}", _refused(session, api, version))
 
 
-def _refused(told: DataSession, api: ApiKey, version: int) -> str:
+def _refused(session: DataSession, api: ApiKey, version: int) -> str:
     from tests.support.raw import ConnectionClosed, RawConnection
 
-    with RawConnection(told.port) as connection:
+    with RawConnection(session.port) as connection:
         try:
             connection.exchange(api, version, bytes(64))
         except (ConnectionClosed, ConnectionResetError):
@@ -89,30 +94,32 @@ def _refused(told: DataSession, api: ApiKey, version: int) -> str:
     return "answered"
 
 
-def produce_same_partition_twice(told: DataSession) -> None:
-    told.create("p")
+def produce_same_partition_twice(session: DataSession) -> None:
+    session.create("p")
     for version in (3, 9, 13):
-        told.tell(ApiKey.PRODUCE, version, told.produce_all([("p", 0, told.batch()), ("p", 0, told.batch(2))]))
-        _read(told, "p")
+        session.tell(
+            ApiKey.PRODUCE, version, session.produce_all([("p", 0, session.batch()), ("p", 0, session.batch(2))])
+        )
+        _read(session, "p")
 
 
-def _need_offsets_topic(told: DataSession) -> None:
-    told.ask(ApiKey.FIND_COORDINATOR, 3, {"key": "g", "key_type": 0})
-    for _ in told.until(10):
+def _need_offsets_topic(session: DataSession) -> None:
+    session.ask(ApiKey.FIND_COORDINATOR, 3, {"key": "g", "key_type": 0})
+    for _ in session.until(10):
         partition = [{"partition_index": 0, "timestamp": -1}]
         topics = [{"name": "__consumer_offsets", "partitions": partition}]
-        found = told.ask(ApiKey.LIST_OFFSETS, 5, {"replica_id": -1, "topics": topics})
+        found = session.ask(ApiKey.LIST_OFFSETS, 5, {"replica_id": -1, "topics": topics})
         if found.topics[0].partitions[0].error_code == 0:
             break
 
 
-def produce_to_internal_topics(told: DataSession) -> None:
-    _need_offsets_topic(told)
+def produce_to_internal_topics(session: DataSession) -> None:
+    _need_offsets_topic(session)
     for version in (3, 7, 8, 12):
-        _produce(told, version, "__consumer_offsets", told.batch())
+        _produce(session, version, "__consumer_offsets", session.batch())
 
 
-def produce_times_and_codecs(told: DataSession) -> None:
+def produce_times_and_codecs(session: DataSession) -> None:
     topics = {
         "stamped": {"message.timestamp.type": "LogAppendTime"},
         "stamped-zstd": {"message.timestamp.type": "LogAppendTime", "compression.type": "zstd"},
@@ -123,61 +130,61 @@ def produce_times_and_codecs(told: DataSession) -> None:
         **{name: {"compression.type": name} for name in ("uncompressed", "gzip", "snappy", "lz4", "zstd", "producer")},
     }
     for topic, configs in topics.items():
-        told.create(topic, configs=configs)
+        session.create(topic, configs=configs)
         for codec in Codec:
-            _produce(told, 9, topic, told.batch(3, codec=codec))
-        _produce(told, 6, topic, told.batch(codec=Codec.ZSTD))
+            _produce(session, 9, topic, session.batch(3, codec=codec))
+        _produce(session, 6, topic, session.batch(codec=Codec.ZSTD))
         for version in (7, 8, 10):
-            _produce(told, version, topic, told.batch(2, at_ms=-2 * _HOUR_MS))
-            _produce(told, version, topic, told.batch(2, at_ms=2 * _HOUR_MS))
-            _produce(told, version, topic, told.batch(1, size_bytes=600))
-            _produce(told, version, topic, told.batch(1, size_bytes=600, codec=Codec.GZIP))
-            _produce(told, version, topic, bytes(build_batch([(told.now_ms, None, b"v", ())])))
-            _produce(told, version, topic, bytes(build_batch([(-1, b"k", None, ())])))
-            _produce(told, version, topic, told.batch(control=True))
-        _read(told, topic)
+            _produce(session, version, topic, session.batch(2, at_ms=-2 * _HOUR_MS))
+            _produce(session, version, topic, session.batch(2, at_ms=2 * _HOUR_MS))
+            _produce(session, version, topic, session.batch(1, size_bytes=600))
+            _produce(session, version, topic, session.batch(1, size_bytes=600, codec=Codec.GZIP))
+            _produce(session, version, topic, bytes(build_batch([(session.now_ms, None, b"v", ())])))
+            _produce(session, version, topic, bytes(build_batch([(-1, b"k", None, ())])))
+            _produce(session, version, topic, session.batch(control=True))
+        _read(session, topic)
 
 
-def produce_bad_batches(told: DataSession) -> None:
+def produce_bad_batches(session: DataSession) -> None:
     """Every case of `produce_cases` that Kafka answers with a code of its own, in the versions before and after 8."""
     from tests.records.produce_cases import CASES, MAX_MESSAGE_BYTES, TOPICS
 
     for topic, configs in TOPICS.items():
-        told.create(topic, configs={"max.message.bytes": str(MAX_MESSAGE_BYTES), **configs})
+        session.create(topic, configs={"max.message.bytes": str(MAX_MESSAGE_BYTES), **configs})
     for case in CASES:
         if case.ours is not None or case.name in _FOUND_BY_KAFKA_ALONE:
             continue
         for version in (case.version,) if case.version < 7 else (7, 9, 13):
-            told.note(case.name, "")
-            _produce(told, version, case.topic, case.make(told.now_ms))
+            session.note(case.name, "")
+            _produce(session, version, case.topic, case.make(session.now_ms))
 
 
-def produce_min_insync_replicas(told: DataSession) -> None:
-    told.create("p", configs={"min.insync.replicas": "2"})
+def produce_min_insync_replicas(session: DataSession) -> None:
+    session.create("p", configs={"min.insync.replicas": "2"})
     for version in (3, 10):
         for acks in (-1, 1):
-            _produce(told, version, "p", told.batch(), acks=acks)
-    _read(told, "p")
+            _produce(session, version, "p", session.batch(), acks=acks)
+    _read(session, "p")
 
 
 # --- idempotent producers -----------------------------------------------------------------------------------------
 
 
-def _producer_id(told: DataSession, version: int = 4) -> int:
-    for _ in told.until(10):  # Kafka's first answer is that its first block of ids is on its way
-        if told.ask(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": None}).error_code != 14:
+def _producer_id(session: DataSession, version: int = 4) -> int:
+    for _ in session.until(10):  # Kafka's first answer is that its first block of ids is on its way
+        if session.ask(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": None}).error_code != 14:
             break
-    answer = told.tell(ApiKey.INIT_PRODUCER_ID, version, {"transactional_id": None, "transaction_timeout": 60_000})
+    answer = session.tell(ApiKey.INIT_PRODUCER_ID, version, {"transactional_id": None, "transaction_timeout": 60_000})
     return int(answer.producer_id)
 
 
-def idempotent_sequences(told: DataSession) -> None:
-    told.create("i", 3)
-    producer = _producer_id(told)
+def idempotent_sequences(session: DataSession) -> None:
+    session.create("i", 3)
+    producer = _producer_id(session)
 
     def send(sequence: int, count: int = 1, epoch: int = 0, version: int = 9, index: int = 0, **more: Any) -> None:
-        records = told.batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence, **more)
-        _produce(told, version, "i", records, index)
+        records = session.batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence, **more)
+        _produce(session, version, "i", records, index)
 
     send(5, index=1)  # of a producer that the log does not know any sequence is taken
     send(0)
@@ -205,70 +212,72 @@ def idempotent_sequences(told: DataSession) -> None:
     send(0, index=1)
     send(3, index=2)
     send(2**31 - 1, index=2, epoch=1)
-    told.tell(ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": told.name("i"), "partition_indexes": [0, 1, 2]}]})
+    session.tell(
+        ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": session.name("i"), "partition_indexes": [0, 1, 2]}]}
+    )
     for index in range(3):
-        _read(told, "i", index)
+        _read(session, "i", index)
 
 
-def idempotent_wrap(told: DataSession) -> None:
+def idempotent_wrap(session: DataSession) -> None:
     """Sequences go on at 0 after 2^31 - 1."""
-    told.create("i")
-    producer = _producer_id(told)
+    session.create("i")
+    producer = _producer_id(session)
     for sequence, count in ((0, 1), (1, 1)):
-        records = told.batch(count, producer_id=producer, producer_epoch=0, base_sequence=sequence)
-        _produce(told, 9, "i", records)
-    records = told.batch(4, producer_id=producer, producer_epoch=1, base_sequence=2**31 - 2)
-    _produce(told, 9, "i", records)
-    told.tell(ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": told.name("i"), "partition_indexes": [0]}]})
+        records = session.batch(count, producer_id=producer, producer_epoch=0, base_sequence=sequence)
+        _produce(session, 9, "i", records)
+    records = session.batch(4, producer_id=producer, producer_epoch=1, base_sequence=2**31 - 2)
+    _produce(session, 9, "i", records)
+    session.tell(ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": session.name("i"), "partition_indexes": [0]}]})
 
 
-def idempotent_by_hand(told: DataSession) -> None:
+def idempotent_by_hand(session: DataSession) -> None:
     """Ids and epochs that no coordinator gave out, compressed duplicates, two batches' worth of state."""
-    told.create("i")
+    session.create("i")
     for producer, epoch, sequence in ((123456, 5, 0), (123456, 5, 0), (123457, 5, 0), (123456, 4, 1), (123456, -1, 0)):
-        records = told.batch(2, producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
-        _produce(told, 9, "i", records)
+        records = session.batch(2, producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
+        _produce(session, 9, "i", records)
     for codec in Codec:
-        records = told.batch(2, producer_id=123457, producer_epoch=5, base_sequence=2, codec=codec)
-        _produce(told, 9, "i", records)
-    _produce(told, 9, "i", told.batch(producer_id=123457, producer_epoch=5, base_sequence=-1))
-    _produce(told, 9, "i", told.batch(producer_id=-1, producer_epoch=5, base_sequence=0))
-    told.tell(ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": told.name("i"), "partition_indexes": [0]}]})
-    _read(told, "i")
+        records = session.batch(2, producer_id=123457, producer_epoch=5, base_sequence=2, codec=codec)
+        _produce(session, 9, "i", records)
+    _produce(session, 9, "i", session.batch(producer_id=123457, producer_epoch=5, base_sequence=-1))
+    _produce(session, 9, "i", session.batch(producer_id=-1, producer_epoch=5, base_sequence=0))
+    session.tell(ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": session.name("i"), "partition_indexes": [0]}]})
+    _read(session, "i")
 
 
-def init_producer_id(told: DataSession) -> None:
+def init_producer_id(session: DataSession) -> None:
     for version in range(6):
-        _producer_id(told, version)
+        _producer_id(session, version)
     for version in (3, 4, 5):
         for producer, epoch in ((5, 0), (5, -1), (-1, 3), (5, 32767), (2**40, 7)):
             fields = {"transaction_timeout": 60_000, "producer_id": producer, "producer_epoch": epoch}
-            told.tell(ApiKey.INIT_PRODUCER_ID, version, {"transactional_id": None, **fields})
+            session.tell(ApiKey.INIT_PRODUCER_ID, version, {"transactional_id": None, **fields})
     for version in range(6):
-        told.tell(ApiKey.INIT_PRODUCER_ID, version, {"transactional_id": "", "transaction_timeout": 60_000})
-    told.tell(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": None, "transaction_timeout": 0})
-    told.tell(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": None, "transaction_timeout": -1})
+        session.tell(ApiKey.INIT_PRODUCER_ID, version, {"transactional_id": "", "transaction_timeout": 60_000})
+    session.tell(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": None, "transaction_timeout": 0})
+    session.tell(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": None, "transaction_timeout": -1})
 
 
-def describe_producers(told: DataSession) -> None:
-    told.create("d", 2)
-    told.produced("d")
+def describe_producers(session: DataSession) -> None:
+    session.create("d", 2)
+    session.produced("d")
     rows = [
-        {"name": told.name("d"), "partition_indexes": [0, 1, 2, -1]},
-        {"name": told.name("nowhere"), "partition_indexes": [0]},
+        {"name": session.name("d"), "partition_indexes": [0, 1, 2, -1]},
+        {"name": session.name("nowhere"), "partition_indexes": [0]},
         {"name": "no/topic", "partition_indexes": [0]},
     ]
     for topics in (rows, rows[1:], []):
-        told.tell(ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": topics})
+        session.tell(ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": topics})
 
 
 # --- offsets ------------------------------------------------------------------------------------------------------
 
 
-def _list(told: DataSession, version: int, *asked: tuple[str, int, int], epoch: int = -1, **more: Any) -> None:
+def _list(session: DataSession, version: int, *asked: tuple[str, int, int], epoch: int = -1, **more: Any) -> None:
     topics = [
         {
-            "name": told.name(topic),
+            "name": session.name(topic),
             "partitions": [
                 {"partition_index": index, "current_leader_epoch": epoch, "timestamp": timestamp}
                 for _, index, timestamp in rows
@@ -276,103 +285,105 @@ def _list(told: DataSession, version: int, *asked: tuple[str, int, int], epoch: 
         }
         for topic, rows in groupby(asked, key=lambda row: row[0])
     ]
-    told.tell(ApiKey.LIST_OFFSETS, version, {"replica_id": -1, "timeout": 5000, "topics": topics, **more})
+    session.tell(ApiKey.LIST_OFFSETS, version, {"replica_id": -1, "timeout": 5000, "topics": topics, **more})
 
 
-def _some_times(told: DataSession, topic: str) -> None:
+def _some_times(session: DataSession, topic: str) -> None:
     """Three batches whose times are not in order; the latest record stands in the middle of the second."""
     for at in ((-5000, -4000, -3000), (-4500, -100, -2000), (-2500, -1500)):
-        rows = [(told.now_ms + each, b"k", b"v", ()) for each in at]
-        told.produced(topic, 0, bytes(build_batch(rows)))
+        rows = [(session.now_ms + each, b"k", b"v", ()) for each in at]
+        session.produced(topic, 0, bytes(build_batch(rows)))
 
 
-def list_offsets(told: DataSession) -> None:
-    told.create("l", 2)
-    _some_times(told, "l")
-    now = told.now_ms
+def list_offsets(session: DataSession) -> None:
+    session.create("l", 2)
+    _some_times(session, "l")
+    now = session.now_ms
     times = (0, now - 5000, now - 4999, now - 4200, now - 3500, now - 2200, now - 100, now - 99, now + 9, 2**62)
     for version in LIST_OFFSETS_VERSIONS:
         for timestamp in (-1, -2, -3, -4, -5, -6, -7, -1000):
-            _list(told, version, ("l", 0, timestamp), ("l", 1, timestamp))
+            _list(session, version, ("l", 0, timestamp), ("l", 1, timestamp))
         for timestamp in times:
-            _list(told, version, ("l", 0, timestamp))
-        _list(told, version, ("l", 1, 0), ("l", 5, -1), ("l", -1, -2), ("l", 0, -99), ("nowhere", 0, -1))
+            _list(session, version, ("l", 0, timestamp))
+        _list(session, version, ("l", 1, 0), ("l", 5, -1), ("l", -1, -2), ("l", 0, -99), ("nowhere", 0, -1))
 
 
-def list_offsets_codecs(told: DataSession) -> None:
+def list_offsets_codecs(session: DataSession) -> None:
     """Records within compressed batches are found, too; after log append time a batch has one time."""
     for codec in Codec:
         topic = f"l-{codec.name.lower()}"
-        told.create(topic)
+        session.create(topic)
         for first in (-5000, -3000):
-            rows = [(told.now_ms + first + step, b"k", b"v", ()) for step in (0, 900, 500)]
-            told.produced(topic, 0, bytes(build_batch(rows, codec=codec)))
+            rows = [(session.now_ms + first + step, b"k", b"v", ()) for step in (0, 900, 500)]
+            session.produced(topic, 0, bytes(build_batch(rows, codec=codec)))
         for at in (-5000, -4600, -4000, -2600, -2000):
-            _list(told, 7, (topic, 0, told.now_ms + at))
-        _list(told, 7, (topic, 0, -3))
-    told.create("l-stamped", configs={"message.timestamp.type": "LogAppendTime"})
-    told.produced("l-stamped", 0, told.batch(3, at_ms=-9000))
-    told.tell(
+            _list(session, 7, (topic, 0, session.now_ms + at))
+        _list(session, 7, (topic, 0, -3))
+    session.create("l-stamped", configs={"message.timestamp.type": "LogAppendTime"})
+    session.produced("l-stamped", 0, session.batch(3, at_ms=-9000))
+    session.tell(
         ApiKey.LIST_OFFSETS,
         7,
-        {"replica_id": -1, "topics": [{"name": told.name("l-stamped"), "partitions": [{"timestamp": 2**62}]}]},
+        {"replica_id": -1, "topics": [{"name": session.name("l-stamped"), "partitions": [{"timestamp": 2**62}]}]},
     )
 
 
-def list_offsets_checks(told: DataSession) -> None:
-    told.create("l", 2)
-    told.produced("l", 0, told.batch(5))
+def list_offsets_checks(session: DataSession) -> None:
+    session.create("l", 2)
+    session.produced("l", 0, session.batch(5))
     for version in (1, 2, 4, 5, 6, 11):
         for isolation in (0, 1):
-            _list(told, version, ("l", 0, -1), isolation_level=isolation)
+            _list(session, version, ("l", 0, -1), isolation_level=isolation)
         for replica in (-2, 1, 0, 7):
             for timestamp in (-1, -2, 0):
-                _list(told, version, ("l", 0, timestamp), replica_id=replica)
+                _list(session, version, ("l", 0, timestamp), replica_id=replica)
         for epoch in (0, 1, -1, 99, -5):
             for timestamp in (-1, -2, 0):
-                _list(told, version, ("l", 0, timestamp), epoch=epoch)
-                _list(told, version, ("l", 9, timestamp), epoch=epoch)
+                _list(session, version, ("l", 0, timestamp), epoch=epoch)
+                _list(session, version, ("l", 9, timestamp), epoch=epoch)
         same = [{"partition_index": index, "timestamp": at} for index, at in ((0, -1), (0, -2), (1, -1), (0, -77))]
-        told.tell(
-            ApiKey.LIST_OFFSETS, version, {"replica_id": -1, "topics": [{"name": told.name("l"), "partitions": same}]}
+        session.tell(
+            ApiKey.LIST_OFFSETS,
+            version,
+            {"replica_id": -1, "topics": [{"name": session.name("l"), "partitions": same}]},
         )
-        told.tell(ApiKey.LIST_OFFSETS, version, {"replica_id": -1, "topics": []})
+        session.tell(ApiKey.LIST_OFFSETS, version, {"replica_id": -1, "topics": []})
 
 
-def offset_for_leader_epoch(told: DataSession) -> None:
-    told.create("o", 2)
-    told.produced("o", 0, told.batch(4))
+def offset_for_leader_epoch(session: DataSession) -> None:
+    session.create("o", 2)
+    session.produced("o", 0, session.batch(4))
     for version in (2, 3, 4):
         for current in (-1, 0, 1, 7):
             for epoch in (-1, 0, 1, -2, 5):
                 rows = [
                     {"partition": index, "current_leader_epoch": current, "leader_epoch": epoch} for index in (0, 1, 2)
                 ]
-                topics = [{"topic": told.name(name), "partitions": rows} for name in ("o", "nowhere")]
-                told.tell(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, {"replica_id": -1, "topics": topics})
-        told.tell(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, {"replica_id": -2, "topics": []})
+                topics = [{"topic": session.name(name), "partitions": rows} for name in ("o", "nowhere")]
+                session.tell(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, {"replica_id": -1, "topics": topics})
+        session.tell(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, {"replica_id": -2, "topics": []})
 
 
-def delete_records(told: DataSession) -> None:
-    _need_offsets_topic(told)
-    told.create("x", 3)
-    told.create("kept", configs={"cleanup.policy": "compact"})
-    told.create("both", configs={"cleanup.policy": "compact,delete"})
-    told.create("tiny")
+def delete_records(session: DataSession) -> None:
+    _need_offsets_topic(session)
+    session.create("x", 3)
+    session.create("kept", configs={"cleanup.policy": "compact"})
+    session.create("both", configs={"cleanup.policy": "compact,delete"})
+    session.create("tiny")
 
     def delete(version: int, *asked: tuple[str, int, int]) -> None:
         topics = [
             {
-                "name": told.name(topic),
+                "name": session.name(topic),
                 "partitions": [{"partition_index": index, "offset": offset} for _, index, offset in rows],
             }
             for topic, rows in groupby(asked, key=lambda row: row[0])
         ]
-        told.tell(ApiKey.DELETE_RECORDS, version, {"topics": topics, "timeout": 10_000})
+        session.tell(ApiKey.DELETE_RECORDS, version, {"topics": topics, "timeout": 10_000})
 
     for topic in ("x", "kept", "both"):
         for _ in range(4):
-            told.produced(topic, 0, told.batch(5))
+            session.produced(topic, 0, session.batch(5))
     for version in (0, 1, 2):
         delete(version, ("x", 0, 3 + version))
         delete(version, ("x", 0, 2))
@@ -383,23 +394,25 @@ def delete_records(told: DataSession) -> None:
         delete(version, ("both", 0, 7 + version))
         delete(version, ("x", 1, -1))
         delete(version)
-        _list(told, 7, ("x", 0, -2), ("x", 0 + 1, -2))
-    _read(told, "x", offset=3)
-    _read(told, "x", offset=5)
-    _read(told, "x", offset=7)
+        _list(session, 7, ("x", 0, -2), ("x", 0 + 1, -2))
+    _read(session, "x", offset=3)
+    _read(session, "x", offset=5)
+    _read(session, "x", offset=7)
     for timestamp in (-1, -2, 0):
-        _list(told, 11, ("x", 0, timestamp))
+        _list(session, 11, ("x", 0, timestamp))
     delete(2, ("x", 0, -1))
     for timestamp in (-1, -2, -4, 0):
-        _list(told, 11, ("x", 0, timestamp))
+        _list(session, 11, ("x", 0, timestamp))
     rows = [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}]
-    told.tell(
-        ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, {"replica_id": -1, "topics": [{"topic": told.name("x"), "partitions": rows}]}
+    session.tell(
+        ApiKey.OFFSET_FOR_LEADER_EPOCH,
+        4,
+        {"replica_id": -1, "topics": [{"topic": session.name("x"), "partitions": rows}]},
     )
-    _produce(told, 9, "x", told.batch(2))
-    _read(told, "x", offset=20)
+    _produce(session, 9, "x", session.batch(2))
+    _read(session, "x", offset=20)
     for timestamp in (-1, -2, 0):
-        _list(told, 11, ("x", 0, timestamp))
+        _list(session, 11, ("x", 0, timestamp))
 
 
 SCRIPTS: Final[dict[str, Script]] = {

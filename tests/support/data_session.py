@@ -1,7 +1,7 @@
 """One telling of a script of data path requests to a server, with the answers made comparable between servers.
 
 What a server makes up (topic ids, session ids, producer ids, times of append) is replaced by names in the order in
-which it first shows; times are told relative to the start of the script; records are told as what they hold, so that
+which it first shows; times are relative to the start of the script; records are shown by their contents, so that
 two zlibs may differ. Answers are plain JSON, so that they can be recorded for machines without Java.
 """
 

@@ -357,8 +357,8 @@ class Story(MixedStage):
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
             assert done.returncode == 0, done.stderr
             self.lived.receipts = json.loads(done.stdout)
-            told = {(each["topic"], each["partition"]) for each in self.lived.receipts}
-            return {(TORN, 1), (ELECTED, 1)} <= told
+            reported = {(each["topic"], each["partition"]) for each in self.lived.receipts}
+            return {(TORN, 1), (ELECTED, 1)} <= reported
 
         eventually(look, "the receipt of what Fenceline cut", wait_s=120, step_s=0.2)
 

@@ -181,9 +181,9 @@ def look_at_files(
             if not line.startswith("Fenceline is ready") and not is_of_a_full_disk(line):
                 verdict.complaints.append(f"{node_id}: {line}")
             continue
-        told = json.loads(line)
-        verdict.lines[f"{told['level']}: {told['event']}"] += 1
-        if told["level"] not in ("debug", "info", "warning") and not is_of_a_full_disk(line):
+        reported = json.loads(line)
+        verdict.lines[f"{reported['level']}: {reported['event']}"] += 1
+        if reported["level"] not in ("debug", "info", "warning") and not is_of_a_full_disk(line):
             verdict.complaints.append(f"{node_id}: {line}")
 
 

@@ -183,7 +183,7 @@ class KafkaPythonReader(Reader):
             found = self._consumer.poll(timeout_ms=200)
         except KafkaPythonTruncation as error:
             for partition in error.divergent_offsets:
-                # As Kafka's, it is told where the leader's epoch ends, which may be behind where the logs part.
+                # As with Kafka, it gets the end of the leader's epoch, which may be past the point of divergence.
                 self._consumer.seek(partition, 0)
                 self._go_back(partition.partition, 0)
             return []

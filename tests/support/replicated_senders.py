@@ -1,6 +1,6 @@
 """Producers of several makes that record in a history what they send and what they are told.
 
-Every one has acks=all, is idempotent unless it is told otherwise, and waits for minutes before it gives a record up.
+Every one has acks=all, is idempotent unless configured otherwise, and waits for minutes before it gives a record up.
 Nothing here judges.
 """
 
@@ -144,11 +144,11 @@ class LibrdkafkaSender(Sender):
         )
 
     def _send(self, partition: int, value: int, body: bytes) -> None:
-        def told(error: KafkaError | None, message: Message) -> None:
+        def reported(error: KafkaError | None, message: Message) -> None:
             offset = message.offset()
             self._settle(partition, value, -1 if offset is None else offset, error)
 
-        self._producer.produce(self._topic, body, partition=partition, on_delivery=told)
+        self._producer.produce(self._topic, body, partition=partition, on_delivery=reported)
 
     def _pump(self, wait_s: float) -> None:
         end = time.monotonic() + wait_s
@@ -164,10 +164,10 @@ class OwnSender(Sender):
         self._producer = OwnProducer(self._settings() | {"request.timeout.ms": 10_000})
 
     def _send(self, partition: int, value: int, body: bytes) -> None:
-        def told(metadata: RecordMetadata | None, error: Exception | None) -> None:
+        def reported(metadata: RecordMetadata | None, error: Exception | None) -> None:
             self._settle(partition, value, metadata.offset if metadata is not None else -1, error)
 
-        self._producer.send(self._topic, body, partition=partition, on_delivery=told)
+        self._producer.send(self._topic, body, partition=partition, on_delivery=reported)
 
     def _drain(self) -> None:
         self._producer.close()
@@ -210,9 +210,9 @@ class AiokafkaSender(Sender):
     def _send(self, partition: int, value: int, body: bytes) -> None:
         async def send() -> None:
             future = await self._producer.send(self._topic, body, partition=partition)
-            future.add_done_callback(told)
+            future.add_done_callback(reported)
 
-        def told(future: asyncio.Future[Any]) -> None:
+        def reported(future: asyncio.Future[Any]) -> None:
             error = future.exception()
             self._settle(partition, value, -1 if error is not None else future.result().offset, error)
 

@@ -89,7 +89,7 @@ def all_receipts(cluster: LocalCluster) -> list[Receipt]:
             for path in place.data_dir.glob(pattern)
         ]
 
-    eventually(is_all_told, "all receipts are told", wait_s=120)
+    eventually(is_all_told, "all receipts are in the ledger", wait_s=120)
     ledger = TopicPartition(LOSSES_TOPIC, 0)
     with Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
         end = admin.list_offsets({ledger: LATEST})[ledger].offset

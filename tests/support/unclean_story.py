@@ -174,7 +174,7 @@ def read(consumer: Consumer, count: int) -> list[bytes | None]:
     return found
 
 
-def told(consumer: Consumer) -> LogTruncationError:
+def reported(consumer: Consumer) -> LogTruncationError:
     """The truncation that poll raises, before it gives any record."""
     end_s = time.monotonic() + WAIT_S
     while time.monotonic() < end_s:
@@ -182,7 +182,7 @@ def told(consumer: Consumer) -> LogTruncationError:
             assert consumer.poll(1000) == [], "the reader did not detect the truncation"
         except LogTruncationError as error:
             return error
-    raise AssertionError("it is not told")
+    raise AssertionError("the truncation is not reported")
 
 
 def said(errors: Sequence[LogTruncationError]) -> list[tuple[int, int]]:

@@ -336,8 +336,8 @@ def _advertised_controllers(
     """The addresses of this controller for other nodes: advertised, else its listeners; "" is resolved to this host."""
     if not controllers:
         return ()
-    told = {one.name: one for one in parse_listeners("advertised.listeners", items, protocols)} if items else {}
-    found = [told.get(one.name, one) for one in controllers]
+    advertised = {one.name: one for one in parse_listeners("advertised.listeners", items, protocols)} if items else {}
+    found = [advertised.get(one.name, one) for one in controllers]
     open_hosts = [one for one in found if not one.host or is_any_address(one.host)]
     host = own_host_name() if open_hosts else ""
     return tuple(one._replace(host=host) if one in open_hosts else one for one in found)
@@ -349,10 +349,10 @@ def _advertised(
     protocols: Mapping[str, str],
     controller_names: set[str],
 ) -> tuple[Listener, ...]:
-    told = parse_listeners("advertised.listeners", items, protocols) if items else listeners
-    told = tuple(one for one in told if one.name not in controller_names)
+    advertised = parse_listeners("advertised.listeners", items, protocols) if items else listeners
+    advertised = tuple(one for one in advertised if one.name not in controller_names)
     known = {one.name for one in listeners}
-    for one in told:
+    for one in advertised:
         if one.name not in known:
             raise OperatorError(f"advertised.listeners contains {one}, but listeners has no {one.name}")
         if is_any_address(one.host):
@@ -360,10 +360,10 @@ def _advertised(
                 f"advertised.listeners must not use the wildcard address {one.host}",
                 "Set advertised.listeners to an address that clients can reach, or clear the host in `listeners`.",
             )
-    if all(one.host for one in told):
-        return told
+    if all(one.host for one in advertised):
+        return advertised
     host = own_host_name()
-    return tuple(one if one.host else one._replace(host=host) for one in told)
+    return tuple(one if one.host else one._replace(host=host) for one in advertised)
 
 
 def own_host_name() -> str:

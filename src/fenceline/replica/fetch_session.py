@@ -12,10 +12,10 @@ A response within a session omits partitions with nothing new: no records, no er
 A cached partition keeps its leader epoch and is fenced by it every time (`epochs.md E5`).
 
 The cost of a fetch depends on what changed. A partition without records for the reader, of which the reader knows
-everything else, is settled: it is not read again until it changes. Meanwhile it is registered in the replica's waiters,
+everything else, is idle: it is not read again until it changes. Meanwhile it is registered in the replica's waiters,
 from which the first call removes it.
 
-| event                                                | effect on a settled partition                               |
+| event                                                | effect on an idle partition                                  |
 |------------------------------------------------------|-------------------------------------------------------------|
 | the reader requests it again, with other fields      | read with this request                                      |
 | log end, high watermark, log start, epoch, role move | read with the next request, or wakes the parked one         |
@@ -44,14 +44,14 @@ PartitionKey: TypeAlias = tuple[str | bytes | None, int]
 """Topic (name below v13, raw id from v13) and partition index."""
 
 
-class Told(NamedTuple):
+class SentState(NamedTuple):
     """The state of one partition in the last response to the reader."""
 
     high_watermark: int
     log_start_offset: int
 
 
-_NOTHING_TOLD: Final = Told(-1, -1)
+_NOTHING_SENT: Final = SentState(-1, -1)
 
 
 def key_of(partition: FetchPartition | FetchedPartition) -> PartitionKey:
@@ -59,10 +59,10 @@ def key_of(partition: FetchPartition | FetchedPartition) -> PartitionKey:
     return topic, partition.index
 
 
-class Wanted:
+class SessionPartition:
     """One partition that a reader fetches, with the last state sent. `session` None: a request without session."""
 
-    __slots__ = ("_progress", "_waiters", "asked", "is_known", "key", "place", "session", "told")
+    __slots__ = ("_progress", "_waiters", "asked", "is_known", "key", "place", "sent", "session")
 
     def __init__(self, asked: FetchPartition, session: FetchSession | None = None, place: int = 0) -> None:
         self.key = key_of(asked)
@@ -70,20 +70,20 @@ class Wanted:
         self.session = session
         self.place = place
         """Partitions are served in ascending order of this."""
-        self.told = _NOTHING_TOLD
+        self.sent = _NOTHING_SENT
         self.is_known = False
         """The topic has existed in this session."""
         self._waiters: Waiters | None = None
         self._progress: Progress | None = None
 
-    def was_told(self, now: Told) -> None:
+    def record_sent(self, now: SentState) -> None:
         """The response has records of this partition, so it is served last in the next response."""
         session = self.session
         assert session is not None, "only partitions of a session keep state"
-        self.told, self.is_known = now, True
+        self.sent, self.is_known = now, True
         self.place = session.take_place()
 
-    def settle(self, waiters: Waiters, progress: Progress | None = None) -> None:
+    def mark_idle(self, waiters: Waiters, progress: Progress | None = None) -> None:
         """The reader knows everything: do not read the partition again until one of `waiters` is called.
 
         progress: of a follower that is at the log end. Each further fetch of its session confirms that, so until the
@@ -91,17 +91,17 @@ class Wanted:
         """
         session = self.session
         assert session is not None, "only partitions of a session keep state"
-        session.unsettled.pop(self.key, None)
+        session.changed.pop(self.key, None)
         self._waiters, self._progress = waiters, progress
-        waiters.add(self.unsettle)
+        waiters.add(self.mark_changed)
 
-    def unsettle(self) -> None:
+    def mark_changed(self) -> None:
         """The partition may have changed: read it with the next request."""
         session = self.session
         if self._waiters is None or session is None:
             return
         self.let_go()
-        session.unsettled[self.key] = self
+        session.changed[self.key] = self
         for listener in tuple(session.listeners):
             listener()
 
@@ -109,7 +109,7 @@ class Wanted:
         """Unregister from the replica's waiters."""
         if self._waiters is None or self.session is None:
             return
-        self._waiters.discard(self.unsettle)
+        self._waiters.discard(self.mark_changed)
         self._waiters = None
         if self._progress is not None:
             self._progress.confirm_caught_up(self.session.last_used_ms)
@@ -121,6 +121,7 @@ class FetchSession:
 
     __slots__ = (
         "_next_place",
+        "changed",
         "is_replica",
         "last_used_ms",
         "listeners",
@@ -129,7 +130,6 @@ class FetchSession:
         "partitions",
         "replica_epoch",
         "session_id",
-        "unsettled",
         "uses_topic_ids",
     )
 
@@ -140,11 +140,11 @@ class FetchSession:
         self.next_epoch = 1
         self.replica_epoch = NO_EPOCH
         """Broker epoch of the follower, as of its last request."""
-        self.partitions: dict[PartitionKey, Wanted] = {}
-        self.unsettled: dict[PartitionKey, Wanted] = {}
+        self.partitions: dict[PartitionKey, SessionPartition] = {}
+        self.changed: dict[PartitionKey, SessionPartition] = {}
         """Partitions to read with the next request."""
         self.listeners = Waiters()
-        """Called when a settled partition changes."""
+        """Called when an idle partition changes."""
         self.opened_ms = now_ms
         self.last_used_ms = now_ms
         self._next_place = 0
@@ -154,17 +154,17 @@ class FetchSession:
         for partition in added:
             wanted = self.partitions.get(key_of(partition))
             if wanted is None:
-                wanted = Wanted(partition, self, self.take_place())
+                wanted = SessionPartition(partition, self, self.take_place())
                 self.partitions[wanted.key] = wanted
             else:
                 wanted.let_go()
                 wanted.asked = partition
-            self.unsettled[wanted.key] = wanted
+            self.changed[wanted.key] = wanted
         for key in forgotten:
             removed = self.partitions.pop(key, None)
             if removed is not None:
                 removed.let_go()
-                self.unsettled.pop(key, None)
+                self.changed.pop(key, None)
 
     def take_place(self) -> int:
         self._next_place += 1
@@ -175,23 +175,23 @@ class FetchSession:
         self.next_epoch = self.next_epoch + 1 if self.next_epoch < _LAST_EPOCH else 1
         self.last_used_ms = now_ms
 
-    def unsettle_all(self) -> None:
+    def mark_all_changed(self) -> None:
         for wanted in self.partitions.values():
-            wanted.unsettle()
+            wanted.mark_changed()
 
     def close(self) -> None:
         """Unregister all partitions."""
         for wanted in self.partitions.values():
             wanted.let_go()
 
-    def to_read(self) -> list[Wanted]:
+    def to_read(self) -> list[SessionPartition]:
         """Partitions that may have changed, in the order in which they are served."""
-        unsettled = self.unsettled
-        return sorted(unsettled.values(), key=_PLACE) if len(unsettled) > 1 else list(unsettled.values())
+        changed = self.changed
+        return sorted(changed.values(), key=_PLACE) if len(changed) > 1 else list(changed.values())
 
     @property
-    def has_settled(self) -> bool:
-        return len(self.unsettled) < len(self.partitions)
+    def has_idle(self) -> bool:
+        return len(self.changed) < len(self.partitions)
 
     def filter(self, fetched: list[FetchedPartition], *, reorder: bool = True) -> list[FetchedPartition]:
         """Omit partitions that the reader knows; partitions with records move to the end of the order."""
@@ -201,7 +201,7 @@ class FetchSession:
             if wanted is None:
                 changed.append(partition)  # removed from the session meanwhile
                 continue
-            now = Told(partition.high_watermark, partition.log_start_offset)
+            now = SentState(partition.high_watermark, partition.log_start_offset)
             has_records = partition.records is not None and len(partition.records) > 0
             if (
                 has_records
@@ -209,14 +209,14 @@ class FetchSession:
                 or partition.diverging_epoch is not None
                 or partition.snapshot_id is not None
                 or partition.preferred_read_replica != -1
-                or wanted.told != now
+                or wanted.sent != now
             ):
                 changed.append(partition)
                 # After an error the reader gets the partition again, whatever it was sent before.
                 if not partition.error_code:
-                    wanted.told, wanted.is_known = now, True
+                    wanted.sent, wanted.is_known = now, True
                 elif partition.error_code != ErrorCode.UNKNOWN_TOPIC_ID:
-                    wanted.told, wanted.is_known = _NOTHING_TOLD, True
+                    wanted.sent, wanted.is_known = _NOTHING_SENT, True
                 if has_records and reorder:
                     wanted.place = self.take_place()
         return changed
@@ -234,9 +234,9 @@ class SessionAnswer:
         self.session = session
         self.session_id = session.session_id if session is not None else NO_SESSION_ID
         self.is_full = is_full
-        self._once = [Wanted(partition) for partition in once]
+        self._once = [SessionPartition(partition) for partition in once]
 
-    def to_read(self) -> list[Wanted]:
+    def to_read(self) -> list[SessionPartition]:
         """The partitions to read now. Within a session they change while a fetch waits."""
         return self._once if self.session is None else self.session.to_read()
 
@@ -245,9 +245,9 @@ class SessionAnswer:
         return [wanted.asked for wanted in self.to_read()]
 
     @property
-    def has_settled(self) -> bool:
+    def has_idle(self) -> bool:
         """Whether the session has partitions that need not be read."""
-        return self.session is not None and self.session.has_settled
+        return self.session is not None and self.session.has_idle
 
     def select(self, fetched: list[FetchedPartition]) -> list[FetchedPartition]:
         if self.session is None:
@@ -308,7 +308,7 @@ class FetchSessions:
             self._close(session.session_id)
             return SessionAnswer(None, is_full=True)
         if is_outdated or request.replica_epoch != session.replica_epoch:
-            session.unsettle_all()
+            session.mark_all_changed()
             session.replica_epoch = request.replica_epoch
         session.went_on(now_ms)
         self.by_id.move_to_end(session.session_id)

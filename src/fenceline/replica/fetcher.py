@@ -179,10 +179,10 @@ class Fetcher:
     def _asking(self, fetched: FetchedPartition) -> FollowerState | None:
         """The state that this row of a response belongs to, if it is still current."""
         key = (fetched.topic_id or b"", fetched.index)
-        state, told = self.states.get(key), self._sent.get(key)
-        if state is None or told is None or state.phase is not Phase.FETCHING:
+        state, sent = self.states.get(key), self._sent.get(key)
+        if state is None or sent is None or state.phase is not Phase.FETCHING:
             return None
-        is_current = told.current_leader_epoch == state.leader_epoch and told.fetch_offset == state.log.log_end_offset
+        is_current = sent.current_leader_epoch == state.leader_epoch and sent.fetch_offset == state.log.log_end_offset
         return state if is_current else None
 
     def _duty(self, state: FollowerState, fetched: FetchedPartition, now_ms: int) -> Duty | None:
@@ -200,8 +200,8 @@ class Fetcher:
             self._changed[key] = None
             return state.on_divergence(*fetched.diverging_epoch, fetched.log_start_offset)
         if not state.is_compared:
-            told = self._sent[key]
-            had_records = told.log_start_offset < told.fetch_offset
+            sent = self._sent[key]
+            had_records = sent.log_start_offset < sent.fetch_offset
             restart = state.on_agreement(fetched.log_start_offset, had_records=had_records)
             if restart is not None:
                 self._changed[key] = None

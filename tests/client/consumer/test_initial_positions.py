@@ -101,9 +101,9 @@ def test_missing_offset_without_a_policy_raises_and_other_partitions_start(
     cluster.committed = {tps[0]: (4, 0), tps[1]: (5, 0)}
     with consumer_of(cluster, **{"auto.offset.reset": "none"}) as consumer:
         consumer.assign(tps)
-        with pytest.raises(NoOffsetError) as told:
+        with pytest.raises(NoOffsetError) as reported:
             until(lambda: consumer.poll(20) and False)
-        assert (told.value.topic, told.value.partition) == tps[2]
+        assert (reported.value.topic, reported.value.partition) == tps[2]
         consumer.seek(tps[2], 1)
         assert first_offsets(consumer, 3) == {0: 4, 1: 5, 2: 1}
 

@@ -17,7 +17,7 @@ from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 from tests.client.core.test_loss_receipts import receipt
 from tests.client.scripted_cluster import SILENT, ScriptedCluster
-from tests.kip.test_kip320_consumer import QUICK, _cut_under, read, told
+from tests.kip.test_kip320_consumer import QUICK, _cut_under, read, reported
 
 _OTHER = UUID(int=77)
 
@@ -47,7 +47,7 @@ def test_receipts_are_attached_to_the_truncation(cluster: ScriptedCluster) -> No
         encode(gone),
     )
     with consumer:
-        error = told(consumer)
+        error = reported(consumer)
         assert [(r.replica, r.evidence) for r in error.evidence] == [(9, mine.evidence), (1, ())]
         assert "Loss receipts: " in str(error)
         assert mine.id[:12] in str(error)
@@ -88,7 +88,7 @@ def test_truncations_of_many_partitions_share_one_ledger_lookup(cluster: Scripte
 def test_lookup_without_a_ledger_finds_nothing_and_creates_no_topic(cluster: ScriptedCluster) -> None:
     consumer, _, _ = _cut_under(cluster)
     with consumer:
-        assert told(consumer).evidence == ()
+        assert reported(consumer).evidence == ()
     asked = [
         request
         for key, _, request in cluster.requests
@@ -107,7 +107,7 @@ def test_error_does_not_wait_for_an_unresponsive_ledger(cluster: ScriptedCluster
     # The ledger's leader also leads the partition, which is not read before the seek.
     cluster.node_rule = lambda node, key: SILENT if (node, key) == (2, silent) else None
     with consumer:
-        error = told(consumer)
+        error = reported(consumer)
         assert isinstance(error, LogTruncationError)
         assert error.evidence == ()
         cluster.node_rule = None
@@ -122,7 +122,7 @@ def test_leaderless_ledger_is_polled_frequently(cluster: ScriptedCluster) -> Non
     _publish(cluster, encode(receipt()))
     cluster.faults[ApiKey.LIST_OFFSETS] = [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 12
     with consumer:
-        assert len(told(consumer).evidence) == 1
+        assert len(reported(consumer).evidence) == 1
     assert cluster.faults[ApiKey.LIST_OFFSETS] == []
 
 
@@ -131,5 +131,5 @@ def test_no_lookup_is_made_when_disabled(cluster: ScriptedCluster) -> None:
     _publish(cluster, encode(receipt()))
     before = cluster.seen[ApiKey.LIST_OFFSETS]
     with consumer:
-        assert told(consumer).evidence == ()
+        assert reported(consumer).evidence == ()
     assert cluster.seen[ApiKey.LIST_OFFSETS] == before

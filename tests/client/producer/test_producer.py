@@ -64,16 +64,16 @@ def test_records_arrive_with_every_codec_and_acks(
 
 def test_delivery_future_reports_the_result(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic(2)
-    told: list[tuple[RecordMetadata | None, Exception | None]] = []
+    reported: list[tuple[RecordMetadata | None, Exception | None]] = []
     with Producer(bootstrap) as producer:
         delivery = producer.send(
-            topic, b"v", partition=1, timestamp_ms=77, on_delivery=lambda m, e: told.append((m, e))
+            topic, b"v", partition=1, timestamp_ms=77, on_delivery=lambda m, e: reported.append((m, e))
         )
         assert delivery.result(60) == RecordMetadata(topic, 1, 0, 77)
         assert delivery.done()
         assert delivery.exception(0) is None
         producer.flush()
-    assert told == [(RecordMetadata(topic, 1, 0, 77), None)]
+    assert reported == [(RecordMetadata(topic, 1, 0, 77), None)]
 
 
 def test_log_append_time_is_the_brokers(bootstrap: str, make_topic: MakeTopic) -> None:

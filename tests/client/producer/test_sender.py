@@ -140,8 +140,8 @@ def test_batches_forgotten_by_the_leader_fail_and_are_not_duplicated(cluster: Sc
         values = _values(5)
         on_their_way = [producer.send("t", value) for value in values]
         producer.flush(60)
-        told = [each.exception(0) for each in on_their_way[:-1]]
-        codes = [error.code for error in told if isinstance(error, PeerError)]
+        reported = [each.exception(0) for each in on_their_way[:-1]]
+        codes = [error.code for error in reported if isinstance(error, PeerError)]
         assert codes == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 4
         assert producer.send("t", b"after").result(60).offset == 6
     assert log.values() == [b"before", *values, b"after"]

@@ -18,14 +18,14 @@ EMPTY, PREPARING, COMPLETING, STABLE, DEAD = GroupState
 
 def test_dynamic_member_gets_its_id_first() -> None:
     world = World()
-    told = world.join(must_know_member_id=True, client_id="me").outcome
-    assert told.error is ErrorCode.MEMBER_ID_REQUIRED
-    assert told.member_id.startswith("me-")
-    assert len(told.member_id) == len("me-") + 36
-    joined = world.join(told.member_id, must_know_member_id=True)
+    reported = world.join(must_know_member_id=True, client_id="me").outcome
+    assert reported.error is ErrorCode.MEMBER_ID_REQUIRED
+    assert reported.member_id.startswith("me-")
+    assert len(reported.member_id) == len("me-") + 36
+    joined = world.join(reported.member_id, must_know_member_id=True)
     world.advance(0)
     assert joined.outcome.error is NONE
-    assert joined.outcome.member_id == told.member_id == joined.outcome.leader
+    assert joined.outcome.member_id == reported.member_id == joined.outcome.leader
 
 
 def test_pending_member_delays_the_join_phase_until_its_session_timeout() -> None:
@@ -40,8 +40,8 @@ def test_pending_member_delays_the_join_phase_until_its_session_timeout() -> Non
 
 def test_pending_id_is_rejected_for_static_members() -> None:
     world = World()
-    told = world.join(must_know_member_id=True).outcome
-    assert world.join(told.member_id, instance="i").outcome.error is UNKNOWN
+    reported = world.join(must_know_member_id=True).outcome
+    assert world.join(reported.member_id, instance="i").outcome.error is UNKNOWN
 
 
 def test_initial_rebalance_delay_is_extended_while_members_join() -> None:
@@ -260,10 +260,10 @@ def test_waiting_requests_are_sent_to_the_new_coordinator() -> None:
     simple = world.commit(member_id=members["a"], generation=1)
     stable_fetch = world.fetch(require_stable=True)
     world.do(world.coordinator.resign(world.coordinator.partition_of(GROUP), world.now))
-    told = ErrorCode.NOT_COORDINATOR
-    assert joining.outcome.error is told
-    assert simple.outcome.errors == (told,)
-    assert stable_fetch.outcome.error is told
+    reported = ErrorCode.NOT_COORDINATOR
+    assert joining.outcome.error is reported
+    assert simple.outcome.errors == (reported,)
+    assert stable_fetch.outcome.error is reported
     world.release()
     world.advance(100_000)
 
@@ -286,5 +286,5 @@ def test_a_loaded_group_that_is_too_large_shrinks() -> None:
     world.settings = GroupSettings(initial_rebalance_delay_ms=0, max_size=2)
     world.reload()
     assert world.group().state is PREPARING
-    told = [world.join(member_id) for member_id in members.values()]
-    assert told[-1].outcome.error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    reported = [world.join(member_id) for member_id in members.values()]
+    assert reported[-1].outcome.error is ErrorCode.GROUP_MAX_SIZE_REACHED

@@ -55,7 +55,7 @@ def test_fetch_returns_committed_offsets_and_a_stable_fetch_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused_with", "told"),
+    ("refused_with", "reported"),
     [
         (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
         (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_NOT_AVAILABLE),
@@ -65,12 +65,12 @@ def test_fetch_returns_committed_offsets_and_a_stable_fetch_waits() -> None:
         (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
     ],
 )
-def test_rejected_commit_leaves_no_trace(refused_with: ErrorCode, told: ErrorCode) -> None:
+def test_rejected_commit_leaves_no_trace(refused_with: ErrorCode, reported: ErrorCode) -> None:
     world = World()
     world.hold_appends = True
     ticket = world.commit(5)
     world.release(refused_with)
-    assert ticket.outcome.errors == (told,)
+    assert ticket.outcome.errors == (reported,)
     assert world.offset() == -1
     assert GROUP not in world.shard().state.classic
 

@@ -62,7 +62,7 @@ def test_coordinator_queries_the_local_log_for_the_epoch_end() -> None:
     world.commit_all({("t", 0): (90, 3), ("t", 1): (90, 3)})
     expected = Rewind(100, 3, 90, 3, START_MS)
     assert _mark(world) == expected
-    assert world.told == [OffsetRewound(GROUP, "t", 0, expected)]
+    assert world.reported == [OffsetRewound(GROUP, "t", 0, expected)]
 
 
 def _mark(world: World) -> Rewind | None:
@@ -79,10 +79,10 @@ def test_rewind_is_accepted_marked_and_reported_once() -> None:
     assert world.commit_all({("t", 0): (90, 4)}).outcome.errors == (ErrorCode.NONE,)
     expected = Rewind(100, 3, 90, 4, START_MS + 5)
     assert _mark(world) == expected
-    assert world.told == [OffsetRewound(GROUP, "t", 0, expected)]
+    assert world.reported == [OffsetRewound(GROUP, "t", 0, expected)]
     world.commit_all({("t", 0): (200, 4)})
     assert _mark(world) == expected, "a position keeps its mark"
-    assert len(world.told) == 1
+    assert len(world.reported) == 1
     fetched = world.fetch().outcome.topics[0][1][0]
     assert (fetched.offset, fetched.leader_epoch) == (200, 4)
 
@@ -94,7 +94,7 @@ def test_rewind_rejected_by_the_log_leaves_no_mark() -> None:
     world.commit_all({("t", 0): (90, 4)})
     world.release(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     assert _mark(world) is None
-    assert world.told == []
+    assert world.reported == []
 
 
 def test_rewind_is_restored_by_a_load() -> None:
@@ -108,7 +108,7 @@ def test_rewind_is_restored_by_a_load() -> None:
     other = world.shard().state.offsets.committed(OffsetSlot(GROUP, "t", 1))
     assert other is not None
     assert other.rewound is None
-    assert world.told == [OffsetRewound(GROUP, "t", 0, expected)], "a load reports nothing again"
+    assert world.reported == [OffsetRewound(GROUP, "t", 0, expected)], "a load reports nothing again"
 
 
 def test_rewind_is_removed_with_the_offset() -> None:

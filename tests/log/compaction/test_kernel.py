@@ -73,12 +73,12 @@ def played(twin: ModuleType, content: bytearray, seed: int) -> Any:
     rng = Random(seed)
     keys = twin.KeyOffsets(rng.choice([2, 100]), 0.9, SECRET)
     keys.end_offset = start = rng.randrange(4)
-    told: list[Any] = []
+    reported: list[Any] = []
     try:
         position = 0
         while True:
             position, outcome, records = twin.index_chunk(keys, content, position, len(content), start)
-            told.append((position, outcome, records, len(keys), keys.end_offset))
+            reported.append((position, outcome, records, len(keys), keys.end_offset))
             if outcome != _compaction_py.SPECIAL:
                 break
             header = read_header(content, position)
@@ -86,16 +86,16 @@ def played(twin: ModuleType, content: bytearray, seed: int) -> Any:
                 keys, content, position + BATCH_OVERHEAD, header.end_position, header.record_count,
                 header.base_offset, header.last_offset_delta, start,
             )  # fmt: skip
-            told.append(whole)
+            reported.append(whole)
             position = header.end_position
-        told.append([keys.get(b"k%d" % number) for number in range(7)])
+        reported.append([keys.get(b"k%d" % number) for number in range(7)])
         out = bytearray(3 * len(content))
         kept = array("q", sorted({header.last_offset for header in iter_headers(content) if rng.random() < 0.4}))
         position = written = 0
         while True:
             found = twin.filter_chunk(keys, content, position, len(content), out, written, kept, NOW_MS, HORIZON_MS)
             position, written, outcome = found[:3]
-            told.append(found)
+            reported.append(found)
             if outcome != _compaction_py.SPECIAL:
                 break
             header = read_header(content, position)
@@ -105,12 +105,12 @@ def played(twin: ModuleType, content: bytearray, seed: int) -> Any:
                     header.base_offset, header.last_offset_delta, header.base_timestamp, header.has_delete_horizon,
                     NOW_MS, HORIZON_MS,
                 )  # fmt: skip
-                told.append(None if left is None else tuple(left))
+                reported.append(None if left is None else tuple(left))
             position = header.end_position
-        told.append(bytes(out[:written]))
+        reported.append(bytes(out[:written]))
     except RecordsError as error:
-        told.append(error.code)
-    return told
+        reported.append(error.code)
+    return reported
 
 
 @pytest.mark.compiled

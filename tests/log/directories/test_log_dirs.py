@@ -73,9 +73,9 @@ def test_single_directory_holds_every_partition() -> None:
     assert not LogDirs([only], offline={"/e": "broken"}).is_single, "the offline directory may hold partitions"
 
 
-@pytest.mark.parametrize(("epochs", "told"), [((7, 7, 7), 7), ((7, 7, 8), -1), ((7, None, 7), -1), ((), -1)])
-def test_shutdown_was_clean_if_all_directories_agree(epochs: tuple[int | None, ...], told: int) -> None:
-    assert three(*epochs).previous_broker_epoch == told
+@pytest.mark.parametrize(("epochs", "reported"), [((7, 7, 7), 7), ((7, 7, 8), -1), ((7, None, 7), -1), ((), -1)])
+def test_shutdown_was_clean_if_all_directories_agree(epochs: tuple[int | None, ...], reported: int) -> None:
+    assert three(*epochs).previous_broker_epoch == reported
 
 
 def test_shutdown_was_not_clean_if_a_directory_is_offline() -> None:

@@ -95,6 +95,6 @@ def test_number_of_failed_batches_is_bounded() -> None:
     for producer in range(MAX_PRODUCERS + 5):
         failed.add(batch(0, producer=producer), FULL, 1_000)
     failed.add(batch(0, producer=-1), FULL, 1_000)
-    told = sum(is_refused(failed, batch(2, producer=producer), producers) for producer in range(MAX_PRODUCERS + 5))
-    assert told == MAX_PRODUCERS
+    reported = sum(is_refused(failed, batch(2, producer=producer), producers) for producer in range(MAX_PRODUCERS + 5))
+    assert reported == MAX_PRODUCERS
     assert is_refused(failed, batch(2, producer=MAX_PRODUCERS + 4), producers)

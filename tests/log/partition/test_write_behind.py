@@ -135,13 +135,13 @@ def test_log_without_segments_has_no_work() -> None:
 
 
 def test_os_disk_uses_the_hint_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, int, int]] = []
+    reported: list[tuple[int, int, int]] = []
     monkeypatch.setattr(
-        os, "posix_fadvise", lambda fd, at, size, advice: told.append((at, size, advice)), raising=False
+        os, "posix_fadvise", lambda fd, at, size, advice: reported.append((at, size, advice)), raising=False
     )
     disk = OsDisk()
     fd = disk.open_append(str(tmp_path / "log"))
-    told.clear()
+    reported.clear()
     disk.start_writeback(fd, 8192, 4096)
     disk.close(fd)
-    assert told == [(8192, 4096, os.POSIX_FADV_DONTNEED)]
+    assert reported == [(8192, 4096, os.POSIX_FADV_DONTNEED)]

@@ -427,8 +427,8 @@ def test_log_end_above_its_end_at_close(disk: SimDisk) -> None:
     flip(disk, path, len(content_of(disk, path)) - last.size_bytes + 5)
     reports = verified(disk, settings=replace(QUIET, allow_gaps=True))
     assert "offset_checkpoint" in errors(reports)
-    (told,) = [each for report in reports for each in report.findings.kept if "closed with its end" in each.message]
-    assert told.path == path, "the finding names the file of the batch"
+    (reported,) = [each for report in reports for each in report.findings.kept if "closed with its end" in each.message]
+    assert reported.path == path, "the finding names the file of the batch"
     put(disk, "/data/recovery-point-offset-checkpoint", b"0\n0\n")
     assert "offset_checkpoint" not in errors(verified(disk, settings=replace(QUIET, allow_gaps=True)))
 

@@ -12,7 +12,7 @@ from fenceline.node.net.connection import PendingAnswer
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
-from tests.node.desk import RECOVERING, TOPIC, Desk, _body, told, turns
+from tests.node.desk import RECOVERING, TOPIC, Desk, _body, run_story, turns
 
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
@@ -39,7 +39,7 @@ def test_a_follower_names_its_leader(version: int, listener: str, host: str, por
         answer = desk.produced(version=version, listener=listener)
         assert hint(answer) == (NOT_LEADER, 3, 5, [(3, host, port)])
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("version", [3, 8, 9])
@@ -48,7 +48,7 @@ def test_older_versions_have_no_field_for_the_leader(version: int) -> None:
         desk.follow(5, leader=3)
         assert desk.produced(version=version).responses[0].partition_responses[0].error_code == NOT_LEADER
 
-    told(story)
+    run_story(story)
 
 
 def test_known_leader_and_address_are_returned() -> None:
@@ -63,7 +63,7 @@ def test_known_leader_and_address_are_returned() -> None:
         desk.lead(8, leader_recovery_state=RECOVERING)
         assert hint(desk.produced()) == (NOT_LEADER, 1, 8, [(1, "host1", 9092)])
 
-    told(story)
+    run_story(story)
 
 
 def test_other_errors_carry_no_leader() -> None:
@@ -72,7 +72,7 @@ def test_other_errors_carry_no_leader() -> None:
         assert hint(desk.produced()) == (0, -1, -1, [])
         assert hint(desk.produced(acks=7)) == (ErrorCode.INVALID_REQUIRED_ACKS, -1, -1, [])
 
-    told(story)
+    run_story(story)
 
 
 def test_leadership_lost_while_waiting_for_followers_names_the_new_leader() -> None:
@@ -104,7 +104,7 @@ def test_leadership_lost_while_waiting_for_followers_names_the_new_leader() -> N
         assert (stayed.error_code, stayed.base_offset, stayed.current_leader.leader_id) == (0, 0, -1)
         assert [(each.node_id, each.host) for each in answer.node_endpoints] == [(2, "public2")]
 
-    told(story, partitions=2)
+    run_story(story, partitions=2)
 
 
 class _Connection:

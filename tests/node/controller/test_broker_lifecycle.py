@@ -161,10 +161,10 @@ def test_heartbeat_is_sent_when_another_broker_starts_shutdown() -> None:
     play(story)
 
 
-@pytest.mark.parametrize("told", [broker(2), broker(2, fenced=True), broker(ME), broker(ME, epoch=4, fenced=True)])
-def test_other_metadata_changes_send_no_heartbeat(told: BrokerImage) -> None:
+@pytest.mark.parametrize("reported", [broker(2), broker(2, fenced=True), broker(ME), broker(ME, epoch=4, fenced=True)])
+def test_other_metadata_changes_send_no_heartbeat(reported: BrokerImage) -> None:
     async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
-        controller.tell(told)
+        controller.tell(reported)
         await settled()
         assert controller.asked == []
 

@@ -42,7 +42,7 @@ class Scene:
         for each in brokers:
             self.sessions.begin(each.id, each.epoch, 0, 0).has_heartbeat = True
         self.now_ms = 100
-        self.told: list[FenceEndedBroker] = []
+        self.reported: list[FenceEndedBroker] = []
         self.came: list[int] = []
         self.looks: dict[int, int] = {}
         self.refusing: set[int] = set()
@@ -69,7 +69,7 @@ class Scene:
         return refused
 
     def submit(self, request: Any) -> asyncio.Future[Any]:
-        self.told.append(request)
+        self.reported.append(request)
         if self.sessions.may_have_ended(request.broker_id, request.broker_epoch, request.since_ms):
             self.sessions.end(request.broker_id, request.broker_epoch, for_good=True)
         self.changed.set()
@@ -108,8 +108,8 @@ def test_lost_connection_and_two_refusals_report_a_broker() -> None:
         room.presence.begin()
         room.refusing.add(1)
         room.presence.closed(key(1))
-        await room.until(lambda: bool(room.told))
-        assert room.told == [FenceEndedBroker(1, EPOCH, 100)]
+        await room.until(lambda: bool(room.reported))
+        assert room.reported == [FenceEndedBroker(1, EPOCH, 100)]
         assert room.looks == {1: 2}, "the other one is connected and is not probed"
 
     play(story)
@@ -123,8 +123,8 @@ def test_grace_of_a_controller_starts_at_its_first_refusal() -> None:
         room.refusing.update((1, 2))
         room.refused_for_s[1] = 3_601.0
         room.presence.begin()
-        await room.until(lambda: bool(room.told))
-        assert room.told == [FenceEndedBroker(1, EPOCH, 100)]
+        await room.until(lambda: bool(room.reported))
+        assert room.reported == [FenceEndedBroker(1, EPOCH, 100)]
         assert room.looks == {1: 2, 2: 1}, "the grace of the other one has just started"
         room.presence.end()
 
@@ -144,8 +144,8 @@ def test_new_disconnect_replaces_a_paused_probe(monkeypatch: pytest.MonkeyPatch)
         assert older.cancelling()
         room.refusing.add(1)
         room.presence.closed(key(1))
-        await room.until(lambda: bool(room.told))
-        assert room.told == [FenceEndedBroker(1, EPOCH, 100)]
+        await room.until(lambda: bool(room.reported))
+        assert room.reported == [FenceEndedBroker(1, EPOCH, 100)]
         room.presence.end()
 
     play(story)
@@ -171,9 +171,9 @@ def test_broker_that_accepts_connections_is_probed_again() -> None:
         room = Scene(broker(1))
         room.presence.begin()
         await room.until(lambda: room.looks.get(1, 0) >= 3)
-        assert room.told == []
+        assert room.reported == []
         room.refusing.add(1)
-        await room.until(lambda: bool(room.told))
+        await room.until(lambda: bool(room.reported))
         room.presence.end()
 
     play(story)
@@ -204,7 +204,7 @@ def test_broker_back_within_the_grace_is_not_reported(way: str) -> None:
             assert room.looks == {1: 1}
         else:
             await room.until(lambda: room.looks.get(1, 0) >= 3)
-        assert room.told == []
+        assert room.reported == []
         assert room.sessions.has(1, EPOCH)
         room.presence.end()
 
@@ -222,8 +222,8 @@ def test_new_controller_probes_brokers_that_are_not_connected() -> None:
         room.connect(2, 2)
         assert room.looks == {}, "no probes before this controller is active"
         room.presence.begin()
-        await room.until(lambda: len(room.told) == 2)
-        assert {each.broker_id for each in room.told} == {1, 4}
+        await room.until(lambda: len(room.reported) == 2)
+        assert {each.broker_id for each in room.reported} == {1, 4}
         assert set(room.looks) == {1, 4}
         room.presence.end()
 
@@ -236,7 +236,7 @@ def test_previous_process_of_this_node_is_probed() -> None:
         room.own_broker_epoch = -1
         room.refusing.add(9)
         room.presence.begin()
-        await room.until(lambda: bool(room.told))
+        await room.until(lambda: bool(room.reported))
 
     play(story)
 
@@ -303,7 +303,7 @@ def test_report_failing_after_resignation_is_not_an_error() -> None:
         answers: list[asyncio.Future[Any]] = []
 
         def submit(request: Any) -> asyncio.Future[Any]:
-            room.told.append(request)
+            room.reported.append(request)
             answers.append(asyncio.get_running_loop().create_future())
             room.changed.set()
             return answers[-1]
@@ -311,7 +311,7 @@ def test_report_failing_after_resignation_is_not_an_error() -> None:
         room.submit = submit  # type: ignore[method-assign]
         room.presence.begin()
         room.presence.closed(key(1))
-        await room.until(lambda: bool(room.told))
+        await room.until(lambda: bool(room.reported))
         room.presence.end()
         await asyncio.sleep(0)
         answers.pop().set_exception(PeerError(ErrorCode.NOT_CONTROLLER))

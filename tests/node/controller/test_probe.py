@@ -19,8 +19,8 @@ INNER, OUTER = "INTERNAL", "EXTERNAL"
 
 
 def broker(*endpoints: tuple[str, str, int]) -> BrokerImage:
-    told = tuple(Endpoint(name, host, port, 0) for name, host, port in endpoints)
-    return BrokerImage(1, 5, UUID(int=1), told, {}, None, False, False, ())
+    reported = tuple(Endpoint(name, host, port, 0) for name, host, port in endpoints)
+    return BrokerImage(1, 5, UUID(int=1), reported, {}, None, False, False, ())
 
 
 def is_refused(known: BrokerImage, **how: Any) -> bool:
@@ -74,7 +74,7 @@ class Addresses:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("reported", "expected"),
     [
         ([(INNER, "gone", 1)], True),
         ([(INNER, "there", 1)], False),
@@ -93,12 +93,12 @@ class Addresses:
     ],
 )
 def test_broker_is_refused_only_if_every_address_refuses(
-    told: list[tuple[str, str, int]], expected: bool, monkeypatch: pytest.MonkeyPatch
+    reported: list[tuple[str, str, int]], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_probe, "_TIMEOUT_S", 0.05)
     monkeypatch.setattr(asyncio.Transport, "close", lambda transport: None)
     net = Addresses(gone=ConnectionRefusedError, there="there", silent="silent", far=OSError)
-    assert is_refused(broker(*told), connect=net.connect, resolve=net.resolve) is expected
-    if any(name == INNER for name, *_ in told):
-        hosts = {host for name, address, _ in told if name == INNER for host in address.split("+")}
+    assert is_refused(broker(*reported), connect=net.connect, resolve=net.resolve) is expected
+    if any(name == INNER for name, *_ in reported):
+        hosts = {host for name, address, _ in reported if name == INNER for host in address.split("+")}
         assert set(net.asked) <= hosts, "with an inter-broker listener, only its addresses are tried"

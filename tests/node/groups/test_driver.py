@@ -315,13 +315,13 @@ async def test_appends_use_the_loaded_epoch() -> None:
 @on_loop
 async def test_commit_timeout_returns_a_retriable_error() -> None:
     """The write stays pending: the log decides its outcome."""
-    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    driver = _driver(lambda where, pairs: told, commit_timeout_ms=1)
+    reported: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    driver = _driver(lambda where, pairs: reported, commit_timeout_ms=1)
     driver.on_leader(_partition(driver), 0)
     reply = driver.commit(_commit(5))
     assert (await asyncio.wait_for(reply.wait(), 60)).errors == (ErrorCode.COORDINATOR_NOT_AVAILABLE,)
     assert _offset(driver) == -1
-    told.set_result(0)
+    reported.set_result(0)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert _offset(driver) == 5
@@ -483,20 +483,20 @@ def _fetch_error(driver: GroupsDriver) -> ErrorCode:
 
 @on_loop
 async def test_invalid_record_in_a_short_log_does_not_raise() -> None:
-    told: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(str(about.get("exception"))))
+    reported: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: reported.append(str(about.get("exception"))))
     driver = _driver(lambda where, pairs: 0, lambda: [_batch([_pair(1), (b"\x00\x01", b"")])])
     driver.on_leader(_partition(driver), 0)
     assert _fetch_error(driver) is ErrorCode.NOT_COORDINATOR
-    assert ["cannot be read" in each for each in told] == [True]
+    assert ["cannot be read" in each for each in reported] == [True]
     driver.close()
 
 
 @on_loop
 async def test_invalid_record_does_not_affect_other_loads() -> None:
     """An unexpected error: the traceback is logged, and the groups of this partition have no coordinator."""
-    told: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(str(about.get("exception"))))
+    reported: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: reported.append(str(about.get("exception"))))
     reads = 0
 
     def batches() -> Batches:
@@ -516,4 +516,4 @@ async def test_invalid_record_does_not_affect_other_loads() -> None:
     await _loaded(driver)
     assert driver.coordinator.active_partitions == {other}
     driver.close()
-    assert any("cannot be read" in each for each in told)
+    assert any("cannot be read" in each for each in reported)

@@ -72,12 +72,12 @@ def run(scenario: Callable[[], None]) -> None:
 def test_a_write_completes_when_all_in_sync_replicas_have_it(tmp_path: Path) -> None:
     def scenario() -> None:
         stage = Stage(tmp_path, {1, 2, 3})
-        told = stage.topic.append(WHERE, 5, RECORDS)
-        assert isinstance(told, asyncio.Future)
+        reported = stage.topic.append(WHERE, 5, RECORDS)
+        assert isinstance(reported, asyncio.Future)
         stage.fetched(2, 1)
-        assert not told.done()
+        assert not reported.done()
         stage.fetched(3, 1)
-        assert told.result() == 0
+        assert reported.result() == 0
 
     run(scenario)
 
@@ -93,10 +93,10 @@ def _assert_equal(one: object, other: object) -> None:
 def test_leadership_lost_before_the_commit_fails_the_write(tmp_path: Path) -> None:
     def scenario() -> None:
         stage = Stage(tmp_path, {1, 2})
-        told = stage.topic.append(WHERE, 5, RECORDS)
-        assert isinstance(told, asyncio.Future)
+        reported = stage.topic.append(WHERE, 5, RECORDS)
+        assert isinstance(reported, asyncio.Future)
         stage.replica.end_leadership()
-        error = told.exception()
+        error = reported.exception()
         assert isinstance(error, PeerError)
         assert error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 

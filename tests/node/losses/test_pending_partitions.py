@@ -17,7 +17,7 @@ from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.losses.pending_partitions import PendingPartitions
 from tests.losses.helpers import cut, open_log, write
-from tests.node.desk import TOPIC, Desk, told, turns, where
+from tests.node.desk import TOPIC, Desk, run_story, turns, where
 
 
 def _folder(desk: Desk) -> ReceiptFolder:
@@ -56,7 +56,7 @@ def test_the_partition_is_served_as_soon_as_there_is_space() -> None:
         await pending.retry()
         assert len(_receipts(desk)) == 1
 
-    told(story)
+    run_story(story)
 
 
 def test_written_receipts_are_delivered_once_all_are_written() -> None:
@@ -83,7 +83,7 @@ def test_written_receipts_are_delivered_once_all_are_written() -> None:
         assert desk.replica().is_leader
         assert len(desk.losses.next_due(9)) == len(_receipts(desk)) == 2
 
-    told(story)
+    run_story(story)
 
 
 def _older_loss(desk: Desk) -> Receipt:
@@ -115,7 +115,7 @@ def test_old_evidence_is_deleted_for_space_and_undelivered_evidence_is_kept() ->
         assert desk.disk.peek(untold)
         assert desk.disk.peek(older.evidence[0]) is None
 
-    told(story, partitions=2)
+    run_story(story, partitions=2)
 
 
 def test_a_broken_disk_needs_the_operator() -> None:
@@ -126,7 +126,7 @@ def test_a_broken_disk_needs_the_operator() -> None:
         await pending.retry()
         assert where() in desk.partitions.offline
 
-    told(story)
+    run_story(story)
 
 
 def test_a_topic_deleted_meanwhile_waits_for_the_thread() -> None:
@@ -149,7 +149,7 @@ def test_a_topic_deleted_meanwhile_waits_for_the_thread() -> None:
         assert desk.disk.folder(f"/data/{TOPIC}-0") is None
         await pending.retry()
 
-    told(story)
+    run_story(story)
 
 
 # --- logs that recovery could not open -------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_a_log_that_recovery_must_truncate_waits_for_space_for_its_note() -> Non
         assert log_dir.open_logs[where()] is log
         assert log_dir.offline == {}
 
-    told(story)
+    run_story(story)
 
 
 def test_the_receipt_may_lack_space_as_well() -> None:
@@ -252,7 +252,7 @@ def test_the_receipt_may_lack_space_as_well() -> None:
         assert receipt.loss_class is LossClass.COMMITTED, "by the state known before it was truncated"
         assert complaints([receipt], lost_between(before, stored_batches(log))) == []
 
-    told(story)
+    run_story(story)
 
 
 def test_old_evidence_is_deleted_for_the_note() -> None:
@@ -265,7 +265,7 @@ def test_old_evidence_is_deleted_for_the_note() -> None:
         assert desk.disk.peek(older.evidence[0]) is None
         assert complaints(_receipts(desk), lost_between(before, stored_batches(desk.replica().log))) == []
 
-    told(story, partitions=2)
+    run_story(story, partitions=2)
 
 
 def test_a_note_that_a_broken_disk_rejects_needs_the_operator() -> None:
@@ -276,7 +276,7 @@ def test_a_note_that_a_broken_disk_rejects_needs_the_operator() -> None:
         desk.disk.heal()
         assert not len(pending)
 
-    told(story)
+    run_story(story)
 
 
 def test_damage_found_while_a_log_waits_needs_the_operator() -> None:
@@ -289,7 +289,7 @@ def test_damage_found_while_a_log_waits_needs_the_operator() -> None:
         assert not len(pending)
         assert where() in desk.partitions.offline
 
-    told(story)
+    run_story(story)
 
 
 def test_a_recovery_point_past_the_end_is_lowered_before_serving() -> None:
@@ -307,7 +307,7 @@ def test_a_recovery_point_past_the_end_is_lowered_before_serving() -> None:
         checkpoint = desk.disk.peek("/data/recovery-point-offset-checkpoint") or b""
         assert f"{TOPIC} 0 {end}\n".encode() in checkpoint
 
-    told(story)
+    run_story(story)
 
 
 def test_a_lower_recovery_point_of_another_log_does_not_change_the_loss_class() -> None:
@@ -325,7 +325,7 @@ def test_a_lower_recovery_point_of_another_log_does_not_change_the_loss_class() 
         assert not log_dir.has_truncated_log()
         assert [each.loss_class for each in desk.losses.next_due(9)] == [LossClass.COMMITTED]
 
-    told(story, partitions=2)
+    run_story(story, partitions=2)
 
 
 def test_a_topic_deleted_while_its_log_is_opened_is_removed_with_it() -> None:
@@ -348,4 +348,4 @@ def test_a_topic_deleted_while_its_log_is_opened_is_removed_with_it() -> None:
         await pending.retry()
         assert not len(pending)
 
-    told(story)
+    run_story(story)

@@ -119,8 +119,8 @@ def test_a_snapshot_is_written_after_a_start_that_replayed_many_records(monkeypa
 
 def test_a_failed_snapshot_leaves_no_file_and_is_reported_and_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """G32: counted, and always retried; N54."""
-    told: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: told.append((event, fields)))
+    reported: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: reported.append((event, fields)))
 
     async def story() -> None:
         disk = _disk()
@@ -130,10 +130,10 @@ def test_a_failed_snapshot_leaves_no_file_and_is_reported_and_retried(monkeypatc
         await join(controller)
         await _turns()
         assert len(controller.log.snapshots) == 1
-        event, fields = told[0]
+        event, fields = reported[0]
         assert event == "metadata snapshot not written"
         assert controller._snapshots is not None
-        assert (controller._snapshots.failed_count, controller._snapshots.generated_count) == (len(told), 0)
+        assert (controller._snapshots.failed_count, controller._snapshots.generated_count) == (len(reported), 0)
         assert fields["path"].endswith(".checkpoint")
         disk.heal()
         await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
@@ -146,8 +146,8 @@ def test_a_failed_snapshot_leaves_no_file_and_is_reported_and_retried(monkeypatc
 
 
 def test_the_oldest_snapshots_are_deleted_above_the_retention_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: told.append(event))
+    reported: list[str] = []
+    monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: reported.append(event))
 
     async def story() -> None:
         disk, clock = _disk(), StillClock()
@@ -172,12 +172,12 @@ def test_the_oldest_snapshots_are_deleted_above_the_retention_size(monkeypatch: 
         assert MetadataLog.open(disk, "/data", now_ms=0).replay().image == image
 
     asyncio.run(story())
-    assert not told
+    assert not reported
 
 
 def test_a_failed_deletion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: told.append((event, fields)))
+    reported: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: reported.append((event, fields)))
 
     async def story() -> None:
         disk = _disk()
@@ -192,4 +192,4 @@ def test_a_failed_deletion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         await controller.stop()
 
     asyncio.run(story())
-    assert {event for event, _ in told} == {"could not delete old metadata"}
+    assert {event for event, _ in reported} == {"could not delete old metadata"}

@@ -90,7 +90,7 @@ class _Wire:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Callable[[Callable[[_Wire], Any]], None]:
+def reported(tmp_path: Path) -> Callable[[Callable[[_Wire], Any]], None]:
     def run(story: Callable[[_Wire], Any]) -> None:
         async def whole() -> None:
             wire = _Wire(tmp_path / "segment")
@@ -106,7 +106,7 @@ def told(tmp_path: Path) -> Callable[[Callable[[_Wire], Any]], None]:
     return run
 
 
-def test_all_bytes_arrive_in_order(told: Any) -> None:
+def test_all_bytes_arrive_in_order(reported: Any) -> None:
     async def story(wire: _Wire) -> None:
         head, tail = b"h" * 50, bytearray(b"t" * 70_000)
         assert not wire.sender.send([head, wire.slice, tail, wire.slice, b"end"])
@@ -118,10 +118,10 @@ def test_all_bytes_arrive_in_order(told: Any) -> None:
         assert wire.sender.send([b"small"]), "the next one goes at once"
         assert await wire.received(5) == b"small"
 
-    told(story)
+    reported(story)
 
 
-def test_bytes_buffered_in_the_transport_are_sent_first(told: Any) -> None:
+def test_bytes_buffered_in_the_transport_are_sent_first(reported: Any) -> None:
     async def story(wire: _Wire) -> None:
         wire.transport.unsent_bytes = 1
         assert not wire.sender.send([b"later"])
@@ -135,7 +135,7 @@ def test_bytes_buffered_in_the_transport_are_sent_first(told: Any) -> None:
         assert await wire.received(5) == b"later"
         await wire.is_sent.wait()
 
-    told(story)
+    reported(story)
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -176,7 +176,7 @@ def test_a_response_follows_what_the_transport_has_buffered(new_loop: Callable[[
 
 @pytest.mark.parametrize("hurried", [True, False])
 def test_one_response_blocks_the_loop_for_one_slice_only(
-    told: Any, monkeypatch: pytest.MonkeyPatch, hurried: bool
+    reported: Any, monkeypatch: pytest.MonkeyPatch, hurried: bool
 ) -> None:
     """However fast the client reads: other requests are handled between two slices."""
     turns: list[int] = []
@@ -201,10 +201,10 @@ def test_one_response_blocks_the_loop_for_one_slice_only(
         assert sum(turns) == len(wire.slice)
         assert max(turns) == (sending.SLICE_BYTES if hurried else sending.LARGE_SLICE_BYTES)
 
-    told(story)
+    reported(story)
 
 
-def test_pages_dropped_from_the_cache_are_loaded_by_a_thread(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_dropped_from_the_cache_are_loaded_by_a_thread(reported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loop_thread = threading.get_ident()
     loaded: list[tuple[int, int]] = []
     sent_after: list[int] = []
@@ -231,10 +231,10 @@ def test_pages_dropped_from_the_cache_are_loaded_by_a_thread(told: Any, monkeypa
         assert sent_after[0] == 0, "the first bytes were seen in the cache when the response was built"
         assert loaded[-1][1] == len(wire.slice)
 
-    told(story)
+    reported(story)
 
 
-def test_a_failing_disk_aborts_the_response(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_aborts_the_response(reported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: FileSlice, start: int, end: int) -> None:
         raise OSError(5, "broken")
 
@@ -248,19 +248,19 @@ def test_a_failing_disk_aborts_the_response(told: Any, monkeypatch: pytest.Monke
         assert not wire.sender.is_busy
         assert not wire.is_sent.is_set()
 
-    told(story)
+    reported(story)
 
 
-def test_a_truncated_file_aborts_the_response(told: Any, tmp_path: Path) -> None:
+def test_a_truncated_file_aborts_the_response(reported: Any, tmp_path: Path) -> None:
     async def story(wire: _Wire) -> None:
         os.truncate(tmp_path / "segment", PAGE_BYTES)
         wire.sender.send([b"head", wire.slice])
         assert [str(error) for error in wire.failed] == ["[Errno 5] the segment file was truncated"]
 
-    told(story)
+    reported(story)
 
 
-def test_a_client_disconnects(told: Any) -> None:
+def test_a_client_disconnects(reported: Any) -> None:
     async def story(wire: _Wire) -> None:
         assert not wire.sender.send([wire.slice])
         wire.peer.close()
@@ -268,4 +268,4 @@ def test_a_client_disconnects(told: Any) -> None:
         assert isinstance(wire.failed[0], ConnectionError)
         assert not wire.is_sent.is_set()
 
-    told(story)
+    reported(story)

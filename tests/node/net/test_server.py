@@ -42,8 +42,8 @@ def test_backlog_of_the_listeners(overrides: dict[str, str], expected: int) -> N
         (listening,) = server._servers[0].sockets
 
         def length() -> int:
-            told = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
-            return int(struct.unpack_from("=8x6I", told)[5])
+            reported = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
+            return int(struct.unpack_from("=8x6I", reported)[5])
 
         server.open_backlog()
         waiting = length()

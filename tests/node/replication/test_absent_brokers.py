@@ -134,11 +134,11 @@ async def followed(
     leader: SilentLeader, *, answer_timeout_ms: int = NEVER_MS
 ) -> AsyncIterator[tuple[ReplicaFetchers, RecordingAbsentBrokers]]:
     """One replica follows the leader, and has sent its first fetch."""
-    told = RecordingAbsentBrokers()
-    async with following(leader, answer_timeout_ms=answer_timeout_ms, absent=told) as fetchers:
+    reported = RecordingAbsentBrokers()
+    async with following(leader, answer_timeout_ms=answer_timeout_ms, absent=reported) as fetchers:
         fetchers.follow(replica(0), LEADER, 3)
         await leader.fetched()
-        yield fetchers, told
+        yield fetchers, reported
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -150,11 +150,11 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_leader_is_absent_from_close_until_reconnect() -> None:
     async def story() -> None:
         leader = LeavingLeader()
-        async with followed(leader) as (_, told):
-            assert told.all == ["came"]
+        async with followed(leader) as (_, reported):
+            assert reported.all == ["came"]
             leader.leave()
             await leader.fetched()
-            assert told.all == ["came", "left", "came"]
+            assert reported.all == ["came", "left", "came"]
 
     asyncio.run(story())
 
@@ -164,14 +164,14 @@ def test_leader_that_accepts_and_closes_connections_is_present() -> None:
 
     async def story() -> None:
         leader = LeavingLeader()
-        async with followed(leader) as (_, told):
+        async with followed(leader) as (_, reported):
             for _ in range(3):
                 leader.leave()
                 await leader.fetched()
-            assert told.all == ["came", "left", "came", "came", "came"]
+            assert reported.all == ["came", "left", "came", "came", "came"]
             leader.refuse()
             leader.leave()
-            await until(lambda: told.current().disconnected == {LEADER})
+            await until(lambda: reported.current().disconnected == {LEADER})
 
     asyncio.run(story())
 
@@ -181,18 +181,18 @@ def test_check_detects_a_closed_connection_immediately() -> None:
 
     async def story() -> None:
         leader = LeavingLeader()
-        async with followed(leader) as (fetchers, told):
+        async with followed(leader) as (fetchers, reported):
             fetchers.check_connections()
-            assert told.current() is NO_ABSENT
+            assert reported.current() is NO_ABSENT
             connection = fetchers._links[LEADER]._connection
             assert connection is not None
             assert connection._transport is not None
             connection._transport.abort()
-            assert told.current() is NO_ABSENT
+            assert reported.current() is NO_ABSENT
             fetchers.check_connections()
-            assert told.current().disconnected == {LEADER}
+            assert reported.current().disconnected == {LEADER}
             await leader.fetched()
-            assert told.current() is NO_ABSENT
+            assert reported.current() is NO_ABSENT
 
     asyncio.run(story())
 
@@ -202,13 +202,13 @@ def test_leader_that_refuses_connections_is_absent() -> None:
 
     async def story() -> None:
         leader = LeavingLeader()
-        async with followed(leader) as (fetchers, told):
+        async with followed(leader) as (fetchers, reported):
             leader.refuse()
             fetchers.follow(replica(1), LEADER, 3)
-            await until(lambda: told.current().disconnected == {LEADER})
+            await until(lambda: reported.current().disconnected == {LEADER})
             await leader.serve()
             await leader.fetched()
-            assert told.current() is NO_ABSENT
+            assert reported.current() is NO_ABSENT
 
     asyncio.run(story())
 
@@ -216,12 +216,12 @@ def test_leader_that_refuses_connections_is_absent() -> None:
 def test_broker_no_longer_followed_is_not_absent() -> None:
     async def story() -> None:
         leader = LeavingLeader()
-        async with followed(leader) as (fetchers, told):
+        async with followed(leader) as (fetchers, reported):
             leader.refuse()
             leader.leave()
-            await until(lambda: told.current().disconnected == {LEADER})
+            await until(lambda: reported.current().disconnected == {LEADER})
             fetchers.leave(replica(0))
-            assert told.current() is NO_ABSENT
+            assert reported.current() is NO_ABSENT
 
     asyncio.run(story())
 
@@ -231,11 +231,11 @@ def test_unresponsive_leader_is_not_absent() -> None:
 
     async def story() -> None:
         leader = SilentLeader()
-        async with followed(leader, answer_timeout_ms=50) as (fetchers, told):
+        async with followed(leader, answer_timeout_ms=50) as (fetchers, reported):
             for _ in range(2):
                 fetchers.check_connections()
                 await leader.fetched()
             fetchers.check_connections()
-            assert set(told.all) == {"came"}
+            assert set(reported.all) == {"came"}
 
     asyncio.run(story())

@@ -15,7 +15,7 @@ import pytest
 
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import ErrorCode, PeerError
-from tests.node.desk import RECOVERING, Desk, told, turns
+from tests.node.desk import RECOVERING, Desk, run_story, turns
 
 LAG_MS = 30_000
 
@@ -96,7 +96,7 @@ def test_request_has_epochs_members_and_recovery_state() -> None:
         assert [(each.broker_id, each.broker_epoch) for each in change.new_isr] == [(1, 101), (2, 102)]
         assert change.leader_recovery_state == 0
 
-    told(story)
+    run_story(story)
 
 
 def test_one_request_in_flight_and_the_next_has_all_changes() -> None:
@@ -117,7 +117,7 @@ def test_one_request_in_flight_and_the_next_has_all_changes() -> None:
         await _asked(desk, 2)
         assert _changes(desk.controller.asked[1]) == [(0, [1, 2]), (1, [1, 2]), (2, [1, 3])]
 
-    told(story, partitions=3)
+    run_story(story, partitions=3)
 
 
 # -- the answer --------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_accepted_isr_applies_at_once(follower: int) -> None:
         assert _isr(desk) == {1, follower}
         assert not _pending(desk)
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("code", [ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA])
@@ -157,7 +157,7 @@ def test_rejected_expansion_is_retried_on_the_next_fetch(code: ErrorCode) -> Non
         desk.follower_fetched(2, 0)
         await _asked(desk, 2)
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_outdated_request_waits_for_the_metadata_log(code: ErrorCode) -> None:
         desk.follower_fetched(3, 1)
         await _asked(desk, 2)
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_transient_error_resends_the_same_change(outcome: Callable[[Any], Altere
         assert [each.broker_epoch for each in desk.controller.asked] == [101, 909, 909]
         assert _isr(desk) == {1, 2}
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("news", ["newer partition epoch", "newer leader epoch", "another leads"])
@@ -266,7 +266,7 @@ def test_answer_older_than_the_metadata_log_is_ignored(news: str, code: ErrorCod
             assert leader is not None
             assert (set(leader.isr), leader.proposal) == ({1, 3}, None)
 
-    told(story)
+    run_story(story)
 
 
 # -- removal from the ISR ----------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_lagging_replica_counts_until_its_removal_is_committed() -> None:
             await turns(1)
         assert (_isr(desk), desk.replica().high_watermark) == ({1, 2}, 3)
 
-    told(story)
+    run_story(story)
 
 
 def test_rejected_shrink_is_retried_by_the_next_check() -> None:
@@ -315,7 +315,7 @@ def test_rejected_shrink_is_retried_by_the_next_check() -> None:
         desk.replication.shrink_isrs()
         await _asked(desk, 2)
 
-    told(story)
+    run_story(story)
 
 
 # -- eligibility -------------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_eligibility_for_the_isr(broker: dict[str, Any], joins: bool) -> None:
         desk.follower_fetched(2, 1)
         assert desk.replica().high_watermark == (0 if joins else 1)
 
-    told(story)
+    run_story(story)
 
 
 # -- recovered leaders -------------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def test_recovered_is_proposed_again_after_a_partition_change(changes: int) -> N
         assert len(desk.controller.asked) == 2
         assert desk.fetched().error_code == ErrorCode.NONE
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("code", [ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA])
@@ -403,7 +403,7 @@ def test_rejected_recovered_is_proposed_again_by_the_next_check(code: ErrorCode)
         while desk.replica().is_recovering:
             await turns(1)
 
-    told(story)
+    run_story(story)
 
 
 def test_recovered_is_not_proposed_before_recovery_completes() -> None:
@@ -427,4 +427,4 @@ def test_recovered_is_not_proposed_before_recovery_completes() -> None:
         flushed.set()
         await _asked(desk, 1)
 
-    told(story)
+    run_story(story)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import ErrorCode
 from fenceline.node.replication.metrics import ReplicationCollector
-from tests.node.desk import Desk, told, turns
+from tests.node.desk import Desk, run_story, turns
 
 
 def _figures(desk: Desk) -> dict[str, float]:
@@ -32,7 +32,7 @@ def test_led_partitions_are_counted() -> None:
         }
         assert figures["under_min_isr_partitions"] == 1
 
-    told(story, partitions=4)
+    run_story(story, partitions=4)
 
 
 def test_lagging_followers_are_counted() -> None:
@@ -52,7 +52,7 @@ def test_lagging_followers_are_counted() -> None:
         figures = _figures(desk)
         assert figures["follower_lag_records{broker=2}"] == figures["follower_lag_seconds{broker=2}"] == 0
 
-    told(story, partitions=2)
+    run_story(story, partitions=2)
 
 
 def test_a_hidden_end_offset_is_counted() -> None:
@@ -64,7 +64,7 @@ def test_a_hidden_end_offset_is_counted() -> None:
         desk.follower_fetched(2, 3)
         assert _figures(desk)["end_offset_hidden_partitions"] == 0
 
-    told(story)
+    run_story(story)
 
 
 def test_changes_of_in_sync_sets_are_counted() -> None:
@@ -98,4 +98,4 @@ def test_changes_of_in_sync_sets_are_counted() -> None:
         counted = {name: figures[f"isr_{name}_total"] for name in ("expands", "shrinks", "update_failures")}
         assert counted == {"expands": 1, "shrinks": 1, "update_failures": 1}
 
-    told(story)
+    run_story(story)

@@ -13,7 +13,7 @@ from fenceline.config.node import NodeConfig
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.metadata.image import UNASSIGNED_DIRECTORY, ConfigResource, ConfigResourceType
 from fenceline.node.storage.directory_cordons import DirectoryCordons
-from tests.node.desk import TOPIC, Desk, told, turns
+from tests.node.desk import TOPIC, Desk, run_story, turns
 from tests.node.test_several_directories import lead, mine, takes_all
 
 DIRS = (Path("/data"), Path("/data2"))
@@ -59,4 +59,4 @@ def test_new_replicas_avoid_cordoned_directories() -> None:
         cordon(desk, cordons, "")
         assert desk.lifecycle.cordoned[-1] == ()
 
-    told(story, partitions=4, directories=2, settings={"log.dirs": "/data,/data2"})
+    run_story(story, partitions=4, directories=2, settings={"log.dirs": "/data,/data2"})

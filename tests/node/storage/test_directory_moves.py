@@ -29,7 +29,7 @@ from fenceline.node.storage import directory_move, directory_moves
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 from tests.losses.helpers import cut
-from tests.node.desk import OTHERS, TOPIC, Desk, told, turns, where
+from tests.node.desk import OTHERS, TOPIC, Desk, run_story, turns, where
 from tests.node.test_several_directories import (
     ELSEWHERE,
     assigned,
@@ -81,7 +81,7 @@ def moves_of(partitions: int, story: Callable[[Desk, Controller], Any], **given:
         desk.controller.answer = controller
         await story(desk, controller)
 
-    told(whole, partitions=partitions, directories=given.pop("directories", 2), **given)
+    run_story(whole, partitions=partitions, directories=given.pop("directories", 2), **given)
 
 
 async def alter(desk: Desk, path: str, *indexes: int, topic: str = TOPIC) -> list[int]:

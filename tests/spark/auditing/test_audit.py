@@ -277,8 +277,8 @@ def rewritten(table: Path, rows: pa.Table | None = None, **actions: dict[str, An
     write_deltalake(str(table), pa.table(plain) if rows is None else rows)
     entry = table / "_delta_log" / f"{0:020d}.json"
     lines = [json.loads(line) for line in entry.read_text().splitlines()]
-    told = [{kind: {**action, **actions.get(kind, {})} for kind, action in line.items()} for line in lines]
-    entry.write_text("\n".join(json.dumps(line) for line in told))
+    reported = [{kind: {**action, **actions.get(kind, {})} for kind, action in line.items()} for line in lines]
+    entry.write_text("\n".join(json.dumps(line) for line in reported))
     return str(table)
 
 

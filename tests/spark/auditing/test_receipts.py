@@ -46,9 +46,9 @@ def test_deleted_records_are_no_loss_of_the_log() -> None:
     assert ranges(receipt(**{"class": "expired", "cause": "log_start_moved"})) == []
 
 
-@pytest.mark.parametrize("told", [{"topic_id": OTHER}, {"cause": "topic_deleted", "class": "expired"}])
-def test_receipts_of_a_deleted_topic_of_the_same_name_are_reported(told: dict[str, Any]) -> None:
-    found = receipts_of(sort_receipts([receipt(**told)]), {TP: MINE})
+@pytest.mark.parametrize("reported", [{"topic_id": OTHER}, {"cause": "topic_deleted", "class": "expired"}])
+def test_receipts_of_a_deleted_topic_of_the_same_name_are_reported(reported: dict[str, Any]) -> None:
+    found = receipts_of(sort_receipts([receipt(**reported)]), {TP: MINE})
     assert (found.lost, found.replaced) == ({}, {"t"})
 
 
@@ -95,10 +95,12 @@ ONE = LogEpochs(0, 0, 30, (EpochStart(0, 0),))
 def test_rows_without_an_epoch_cite_receipts_covering_their_offsets() -> None:
     lost = (LostRecords(10, 17, (1,), "receipt a"), LostRecords(12, 14, (1,), "receipt b"))
     findings = judged(TWO, dict.fromkeys(range(8, 20), -1), lost=lost)
-    told = [(one.start_offset, one.end_offset_exclusive, one.detail) for one in findings if one.kind is Kind.UNPROVEN]
+    reported = [
+        (one.start_offset, one.end_offset_exclusive, one.detail) for one in findings if one.kind is Kind.UNPROVEN
+    ]
     a, b = "records at these offsets were lost: receipt a", "records at these offsets were lost: receipt b"
     none = "the rows have no epoch"
-    assert told == [
+    assert reported == [
         (8, 10, none),
         (10, 12, f"{none}; {a}"),
         (12, 14, f"{none}; {a}; {b}"),

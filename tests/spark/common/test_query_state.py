@@ -233,9 +233,9 @@ def test_tasks_know_that_their_query_may_not_rewind(tmp_path: Path) -> None:
     assert no_rewind_of(reader, begin, first) == {FIRST_BATCH}
     assert no_rewind_of(make(cluster, onTruncation="rewind", statefulQuery="false"), begin, first) == {None}
     make_checkpoint(tmp_path, second, state=True)
-    (told,) = no_rewind_of(reader, first, second)
-    assert told is not None
-    assert "keeps state" in told
+    (reported,) = no_rewind_of(reader, first, second)
+    assert reported is not None
+    assert "keeps state" in reported
     assert no_rewind_of(make(cluster), first, second) == {None}
 
 

@@ -159,9 +159,9 @@ def test_bounds_missing_in_one_row_group_are_omitted(tmp_path: Path) -> None:
         if chunk.structure(meta_data).fields[path_in_schema][1].values == [b"offset"]
     ]
     chunk.structure(meta_data).drop(statistics)
-    told = footer.encode()
+    reported = footer.encode()
     path = tmp_path / "f.snappy.parquet"
-    path.write_bytes(source.getvalue()[:begin] + told + len(told).to_bytes(4, "little") + b"PAR1")
+    path.write_bytes(source.getvalue()[:begin] + reported + len(reported).to_bytes(4, "little") + b"PAR1")
     copy = with_epochs(DeltaOptions(str(tmp_path)), path.name, {}, EPOCHS)
     assert copy.size_bytes == (tmp_path / copy.path).stat().st_size
     found = json.loads(copy.statistics)

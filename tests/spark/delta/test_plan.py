@@ -147,9 +147,9 @@ def test_stale_rows_are_removed_with_the_next_batch(cluster: FakeCluster, option
     assert table_rows(options) == records(cluster, 0, 9) + records(cluster, 0, 5, 1)
     table = open_table(options)
     assert table is not None
-    told = table.history(2)[1]["fenceline"]["repair"]
-    assert told["removed_rows"] == 3
-    assert [(one["first_offset"], one["last_offset"], one["epoch"]) for one in told["ranges"]] == [(7, 9, 0)]
+    reported = table.history(2)[1]["fenceline"]["repair"]
+    assert reported["removed_rows"] == 3
+    assert [(one["first_offset"], one["last_offset"], one["epoch"]) for one in reported["ranges"]] == [(7, 9, 0)]
 
 
 def test_rows_of_a_lost_leader_are_removed_without_a_newer_epoch_below(

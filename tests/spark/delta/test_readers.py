@@ -194,8 +194,8 @@ def test_a_repair_writes_removed_rows_to_the_change_feed(cluster: FakeCluster, f
     check_readers(fed.path)
     assert change_feed(fed.path) == dict.fromkeys(log_rows(cluster), 1)
     feed = pa.table(DeltaTable(fed.path).load_cdf(starting_version=before + 1).read_all()).to_pylist()
-    told = sorted((row["_commit_version"] - before, row["_change_type"], row["offset"]) for row in feed)
-    assert told == [(1, "delete", offset) for offset in (7, 8, 9)] + [(2, "insert", o) for o in range(7, 12)]
+    reported = sorted((row["_commit_version"] - before, row["_change_type"], row["offset"]) for row in feed)
+    assert reported == [(1, "delete", offset) for offset in (7, 8, 9)] + [(2, "insert", o) for o in range(7, 12)]
     repair = DeltaTable(fed.path).history(2)[1]
     assert repair["fenceline"]["repair"]["removed_rows"] == 3
     assert DeltaTable(fed.path).transaction_version("q") == 1

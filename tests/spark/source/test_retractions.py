@@ -219,21 +219,21 @@ def test_evidence_named_by_receipts_is_used(tmp_path: Path, monkeypatch: pytest.
     receipt = LossReceipt(
         "a" * 20, "t", encode_uuid(TOPIC_ID), 0, 100, 150, (0,), 50, 1, "committed", "divergence", 2, 3, 1, tuple(paths)
     )
-    told: list[LossReceipt] = []
-    monkeypatch.setattr(losses_table.LossesReader, "receipts", lambda *_: told)
+    reported: list[LossReceipt] = []
+    monkeypatch.setattr(losses_table.LossesReader, "receipts", lambda *_: reported)
     story = Story(cluster_with(150))
     story.run()
     cut_at_100(story.cluster)
     # The replica writes the receipt only after its restart.
     with pytest.raises(DataLossError, match="there is no receipt of the loss"):
         story.plan()
-    told.append(receipt._replace(evidence=("/elsewhere/t-0/lost+found/x",)))
+    reported.append(receipt._replace(evidence=("/elsewhere/t-0/lost+found/x",)))
     with pytest.raises(DataLossError, match="is on node 2"):
         story.plan()
-    told.append(receipt._replace(topic_id=encode_uuid(UUID(int=8))))
+    reported.append(receipt._replace(topic_id=encode_uuid(UUID(int=8))))
     with pytest.raises(DataLossError, match="is on node 2"):
         story.plan()
-    told.append(receipt)
+    reported.append(receipt)
     story.run()
     story.assert_equal_to_the_log()
 

@@ -15,7 +15,7 @@ from fenceline.node.api.fetch.reads import FetchReads
 from fenceline.records.batch import iter_headers
 from fenceline.replica.throttle import NO_RATE
 from fenceline.wire.fetch import FetchPartition, FetchRequest, encode_request
-from tests.node.desk import OTHERS, TOPIC, Answer, Desk, state, told, turns
+from tests.node.desk import OTHERS, TOPIC, Answer, Desk, run_story, state, turns
 
 PARTITIONS: Final = 3
 FIELDS: Final[dict[str, Any]] = {
@@ -40,7 +40,7 @@ class Follower:
         self.session = (0, 0)
         self.answer: Answer | None = None
         self.version = 17
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
 
     def wanted(self, index: int, **fields: Any) -> FetchPartition:
         given = {
@@ -65,7 +65,7 @@ class Follower:
         try:
             outcome = self.desk.fetching.handle(self.desk.context(version), memoryview(body))
         except Exception as error:
-            self.told.append((type(error), str(error)))
+            self.reported.append((type(error), str(error)))
             self.begin_anew()
             return
         self.answer = Answer(version, outcome)
@@ -85,7 +85,7 @@ class Follower:
             return
         parts, response = self.answer._parts, self.answer.response
         self.answer = None
-        self.told.append(b"".join(bytes(part) for part in parts))
+        self.reported.append(b"".join(bytes(part) for part in parts))
         if response.error_code or response.session_id == 0:
             self.begin_anew()
             return
@@ -243,9 +243,9 @@ class Story:
                 session.next_epoch,
                 session.last_used_ms,
                 session.replica_epoch,
-                list(session.unsettled),
+                list(session.changed),
                 len(session.listeners),
-                [(w.asked, w.told, w.place, w.is_known, w._waiters is None) for w in session.partitions.values()],
+                [(w.asked, w.sent, w.place, w.is_known, w._waiters is None) for w in session.partitions.values()],
             )
             for session in self.desk.fetching.sessions.by_id.values()
         ]
@@ -253,7 +253,7 @@ class Story:
     def state(self) -> list[Any]:
         desk = self.desk
         return [
-            [follower.told for follower in self.followers],
+            [follower.reported for follower in self.followers],
             [(follower.is_waiting, follower.session) for follower in self.followers],
             desk.replication.throttles.leader._level_bytes,
             [
@@ -285,7 +285,7 @@ def _plays(seed: int, steps: int = 160) -> list[Any]:
         for follower in one.followers:
             follower.begin_anew()
 
-    told(story, partitions=PARTITIONS)
+    run_story(story, partitions=PARTITIONS)
     return heard
 
 
@@ -341,4 +341,4 @@ def test_a_caught_up_follower_uses_the_fast_path(count: int, monkeypatch: pytest
         for follower in followers:
             follower.begin_anew()
 
-    told(story, partitions=PARTITIONS)
+    run_story(story, partitions=PARTITIONS)

@@ -79,13 +79,13 @@ class FakeTransactionSupport:
 
     def __init__(self, exists: bool) -> None:
         self.exists = exists
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     async def may_be_available(self) -> bool:
         return self.exists
 
     def log_rejected(self, client_id: str | None, peer: str, transactional_id: str) -> None:
-        self.told.append(transactional_id)
+        self.reported.append(transactional_id)
 
 
 class FakeController:

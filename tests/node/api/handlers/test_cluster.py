@@ -24,8 +24,8 @@ def test_live_brokers_of_the_listener() -> None:
 
 
 def test_fenced_brokers_are_listed_only_on_request() -> None:
-    told = describe(2, include_fenced_brokers=True).brokers
-    assert [(each.broker_id, each.is_fenced) for each in told] == [(1, True), (3, False)]
+    reported = describe(2, include_fenced_brokers=True).brokers
+    assert [(each.broker_id, each.is_fenced) for each in reported] == [(1, True), (3, False)]
     assert [each.broker_id for each in describe(2).brokers] == [3]
 
 

@@ -83,8 +83,8 @@ def test_invalid_or_static_broker_config_is_rejected(name: str, value: str, part
 
 def test_record_validation_is_dynamically_configurable() -> None:
     broker = FakeBroker(image_of([topic_image("t")], configs={(BROKER, "1"): {VALIDATE_COMPRESSED: "true"}}))
-    told = describe(broker, TOPIC, "t", include_synonyms=True)[VALIDATE_COMPRESSED]
-    assert (told.value, told.config_source, [each.source for each in told.synonyms]) == ("true", 2, [2, 5])
+    reported = describe(broker, TOPIC, "t", include_synonyms=True)[VALIDATE_COMPRESSED]
+    assert (reported.value, reported.config_source, [each.source for each in reported.synonyms]) == ("true", 2, [2, 5])
     assert not describe(broker, BROKER, "1")[VALIDATE_COMPRESSED].read_only
     broker.controller.answer = AlterConfigsAnswer((AlteredResource(ConfigResource(BROKER, "1"), SUCCESS),))
     assert alter(broker, resource(BROKER, "1", (VALIDATE_COMPRESSED, "false"))) == [(0, None)]
@@ -103,19 +103,19 @@ def test_sensitive_and_unknown_values_are_hidden() -> None:
         image_of(configs={(BROKER, ""): {"who.knows": "x"}}),
         {"ssl.keystore.password": "hush", "some.plugin.password": "hush"},
     )
-    told = describe(broker, BROKER, "1", include_synonyms=True)
+    reported = describe(broker, BROKER, "1", include_synonyms=True)
     for name in ("ssl.keystore.password", "some.plugin.password", "who.knows"):
-        row = told[name]
+        row = reported[name]
         assert (row.value, row.is_sensitive) == (None, True)
         assert all(each.value is None for each in row.synonyms)
-    assert "hush" not in repr(told)
+    assert "hush" not in repr(reported)
 
 
 def test_every_config_has_documentation() -> None:
     broker = FakeBroker(image_of([topic_image("t")]))
     for kind, name in ((BROKER, "1"), (TOPIC, "t"), (32, "g"), (16, "m")):
-        told = describe(broker, kind, name, include_documentation=True)
-        assert all(len(row.documentation) > 10 for row in told.values())
+        reported = describe(broker, kind, name, include_documentation=True)
+        assert all(len(row.documentation) > 10 for row in reported.values())
         assert all(row.documentation is None for row in describe(broker, kind, name).values())
 
 

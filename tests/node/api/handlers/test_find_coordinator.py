@@ -76,7 +76,7 @@ def test_without_any_transaction_coordinator_the_error_is_fatal(
     found = answer if version < 4 else answer.coordinators[0]
     assert found.error_code is code
     assert found.error_message == REFUSAL
-    assert transactions.told == ["orders"]
+    assert transactions.reported == ["orders"]
 
 
 @pytest.mark.parametrize(

@@ -44,20 +44,20 @@ def describe(path: Path, version: int = 5, **fields: Any) -> Any:
 
 
 def test_local_partitions_are_described_with_sizes(tmp_path: Path) -> None:
-    told = describe(tmp_path, topics=None)
-    assert [(t.name, [(p.partition_index, p.partition_size) for p in t.partitions]) for t in told.topics] == [
+    reported = describe(tmp_path, topics=None)
+    assert [(t.name, [(p.partition_index, p.partition_size) for p in t.partitions]) for t in reported.topics] == [
         ("t", [(0, 10), (1, 11)])
     ]
-    assert told.total_bytes > told.usable_bytes > 0
-    assert told.is_cordoned is False
+    assert reported.total_bytes > reported.usable_bytes > 0
+    assert reported.is_cordoned is False
 
 
 def test_only_requested_partitions_are_described(tmp_path: Path) -> None:
-    told = describe(tmp_path, topics=[{"topic": "t", "partitions": [1, 2, 9]}, {"topic": "x", "partitions": [0]}])
-    assert [[p.partition_index for p in t.partitions] for t in told.topics] == [[1]]
+    reported = describe(tmp_path, topics=[{"topic": "t", "partitions": [1, 2, 9]}, {"topic": "x", "partitions": [0]}])
+    assert [[p.partition_index for p in t.partitions] for t in reported.topics] == [[1]]
 
 
 @pytest.mark.parametrize("version", range(1, 6))
 def test_missing_directory_is_described(tmp_path: Path, version: int) -> None:
-    told = describe(tmp_path / "gone", version, topics=None)
-    assert (told.error_code, told.topics) == (ErrorCode.KAFKA_STORAGE_ERROR, ())
+    reported = describe(tmp_path / "gone", version, topics=None)
+    assert (reported.error_code, reported.topics) == (ErrorCode.KAFKA_STORAGE_ERROR, ())

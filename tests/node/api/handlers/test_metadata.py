@@ -75,8 +75,13 @@ def test_fast_encoder_matches_the_schema(version: int) -> None:
 def test_fenced_replicas_are_offline_and_omitted_in_version_0() -> None:
     brokers = (broker_image(1), broker_image(2, fenced=True))
     broker = FakeBroker(image_of([topic_image("t", partition((1, 2)))], brokers))
-    told = metadata(broker, 9, "t").topics[0].partitions[0]
-    assert (told.error_code, told.replica_nodes, told.isr_nodes, told.offline_replicas) == (0, (1, 2), (1, 2), (2,))
+    reported = metadata(broker, 9, "t").topics[0].partitions[0]
+    assert (reported.error_code, reported.replica_nodes, reported.isr_nodes, reported.offline_replicas) == (
+        0,
+        (1, 2),
+        (1, 2),
+        (2,),
+    )
     oldest = metadata(broker, 0, "t").topics[0].partitions[0]
     assert (oldest.error_code, oldest.replica_nodes) == (ErrorCode.REPLICA_NOT_AVAILABLE, (1,))
     assert [each.node_id for each in metadata(broker, 9, "t").brokers] == [1]
@@ -86,9 +91,9 @@ def test_fenced_replicas_are_offline_and_omitted_in_version_0() -> None:
 def test_broker_lists_itself_when_every_broker_is_fenced(version: int) -> None:
     """As when a whole cluster starts: a client that gets an empty broker list could not ask any broker again."""
     fenced = [broker_image(each, fenced=True) for each in (1, 2)]
-    told = metadata(FakeBroker(image_of([topic_image("t", partition((1, 2), leader=-1))], fenced)), version, "t")
-    assert [each.node_id for each in told.brokers] == [1]
-    assert told.topics[0].partitions[0].leader_id == -1
+    reported = metadata(FakeBroker(image_of([topic_image("t", partition((1, 2), leader=-1))], fenced)), version, "t")
+    assert [each.node_id for each in reported.brokers] == [1]
+    assert reported.topics[0].partitions[0].leader_id == -1
     one_lives = [fenced[0], broker_image(2)]
     assert [each.node_id for each in metadata(FakeBroker(image_of([], one_lives)), version).brokers] == [2]
     unknown = [broker_image(2, fenced=True)]
@@ -97,8 +102,8 @@ def test_broker_lists_itself_when_every_broker_is_fenced(version: int) -> None:
 
 def test_a_partition_without_leader() -> None:
     broker = FakeBroker(image_of([topic_image("t", partition((1,), isr=(), leader=-1, leader_epoch=4))]))
-    told = metadata(broker, 9, "t").topics[0].partitions[0]
-    assert (told.error_code, told.leader_id, told.leader_epoch) == (ErrorCode.LEADER_NOT_AVAILABLE, -1, 4)
+    reported = metadata(broker, 9, "t").topics[0].partitions[0]
+    assert (reported.error_code, reported.leader_id, reported.leader_epoch) == (ErrorCode.LEADER_NOT_AVAILABLE, -1, 4)
 
 
 @pytest.mark.parametrize(("version", "code"), [(5, ErrorCode.LEADER_NOT_AVAILABLE), (6, ErrorCode.LISTENER_NOT_FOUND)])
@@ -110,8 +115,8 @@ def test_leader_without_this_listener(version: int, code: ErrorCode) -> None:
     broker = FakeBroker(image_of([topic_image("t", partition((1, 2)))], brokers))
     answer = metadata(broker, version, "t", listener="INSIDE")
     assert [(each.host, each.port) for each in answer.brokers] == [("b", 2)]
-    told = answer.topics[0].partitions[0]
-    assert (told.error_code, told.leader_id, told.offline_replicas) == (code, -1, (1,))
+    reported = answer.topics[0].partitions[0]
+    assert (reported.error_code, reported.leader_id, reported.offline_replicas) == (code, -1, (1,))
 
 
 @pytest.mark.parametrize("version", [0, 8, 13])
@@ -166,8 +171,8 @@ def test_a_lost_directory_is_an_offline_replica() -> None:
     unknown = partition((1,), directories=(UUID(int=4711),))
     unassigned = partition((1,), directories=(UNASSIGNED_DIRECTORY,))
     broker = FakeBroker(image_of([topic_image("t", lost, unknown, unassigned)]))
-    told = metadata(broker, 9, "t").topics[0].partitions
-    assert [each.offline_replicas for each in told] == [(1,), (1,), ()]
+    reported = metadata(broker, 9, "t").topics[0].partitions
+    assert [each.offline_replicas for each in reported] == [(1,), (1,), ()]
 
 
 def test_missing_topic_is_created_and_returned() -> None:
@@ -268,8 +273,8 @@ def test_partition_limit_of_the_node_applies() -> None:
 
 def test_eligible_leaders_are_described() -> None:
     broker = FakeBroker(image_of([topic_image("t", partition((1,), isr=(), leader=-1, elr=(1,), last_known_elr=(2,)))]))
-    told = describe(broker, topics=[{"name": "t"}], response_partition_limit=1).topics[0].partitions[0]
-    assert (told.eligible_leader_replicas, told.last_known_elr, told.leader_id) == ((1,), (2,), -1)
+    reported = describe(broker, topics=[{"name": "t"}], response_partition_limit=1).topics[0].partitions[0]
+    assert (reported.eligible_leader_replicas, reported.last_known_elr, reported.leader_id) == ((1,), (2,), -1)
 
 
 def test_request_without_creation_is_answered_synchronously() -> None:

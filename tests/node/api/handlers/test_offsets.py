@@ -11,7 +11,7 @@ from fenceline.errors import ErrorCode
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
-from tests.node.desk import RECOVERING, TOPIC, Desk, told, turns
+from tests.node.desk import RECOVERING, TOPIC, Desk, run_story, turns
 
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
@@ -31,7 +31,7 @@ def test_special_timestamps_need_their_versions(timestamp: int, first_version: i
         code = (await desk.list_offset(timestamp, version=version)).error_code
         assert code == (0 if version >= first_version else ErrorCode.UNSUPPORTED_VERSION)
 
-    told(story)
+    run_story(story)
 
 
 def test_duplicate_partition_is_rejected_first() -> None:
@@ -43,7 +43,7 @@ def test_duplicate_partition_is_rejected_first() -> None:
         answer = await desk.ask(ApiKey.LIST_OFFSETS, 10, replica_id=-1, topics=[{"name": TOPIC, "partitions": rows}])
         assert [each.error_code for each in answer.topics[0].partitions] == [ErrorCode.INVALID_REQUEST]
 
-    told(story)
+    run_story(story)
 
 
 def test_version_is_checked_before_partition_and_epoch() -> None:
@@ -55,7 +55,7 @@ def test_version_is_checked_before_partition_and_epoch() -> None:
             found = await desk.list_offset(-7, epoch=9, index=index)
             assert found.error_code == ErrorCode.UNSUPPORTED_VERSION
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_which_readers_a_leader_and_a_follower_serve(replica_id: int, leads: boo
         (desk.lead if leads else desk.follow)(3)
         assert (await desk.list_offset(timestamp, replica_id=replica_id)).error_code == code
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_follower_checks_epoch_of_a_debug_reader(epoch: int, code: int) -> None:
         found = await desk.list_offset(-1, replica_id=-2, epoch=epoch)
         assert (found.error_code, found.offset) == (code, -1 if code else 4)
 
-    told(story)
+    run_story(story)
 
 
 def test_end_offset_depends_on_reader_and_isolation_level() -> None:
@@ -115,7 +115,7 @@ def test_end_offset_depends_on_reader_and_isolation_level() -> None:
             "debug": 6,
         }
 
-    told(story)
+    run_story(story)
 
 
 def test_timestamp_match_above_high_watermark_is_hidden() -> None:
@@ -131,7 +131,7 @@ def test_timestamp_match_above_high_watermark_is_hidden() -> None:
         assert (await desk.list_offset(15, replica_id=2)).offset == 1
         assert (await desk.list_offset(-3)).offset == -1
 
-    told(story)
+    run_story(story)
 
 
 def test_earliest_equals_latest_after_deleting_all_records() -> None:
@@ -147,7 +147,7 @@ def test_earliest_equals_latest_after_deleting_all_records() -> None:
         assert (start.offset, start.leader_epoch) == (5, 4)
         assert (end.offset, end.leader_epoch) == (5, 4)
 
-    told(story)
+    run_story(story)
 
 
 def test_an_empty_log_has_no_largest_timestamp() -> None:
@@ -158,7 +158,7 @@ def test_an_empty_log_has_no_largest_timestamp() -> None:
         found = await desk.list_offset(-3)
         assert (found.error_code, found.offset, found.timestamp, found.leader_epoch) == (0, -1, -1, -1)
 
-    told(story)
+    run_story(story)
 
 
 # --- DeleteRecords ------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_deletion_completes_when_all_live_replicas_follow() -> None:
         assert (answered.error_code, answered.low_watermark) == (0, 3)
         assert not desk.replica().waiters
 
-    told(story)
+    run_story(story)
 
 
 def test_deletion_does_not_wait_for_fenced_replicas() -> None:
@@ -209,7 +209,7 @@ def test_deletion_does_not_wait_for_fenced_replicas() -> None:
         desk.tell_broker(2, fenced=True)
         assert (await deleting).low_watermark == 4
 
-    told(story)
+    run_story(story)
 
 
 def test_deletion_times_out() -> None:
@@ -223,7 +223,7 @@ def test_deletion_times_out() -> None:
         await turns()
         assert not desk.replica().waiters
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("change", ["follower", "recovering", "deleted"])
@@ -241,7 +241,7 @@ def test_leader_change_fails_a_pending_deletion(change: str) -> None:
         answered = await deleting
         assert (answered.error_code, answered.low_watermark) == (NOT_LEADER, -1)
 
-    told(story)
+    run_story(story)
 
 
 def test_pending_deletion_survives_a_new_epoch_of_the_leader() -> None:
@@ -253,7 +253,7 @@ def test_pending_deletion_survives_a_new_epoch_of_the_leader() -> None:
             desk.follower_fetched(follower, 5, log_start_offset=3)
         assert (await deleting).error_code == 0
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(("offset", "code"), [(6, ErrorCode.OFFSET_OUT_OF_RANGE), (-2, ErrorCode.OFFSET_OUT_OF_RANGE)])
@@ -263,7 +263,7 @@ def test_only_committed_records_can_be_deleted(offset: int, code: int) -> None:
         assert (await desk.delete_records(offset)).error_code == code
         assert desk.replica().log.log_start_offset == 0
 
-    told(story)
+    run_story(story)
 
 
 def test_follower_advances_log_start_up_to_its_high_watermark() -> None:
@@ -283,7 +283,7 @@ def test_follower_advances_log_start_up_to_its_high_watermark() -> None:
         assert desk.fetched(3).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
         assert [header.base_offset for header in iter_headers(desk.fetched(4).records or b"")] == [4]
 
-    told(story)
+    run_story(story)
 
 
 def test_deletion_completes_a_parked_follower_fetch() -> None:
@@ -303,4 +303,4 @@ def test_deletion_completes_a_parked_follower_fetch() -> None:
         desk.follower_fetched(3, 5, log_start_offset=3)
         assert (await deleting).low_watermark == 3
 
-    told(story)
+    run_story(story)

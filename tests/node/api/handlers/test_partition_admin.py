@@ -55,9 +55,9 @@ def node() -> Node:
 
 def test_alter_partition_in_both_versions(node: Node) -> None:
     """Version 2 carries no broker epochs of members, and none is checked (KIP-903)."""
-    told = node.alter(2, new_isr=[1]).topics[0]
-    (done,) = told.partitions
-    assert told.topic_id == node.topic
+    reported = node.alter(2, new_isr=[1]).topics[0]
+    (done,) = reported.partitions
+    assert reported.topic_id == node.topic
     assert (done.error_code, done.leader_id, done.isr, done.partition_epoch) == (ErrorCode.NONE, 1, (1,), 1)
     members = [{"broker_id": 1, "broker_epoch": node.cluster.epochs[1]}, {"broker_id": 2, "broker_epoch": 1}]
     answer = node.alter(3, partition_epoch=1, new_isr_with_epochs=members)
@@ -82,9 +82,9 @@ def test_assign_replicas_to_directories(node: Node) -> None:
     ]
     fields = {"broker_id": 1, "broker_epoch": node.cluster.epochs[1], "directories": wanted}
     answer = node.ask(ApiKey.ASSIGN_REPLICAS_TO_DIRS, 0, **fields)
-    (told,) = answer.directories
-    rows = [(each.partition_index, each.error_code) for each in told.topics[0].partitions]
-    assert (told.id_, rows) == (directory, [(0, ErrorCode.NONE), (5, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)])
+    (reported,) = answer.directories
+    rows = [(each.partition_index, each.error_code) for each in reported.topics[0].partitions]
+    assert (reported.id_, rows) == (directory, [(0, ErrorCode.NONE), (5, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)])
     fields["broker_epoch"] = 1
     stale = node.ask(ApiKey.ASSIGN_REPLICAS_TO_DIRS, 0, **fields)
     assert stale.error_code is ErrorCode.STALE_BROKER_EPOCH
@@ -100,8 +100,8 @@ def test_elect_leaders(node: Node, version: int) -> None:
     node.controller.down = PeerError(ErrorCode.NOT_CONTROLLER, "gone")
     for wanted in (named, None):
         answer = node.ask(ApiKey.ELECT_LEADERS, version, topic_partitions=wanted, timeout=1)
-        told = [each.error_code for topic in answer.replica_election_results for each in topic.partition_result]
-        assert told == ([ErrorCode.NOT_CONTROLLER] * 2 if wanted else [])
+        reported = [each.error_code for topic in answer.replica_election_results for each in topic.partition_result]
+        assert reported == ([ErrorCode.NOT_CONTROLLER] * 2 if wanted else [])
         assert version == 0 or answer.error_code is ErrorCode.NOT_CONTROLLER
 
 

@@ -32,12 +32,12 @@ def test_created_topic_returns_configs_with_sources() -> None:
     )
     created = CreatedTopic("t", SUCCESS, ZERO_UUID, 1, 1, {"retention.ms": "5"})
     broker.controller.answer = CreateTopicsAnswer((created,))
-    told = {each.name: (each.value, each.config_source) for each in create(broker, {"name": "t"}).topics[0].configs}
-    assert told["retention.ms"] == ("5", 1)
-    assert told["max.message.bytes"] == ("7", 3)
-    assert told["segment.ms"] == ("3600000", 4)
-    assert told["segment.bytes"] == ("1073741824", 5)
-    assert "internal.segment.bytes" not in told
+    reported = {each.name: (each.value, each.config_source) for each in create(broker, {"name": "t"}).topics[0].configs}
+    assert reported["retention.ms"] == ("5", 1)
+    assert reported["max.message.bytes"] == ("7", 3)
+    assert reported["segment.ms"] == ("3600000", 4)
+    assert reported["segment.bytes"] == ("1073741824", 5)
+    assert "internal.segment.bytes" not in reported
 
 
 def test_controller_error_applies_to_every_topic() -> None:

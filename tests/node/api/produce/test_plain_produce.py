@@ -138,7 +138,7 @@ class Side:
             metrics=self.metrics,
             hints=Hints(lambda: EMPTY_IMAGE),
             flush_up_to=flush_up_to,
-            rejected=lambda *told: self.refusals.append((str(told[0]), told[1])),
+            rejected=lambda *reported: self.refusals.append((str(reported[0]), reported[1])),
         )
 
     def handle(self, version: int, body: bytes) -> Any:
@@ -385,8 +385,8 @@ def test_one_timed_out_partition_is_reported_beside_the_others(monkeypatch: pyte
         side.time_out(1.0)
         answer = side.later[0].answer
         assert answer is not None
-        told = [(r.topic, r.index, r.error_code) for r in parse_response(12, memoryview(answer)[9:]).results]
-        assert told == [("rain", 0, 0), ("rain", 2, 0), ("snow", 2, ErrorCode.REQUEST_TIMED_OUT)]
+        reported = [(r.topic, r.index, r.error_code) for r in parse_response(12, memoryview(answer)[9:]).results]
+        assert reported == [("rain", 0, 0), ("rain", 2, 0), ("snow", 2, ErrorCode.REQUEST_TIMED_OUT)]
     both.check()
 
 

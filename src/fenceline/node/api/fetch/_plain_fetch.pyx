@@ -17,10 +17,10 @@ from fenceline.log.core.disk import FileSlice
 from fenceline.log.core.errors import StorageError
 from fenceline.node.api.fetch.reads import Reader
 from fenceline.node.api.fetch.parked_fetch import ParkedFetch
-from fenceline.replica.fetch_session import SessionAnswer, Told
+from fenceline.replica.fetch_session import SessionAnswer, SentState
 from fenceline.wire.fetch import FetchPartition, FetchRequest
 
-ABI = 5
+ABI = 6
 
 cdef enum:
     FIRST_WITH_TOPIC_IDS = 13
@@ -105,7 +105,7 @@ def handle_plain(fetching, context, body):
     cdef Py_ssize_t size = view.shape[0]
     cdef int32_t replica_id
     cdef int64_t replica_epoch, epoch
-    cdef dict wanted, unsettled, known, hosted
+    cdef dict wanted, changed, known, hosted
     cdef list to_read, replicas
     if <int>context.api_version < FIRST_WITH_REPLICA_STATE or size <= REQUEST_HEAD_BYTES + REQUEST_TAIL_BYTES:
         return None
@@ -127,13 +127,13 @@ def handle_plain(fetching, context, body):
     wanted = _wanted(p, size)
     if wanted is None:
         return None
-    hosted, unsettled, known = fetching.reads.replicas.open_by_id, session.unsettled, session.partitions
+    hosted, changed, known = fetching.reads.replicas.open_by_id, session.changed, session.partitions
     if not known:
         return None
     for key, asked in wanted.items():
         if key not in known or _served(hosted, key, asked, replica_id) is None:
             return None
-    for key, held in unsettled.items():
+    for key, held in changed.items():
         if key not in wanted and _served(hosted, key, held.asked, replica_id) is None:
             return None
 
@@ -142,7 +142,7 @@ def handle_plain(fetching, context, body):
         if held._waiters is not None:
             held.let_go()
         held.asked = asked
-        unsettled[key] = held
+        changed[key] = held
     session.went_on(fetching.clock.monotonic_ms())
     sessions.move_to_end(session_id)
     to_read = session.to_read()
@@ -166,7 +166,7 @@ def handle_plain(fetching, context, body):
     frame = _answer(fetching, context, request, answer, to_read, replicas)
     if frame is None:
         return fetching.read_or_park(context, request, answer, reader)
-    return frame or ParkedFetch(fetching, context, request, answer, reader).park([hosted[key] for key in unsettled])
+    return frame or ParkedFetch(fetching, context, request, answer, reader).park([hosted[key] for key in changed])
 
 
 def answer_plain(fetching, context, request, answer):
@@ -197,13 +197,13 @@ cdef bint _may_read(fetching, int32_t replica_id, int64_t replica_epoch) except 
 cdef object _answer(fetching, context, request, answer, list to_read, list replicas):
     """`replicas`: of `to_read`, all of which this follower may read."""
     cdef int64_t left = min(<int64_t>request.max_bytes, <int64_t>fetching.reads.max_response_bytes)
-    cdef int64_t total = 0, max_bytes, log_start_told
+    cdef int64_t total = 0, max_bytes, log_start_sent
     cdef Py_ssize_t number, count = len(to_read)
     cdef LogTail log
     cdef list found = []
     cdef int with_records = 0
     if count == 0:
-        return () if answer.has_settled else None
+        return () if answer.has_idle else None
     if count > MAX_PARTITIONS:
         return None
     for number in range(count):
@@ -219,8 +219,8 @@ cdef object _answer(fetching, context, request, answer, list to_read, list repli
             total += len(records)
             with_records += 1
         else:
-            log_start_told = held.told[1]
-            if log_start_told >= 0 and log_start_told != log.log_start_offset:
+            log_start_sent = held.sent[1]
+            if log_start_sent >= 0 and log_start_sent != log.log_start_offset:
                 return None
         found.append(records)
     if 0 < total < <int64_t>request.min_bytes:
@@ -228,7 +228,7 @@ cdef object _answer(fetching, context, request, answer, list to_read, list repli
     for number in range(count):
         log = replicas[number].log
         if not len(found[number]) and log.high_watermark == log.log_end_offset:
-            fetching.reads.settle(request.replica_id, to_read[number], replicas[number])
+            fetching.reads.mark_idle(request.replica_id, to_read[number], replicas[number])
     if total == 0:
         return ()
     metrics = fetching.metrics
@@ -270,11 +270,11 @@ cdef list _frame(context, int32_t session_id, list to_read, list replicas, list 
         held, records, log = to_read[number], found[number], replicas[number].log
         size = len(records)
         high_watermark = log.high_watermark
-        now = Told(high_watermark, log.log_start_offset)
+        now = SentState(high_watermark, log.log_start_offset)
         if size:
-            held.was_told(now)
-        elif held.told != now:
-            held.told, held.is_known = now, True
+            held.record_sent(now)
+        elif held.sent != now:
+            held.sent, held.is_known = now, True
         else:
             continue
         topic_id, index = held.key

@@ -76,7 +76,7 @@ class ParkedFetch:
         self._timer: asyncio.TimerHandle | None = None
 
     def park(self, replicas: Sequence[Replica] | None = None) -> PendingAnswer:
-        """`replicas`: those that may change; None: those that the session has not settled."""
+        """`replicas`: those that may change; None: those that the session reads again."""
         self._fetching.metrics.parked_fetches += 1
         session = self._answer.session
         if session is not None:

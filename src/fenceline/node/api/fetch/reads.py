@@ -17,7 +17,7 @@ from fenceline.log.core.errors import StorageError
 from fenceline.node.api.fetch.load_pace import ANSWER_BYTES, LoadPace
 from fenceline.node.net.server import Buffer
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, NO_EPOCH, IsolationLevel, check_leader_epoch, read_bound
-from fenceline.replica.fetch_session import SessionAnswer, Wanted
+from fenceline.replica.fetch_session import SessionAnswer, SessionPartition
 from fenceline.replica.read_replica import NO_PREFERRED_REPLICA
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
@@ -139,7 +139,7 @@ class FetchReads:
                     self.storage_failed(partition, error)
                 result.must_answer = True
                 result.fetched.append(failed_partition(partition, code))
-        if not result.fetched and not answer.has_settled:
+        if not result.fetched and not answer.has_idle:
             result.must_answer = True
         if len(missing) > 1:
             missing.sort(key=lambda partition: partition.error_code != ErrorCode.UNKNOWN_TOPIC_ID)
@@ -165,7 +165,7 @@ class FetchReads:
     def _read_partition(
         self,
         request: FetchRequest,
-        wanted: Wanted,
+        wanted: SessionPartition,
         replica: Replica,
         budget_bytes: int,
         result: FetchResult,
@@ -222,7 +222,7 @@ class FetchReads:
             is_committed = request.isolation_level == IsolationLevel.READ_COMMITTED
             result.fetched.append(empty._replace(aborted_transactions=[]) if is_committed else empty)
             if wanted.session is not None:
-                self._settle(request, wanted, replica, result)
+                self._mark_idle(request, wanted, replica, result)
             return
         at_least_one = result.size_bytes == 0
         if budget_bytes <= 0 and not at_least_one:
@@ -291,29 +291,31 @@ class FetchReads:
                     size += len(each.records)
         quota.passed(size, self._replication.now_ms())
 
-    def _settle(self, request: FetchRequest, wanted: Wanted, replica: Replica, result: FetchResult) -> None:
-        """There are no records for this reader: settle the partition if the reader knows everything else too."""
-        partition_log, told = replica.log, wanted.told
-        if told != (partition_log.high_watermark, partition_log.log_start_offset):
-            if result.is_for_replica and -1 < told.log_start_offset != partition_log.log_start_offset:
+    def _mark_idle(
+        self, request: FetchRequest, wanted: SessionPartition, replica: Replica, result: FetchResult
+    ) -> None:
+        """There are no records for this reader: the partition is idle if the reader knows everything else too."""
+        partition_log, sent = replica.log, wanted.sent
+        if sent != (partition_log.high_watermark, partition_log.log_start_offset):
+            if result.is_for_replica and -1 < sent.log_start_offset != partition_log.log_start_offset:
                 result.must_answer = True  # DeleteRecords waits until all replicas have the new log start
             return
         if request.replica_id == CONSUMER_REPLICA_ID:
-            wanted.settle(replica.waiters)
+            wanted.mark_idle(replica.waiters)
         else:
-            self.settle(request.replica_id, wanted, replica)
+            self.mark_idle(request.replica_id, wanted, replica)
 
-    def settle(self, replica_id: int, wanted: Wanted, replica: Replica) -> None:
-        """Settle a partition of a follower that is at the log's end and knows everything else."""
+    def mark_idle(self, replica_id: int, wanted: SessionPartition, replica: Replica) -> None:
+        """Mark a partition idle for a follower that is at the log's end and knows everything else."""
         partition_log, leader = replica.log, replica.leader
         if (
             leader is not None
             and replica_id in leader.isr
             and partition_log.high_watermark == partition_log.log_end_offset
-            and wanted.told == (partition_log.high_watermark, partition_log.log_start_offset)
+            and wanted.sent == (partition_log.high_watermark, partition_log.log_start_offset)
         ):
             # Other followers are checked with each fetch: ISR changes or the high watermark may depend on them.
-            wanted.settle(replica.follower_waiters, leader.followers.get(replica_id))
+            wanted.mark_idle(replica.follower_waiters, leader.followers.get(replica_id))
 
     def _divergence(self, replica: Replica, partition: FetchPartition) -> tuple[int, int] | None:
         """`epochs.md E8-E10`: where the reader's log diverges from ours, or None. Raises OFFSET_OUT_OF_RANGE."""

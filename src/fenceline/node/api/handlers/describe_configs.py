@@ -130,9 +130,9 @@ def _broker(node: NodeView, name: str, chosen: _Chosen) -> list[dict[str, Any]]:
     unknown = {each for each in own.raw if each not in ALL_CONFIGS}
     for resource in ((ConfigResourceType.BROKER, ""), (ConfigResourceType.BROKER, str(node.node_id))):
         unknown |= {each for each in configs.get(resource) or {} if each not in ALL_CONFIGS}  # type: ignore[call-overload]
-    told = [each for each, key in ALL_CONFIGS.items() if not key.internal or own.is_set(each)]
+    listed = [each for each, key in ALL_CONFIGS.items() if not key.internal or own.is_set(each)]
     rows = []
-    for each in chosen([*told, *unknown]):
+    for each in chosen([*listed, *unknown]):
         found = describe_broker_config(configs, own, each, cluster_default=False)
         if not found.layers and each in ALL_CONFIGS:
             found = found._replace(value=own.text(each))

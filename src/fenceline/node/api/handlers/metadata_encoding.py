@@ -223,14 +223,14 @@ class MetadataEncoder:
         parts: list[bytes] = []
         own = image.brokers.get(self._node_id)
         lately = self._absent.recently_fenced
-        told = [
+        listed = [
             each
             for each in image.brokers.values()
             if (not each.fenced or each.id in lately) and each.endpoint(self._listener) is not None
         ]
-        if not told and own is not None:
-            told = [own]
-        for broker in sorted(told, key=lambda one: one.id):
+        if not listed and own is not None:
+            listed = [own]
+        for broker in sorted(listed, key=lambda one: one.id):
             endpoint = broker.endpoint(self._listener)
             if endpoint is None:
                 continue

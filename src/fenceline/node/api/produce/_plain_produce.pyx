@@ -16,10 +16,10 @@ from fenceline.log.core._tail cimport LogTail
 
 from fenceline.log.core.config import MAX_INT64
 from fenceline.log.core.errors import StorageError
-from fenceline.node.api.produce.acknowledging import Owed, OwedBy
+from fenceline.node.api.produce.acknowledging import PendingAck, AckedBy
 from fenceline.wire.produce import PartitionRecords, put_flexible_result
 
-ABI = 5
+ABI = 6
 
 cdef enum:
     MAX_PARTITIONS = 128
@@ -31,7 +31,7 @@ cdef enum:
 
 cdef int64_t NOT_PLAIN = -1
 _WITHOUT_FLUSHES = MAX_INT64
-_BY_REPLICAS = OwedBy.REPLICAS
+_BY_REPLICAS = AckedBy.REPLICAS
 
 cdef struct Partition:
     int32_t index
@@ -173,7 +173,7 @@ def answer_plain(producing, context, body):
             replicas.append(replica)
 
     now_ms = producing.clock.now_ms()
-    cdef list owed = []
+    cdef list pending_acks = []
     out = bytearray(FRAME_HEAD_BYTES)
     _put_count(out, request.topic_count)
     for number in range(request.topic_count):
@@ -196,12 +196,12 @@ def answer_plain(producing, context, body):
                 continue
             if base == NOT_PLAIN:
                 named = _named(name, by_id, partition.index, records)
-                put_flexible_result(out, version, producing.append(named, version, request.acks, now_ms, False, i, owed))
+                put_flexible_result(out, version, producing.append(named, version, request.acks, now_ms, False, i, pending_acks))
                 continue
             end = log.log_end_offset
             replica.appended()
             if request.acks == -1 and end > replica.log.high_watermark:
-                owed.append(Owed(i, replica, end, _BY_REPLICAS))
+                pending_acks.append(PendingAck(i, replica, end, _BY_REPLICAS))
             appended += 1
             appended_bytes += partition.end - partition.start
             put_int32(plain, partition.index)
@@ -219,8 +219,8 @@ def answer_plain(producing, context, body):
     put_int32(plain, <int32_t>(len(out) - 4))
     put_int32(plain + 4, <int32_t>context.correlation_id)
     out[:8] = PyBytes_FromStringAndSize(<const char*>plain, 8)
-    if owed:
-        return producing.wait_for(owed, context, [out], request.timeout_ms)
+    if pending_acks:
+        return producing.wait_for(pending_acks, context, [out], request.timeout_ms)
     return [out]
 
 

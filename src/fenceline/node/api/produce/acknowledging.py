@@ -43,18 +43,18 @@ FlushUpTo: TypeAlias = "Callable[[Replica, int], Awaitable[PeerError | None]]"
 """As `LogFlushes.up_to`: waits until a log is durable up to an offset; the reason why it never will be."""
 
 
-class OwedBy(Enum):
+class AckedBy(Enum):
     REPLICAS = "replicas"
     DISK = "disk"
 
 
-class Owed(NamedTuple):
+class PendingAck(NamedTuple):
     """`position` in the answer waits until all records below `end_offset` are committed, or flushed."""
 
     position: int
     replica: Replica
     end_offset: int
-    by: OwedBy
+    by: AckedBy
 
 
 class ProducePurgatory:
@@ -152,30 +152,30 @@ class DelayedProduce:
         self._frame = frame
         self._pending = pending
         self._remaining = 0
-        self._waiting: Sequence[Owed] = ()
+        self._waiting: Sequence[PendingAck] = ()
         self._results: list[PartitionResult] | None = None
         """The results, once one of them differs from `frame`."""
         self._flushing: asyncio.Task[None] | None = None
         self._timeout_ms = -1
 
-    def wait_for(self, owed: Sequence[Owed], timeout_ms: int) -> None:
+    def wait_for(self, pending_acks: Sequence[PendingAck], timeout_ms: int) -> None:
         """Send the response when all acknowledgements have arrived. `timeout_ms` limits the wait for replicas only."""
-        self._remaining = len(owed)
-        unflushed = [each for each in owed if each.by is OwedBy.DISK]
+        self._remaining = len(pending_acks)
+        unflushed = [each for each in pending_acks if each.by is AckedBy.DISK]
         if unflushed:
             self._flushing = asyncio.ensure_future(self._flush(unflushed))
-            owed = [each for each in owed if each.by is OwedBy.REPLICAS]
-        self._waiting = owed
-        if owed:
+            pending_acks = [each for each in pending_acks if each.by is AckedBy.REPLICAS]
+        self._waiting = pending_acks
+        if pending_acks:
             self._timeout_ms = max(timeout_ms, 0)
             self._answers.add(self, self._timeout_ms)
-            for position, replica, end_offset, _ in owed:
+            for position, replica, end_offset, _ in pending_acks:
                 replica.when_committed(end_offset, self, position)
 
     def committed(self, position: int, code: ErrorCode) -> None:
         self._acknowledged(position, code)
 
-    async def _flush(self, unflushed: Sequence[Owed]) -> None:
+    async def _flush(self, unflushed: Sequence[PendingAck]) -> None:
         try:
             for each in unflushed:
                 error = await self._answers.flush_up_to(each.replica, each.end_offset)

@@ -19,7 +19,7 @@ from fenceline.log.core import tail
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.producer_state import Origin
 from fenceline.node.api.leader_hints import LeaderHints
-from fenceline.node.api.produce.acknowledging import DelayedProduce, FlushUpTo, Owed, OwedBy, ProducePurgatory
+from fenceline.node.api.produce.acknowledging import AckedBy, DelayedProduce, FlushUpTo, PendingAck, ProducePurgatory
 from fenceline.node.context import RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import PendingAnswer
@@ -54,7 +54,7 @@ _WITHOUT_LOG_START: Final = (
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
 """Errors that Kafka returns without the partition's log start offset."""
-_PLAIN_ABI: Final = 5
+_PLAIN_ABI: Final = 6
 """Changes with every change of `_plain_produce.pyx`, so that an outdated build is not used."""
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 
@@ -101,7 +101,7 @@ class ProduceHandler:
         acks = request.acks
         now_ms = self.clock.now_ms()
         partitions = _last_mentions(request.partitions)
-        owed: list[Owed] = []
+        pending_acks: list[PendingAck] = []
         if acks not in (-1, 0, 1):
             results = [self._refuse_acks(p, acks) for p in partitions]
         elif request.transactional_id is not None:
@@ -112,7 +112,7 @@ class ProduceHandler:
         else:
             internal_allowed = context.client_id == _ADMIN_CLIENT_ID
             results = [
-                self.append(p, version, acks, now_ms, internal_allowed, position, owed)
+                self.append(p, version, acks, now_ms, internal_allowed, position, pending_acks)
                 for position, p in enumerate(partitions)
             ]
         if acks == 0:
@@ -125,14 +125,14 @@ class ProduceHandler:
             return None
         answer = self._hints.produce_response(context.listener, results)
         frame = frame_of(ApiKey.PRODUCE, context, encode_response(version, answer))
-        return self.wait_for(owed, context, frame, request.timeout_ms) if owed else frame
+        return self.wait_for(pending_acks, context, frame, request.timeout_ms) if pending_acks else frame
 
     def wait_for(
-        self, owed: list[Owed], context: RequestContext, frame: list[Buffer], timeout_ms: int
+        self, pending_acks: list[PendingAck], context: RequestContext, frame: list[Buffer], timeout_ms: int
     ) -> PendingAnswer:
-        """The response in `frame`, once all of `owed` is acknowledged."""
+        """The response in `frame`, once all of `pending_acks` is acknowledged."""
         pending = PendingAnswer(lets_follow=True)
-        DelayedProduce(self._answers, context, frame, pending).wait_for(owed, timeout_ms)
+        DelayedProduce(self._answers, context, frame, pending).wait_for(pending_acks, timeout_ms)
         return pending
 
     def _refuse_acks(self, partition: PartitionRecords, acks: int) -> PartitionResult:
@@ -151,9 +151,9 @@ class ProduceHandler:
         now_ms: int,
         internal_allowed: bool,
         position: int,
-        owed: list[Owed],
+        pending_acks: list[PendingAck],
     ) -> PartitionResult:
-        """Append to one partition. `position`: in the response. Acknowledgements to wait for are added to `owed`."""
+        """Append to one partition. `position`: in the response. Acknowledgements to wait for go to `pending_acks`."""
         topic, topic_id, index, records = partition
         log_start_offset = -1
         try:
@@ -188,7 +188,7 @@ class ProduceHandler:
             return _failed(partition, error.code, error.message, told_start)
         # A duplicate waits too: the flush of the first attempt may be in progress.
         if acks and replica.log.unflushed_messages >= replica.config.flush_messages:
-            owed.append(Owed(position, replica, replica.log.log_end_offset, OwedBy.DISK))
+            pending_acks.append(PendingAck(position, replica, replica.log.log_end_offset, AckedBy.DISK))
         if not appended.duplicate:
             replica.appended()
             self.metrics.produced_partitions += 1
@@ -196,7 +196,7 @@ class ProduceHandler:
         if acks == -1:
             end_offset = appended.last_offset + 1
             if end_offset > replica.high_watermark:
-                owed.append(Owed(position, replica, end_offset, OwedBy.REPLICAS))
+                pending_acks.append(PendingAck(position, replica, end_offset, AckedBy.REPLICAS))
             elif not leader.had_enough_replicas(replica.config.min_insync_replicas):
                 return _failed(partition, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, "")
         return PartitionResult(
