@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -43,7 +44,7 @@ def log_lines() -> Iterator[list[Line]]:
 
 
 def opened(path: Path) -> None:
-    for each in open_directories(NodeConfig.load(None, {"log.dirs": str(path)}, {}), OsDisk()).all:
+    for each in open_directories(NodeConfig.load(None, {"log.dirs": str(path)}, {}), OsDisk(), Random(1)).all:
         each.give_back()
 
 

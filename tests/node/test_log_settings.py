@@ -15,7 +15,7 @@ from fenceline.log.core.config import DAY_MS, LogConfig
 from fenceline.log.core.disk import OsDisk
 from fenceline.log.directories.log_dir import LogDir
 from fenceline.node.broker import Broker
-from fenceline.node.storage.directories import draw_from
+from fenceline.node.storage.directories import draws_of
 from fenceline.records.build import build_batch
 
 _BROKER, _TOPIC = 4, 2
@@ -26,8 +26,8 @@ def test_segments_draw_their_share_of_the_jitter(tmp_path: Path) -> None:
     (tmp_path / "meta.properties").write_text(
         "version=1\ncluster.id=AAAAAAAAQACAAAAAAAAAAA\nnode.id=4\ndirectory.id=mAElyxrEQ3mw_ELWKg5Mow\n"
     )
-    log_dir = LogDir.open(str(tmp_path), OsDisk(), cluster_id="AAAAAAAAQACAAAAAAAAAAA", node_id=4)
-    draw_from(Random(7), (log_dir,))
+    draws = draws_of(str(tmp_path), Random(7))
+    log_dir = LogDir.open(str(tmp_path), OsDisk(), cluster_id="AAAAAAAAQACAAAAAAAAAAA", node_id=4, draws=draws)
     config = LogConfig(segment_ms=10_000, segment_jitter_ms=5_000)
     drawn = set()
     for index in range(20):

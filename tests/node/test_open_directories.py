@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -26,7 +27,7 @@ def config(*paths: Path, **more: str) -> NodeConfig:
 
 
 def opened(*paths: Path, **more: str) -> Directories:
-    return open_directories(config(*paths, **more), OsDisk())
+    return open_directories(config(*paths, **more), OsDisk(), Random(1))
 
 
 def give_back(directories: Directories) -> None:

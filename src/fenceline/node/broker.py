@@ -59,7 +59,7 @@ from fenceline.node.net.server import Server, ServerLimits
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.replication.metrics import ReplicationCollector
 from fenceline.node.replication.replicas import log_recovery_report
-from fenceline.node.storage.directories import draw_from, open_directories, starting
+from fenceline.node.storage.directories import open_directories, starting
 from fenceline.node.storage.log_cleaner import CleanerCollector
 from fenceline.node.storage.maintenance import Maintenance
 from fenceline.node.storage.storage_trouble import StorageTrouble
@@ -185,9 +185,8 @@ class Broker:
     async def _start(self) -> None:
         config = self.config
         disk = self.disk
-        directories = open_directories(config, disk)
+        directories = open_directories(config, disk, self.rng)
         self.log_dirs = LogDirs(directories.data, metadata=directories.metadata, offline=directories.offline)
-        draw_from(self.rng, self.log_dirs)
         if directories.metadata_is_apart:
             self._metadata_dir = directories.metadata
         self.quorum = QuorumNode(

@@ -59,7 +59,7 @@ class ControllerNode:
 
     async def _start(self) -> None:
         config, disk = self.config, OsDisk()
-        self._directories = directories = open_directories(config, disk)
+        self._directories = directories = open_directories(config, disk, self.rng)
         self._quorum = quorum = QuorumNode(
             config,
             directories,

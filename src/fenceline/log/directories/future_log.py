@@ -90,9 +90,9 @@ class FutureLog:
         is_new = path is None
         if path is None:
             target.offsets.forget(where)
-            path = f"{target.path}/{future_name(where, target.fresh_id().hex)}"
+            path = f"{target.path}/{future_name(where, target.draws.name_id().hex)}"
         log = target.open_at(path, where, current.topic_id, config, now_ms, files)
-        log.jitter_ms = target.jitter_ms
+        log.jitter_ms = target.draws.jitter_ms
         future = cls(source, target, log)
         future._times_emptied = current.times_emptied
         if not log.segments:

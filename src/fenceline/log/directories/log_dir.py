@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
@@ -72,10 +73,22 @@ class UnusableDirectory(OperatorError):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What a directory draws at random."""
+
+    name_id: Callable[[], UUID] = uuid4
+    """For the names of directories that are set aside."""
+    incarnation: Callable[[], UUID] = uuid4
+    """For new directories (`log_dir_offsets.py`)."""
+    jitter_ms: Callable[[int], int] | None = None
+    """A segment's share of `segment.jitter.ms`: at least 0, and less than the argument."""
+
+
 class LogDir:
     """Use `LogDir.open`. Runs on one thread of control, as its logs."""
 
-    def __init__(self, disk: Disk, path: str, *, cluster_id: str, node_id: int, files: OpenFiles) -> None:
+    def __init__(self, disk: Disk, path: str, *, cluster_id: str, node_id: int, files: OpenFiles, draws: Draws) -> None:
         self.disk = disk
         self.path = path
         self.cluster_id = cluster_id
@@ -97,11 +110,7 @@ class LogDir:
         """
         self.damaged: dict[str, str] = {}
         """Checkpoints that could not be read, and why; the node reports them."""
-        self.jitter_ms: Callable[[int], int] | None = None
-        self.fresh_id: Callable[[], UUID] = uuid4
-        """For the names of directories that are set aside."""
-        self.fresh_incarnation: Callable[[], UUID] = uuid4
-        """For new directories (`log_dir_offsets.py`)."""
+        self.draws = draws
         self.orphans: list[TopicPartition] = []
         """Partitions in the checkpoints after a crash that have no directory."""
         self._first_segments: dict[TopicPartition, SegmentsAtStop] = {}
@@ -121,6 +130,7 @@ class LogDir:
         cluster_id: str | None = None,
         node_id: int | None = None,
         files: OpenFiles | None = None,
+        draws: Draws = Draws(),
     ) -> LogDir:
         """Lock a formatted directory and read its identity. None for an id accepts any.
 
@@ -128,12 +138,14 @@ class LogDir:
         """
         path = path.rstrip("/") or "/"
         try:
-            return cls._open(path, disk, cluster_id, node_id, files or OpenFiles(disk))
+            return cls._open(path, disk, cluster_id, node_id, files or OpenFiles(disk), draws)
         except OSError as error:
             raise UnusableDirectory(path, error) from error
 
     @classmethod
-    def _open(cls, path: str, disk: Disk, cluster_id: str | None, node_id: int | None, files: OpenFiles) -> LogDir:
+    def _open(
+        cls, path: str, disk: Disk, cluster_id: str | None, node_id: int | None, files: OpenFiles, draws: Draws
+    ) -> LogDir:
         meta = read_meta(disk, path)
         found_cluster, found_node = meta.get("cluster.id", ""), int(meta["node.id"])
         if cluster_id is not None and cluster_id != found_cluster:
@@ -146,7 +158,7 @@ class LogDir:
                 f"{path} belongs to node {found_node}, this is node {node_id}",
                 f"Set node.id={found_node}, or set log.dirs to the directory of node {node_id}.",
             )
-        log_dir = cls(disk, path, cluster_id=found_cluster, node_id=found_node, files=files)
+        log_dir = cls(disk, path, cluster_id=found_cluster, node_id=found_node, files=files, draws=draws)
         if "directory.id" in meta:
             log_dir.directory_id = directory_id_of(meta["directory.id"], path)
         log_dir._acquire_lock()
@@ -236,7 +248,7 @@ class LogDir:
         directory = self.partition_path(topic_partition)
         self._check_id(directory, topic_id)
         log = self.open_at(directory, topic_partition, topic_id, config, now_ms, self.files)
-        log.jitter_ms = self.jitter_ms
+        log.jitter_ms = self.draws.jitter_ms
         return log
 
     def missing_first_segments(self) -> list[TopicPartition]:
@@ -291,7 +303,7 @@ class LogDir:
             directory,
             topic_partition=topic_partition,
             topic_id=topic_id,
-            incarnation=found.incarnation if found is not None and has_identity else self.fresh_incarnation(),
+            incarnation=found.incarnation if found is not None and has_identity else self.draws.incarnation(),
             config=config,
             recovery_point=known.recovery_point,
             clean=clean,
@@ -427,7 +439,7 @@ class LogDir:
     ) -> RemovedPartition | None:
         """As `delete_partition`, for a directory with another name. The caller owns its open log. `unique`: the unique
         part of the new name; None for a fresh id."""
-        target = f"{self.path}/{removed_name(topic_partition, suffix, unique or self.fresh_id().hex)}"
+        target = f"{self.path}/{removed_name(topic_partition, suffix, unique or self.draws.name_id().hex)}"
         try:
             self.disk.rename(source, target)
         except FileNotFoundError:

@@ -5,7 +5,7 @@ Owns the check that they belong to this node and to one cluster. Raises Operator
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from random import Random
@@ -17,7 +17,7 @@ from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import random_id
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.meta_properties import META_FILE
-from fenceline.log.directories.log_dir import LogDir, UnusableDirectory
+from fenceline.log.directories.log_dir import Draws, LogDir, UnusableDirectory
 from fenceline.log.directories.log_dir_offsets import (
     CLEANED,
     HIGH_WATERMARKS,
@@ -64,7 +64,7 @@ class Directories(NamedTuple):
         return (*self.data, self.metadata) if self.metadata_is_apart else self.data
 
 
-def open_directories(config: NodeConfig, disk: Disk) -> Directories:
+def open_directories(config: NodeConfig, disk: Disk, rng: Random) -> Directories:
     """Format new directories, lock and open them. A directory with an I/O error is left out, as in Kafka, unless it
     holds the metadata log or is the last one. Raises OperatorError."""
     paths = [str(path) for path in config.log_dirs]
@@ -75,7 +75,7 @@ def open_directories(config: NodeConfig, disk: Disk) -> Directories:
     try:
         for path in dict.fromkeys((*paths, metadata_path)):
             if path not in offline:
-                _open(config, disk, path, opened, offline)
+                _open(config, disk, path, opened, offline, rng)
         _check(config, disk, opened)
         if not any(path in opened for path in paths):
             raise OperatorError(
@@ -109,10 +109,12 @@ def _refusal(disk: Disk, path: str) -> str | None:
     return None
 
 
-def _open(config: NodeConfig, disk: Disk, path: str, opened: dict[str, LogDir], offline: dict[str, str]) -> None:
+def _open(
+    config: NodeConfig, disk: Disk, path: str, opened: dict[str, LogDir], offline: dict[str, str], rng: Random
+) -> None:
     cluster_id = next((each.cluster_id for each in opened.values()), None)
     try:
-        opened[path] = LogDir.open(path, disk, cluster_id=cluster_id, node_id=config.node_id)
+        opened[path] = LogDir.open(path, disk, cluster_id=cluster_id, node_id=config.node_id, draws=draws_of(path, rng))
     except UnusableDirectory as error:
         if path == str(config.metadata_log_dir):
             raise
@@ -167,13 +169,14 @@ def _log_rejected_entries(path: str, log_dir: LogDir) -> None:
         )
 
 
-def draw_from(rng: Random, log_dirs: Iterable[LogDir]) -> None:
-    """Give directories their randomness: ids, and each segment's share of `segment.jitter.ms`."""
-    for log_dir in log_dirs:
-        log_dir.fresh_id = partial(random_id, rng)
-        # Separate streams: these are drawn when replicas arrive and segments begin, which must not affect other draws.
-        log_dir.fresh_incarnation = partial(random_id, Random(f"{log_dir.path}{rng.getstate()}"))
-        log_dir.jitter_ms = Random(f"jitter {log_dir.path}{rng.getstate()}").randrange
+def draws_of(path: str, rng: Random) -> Draws:
+    """The randomness of one directory."""
+    # Separate streams: these are drawn when replicas arrive and segments begin, which must not affect other draws.
+    return Draws(
+        partial(random_id, rng),
+        partial(random_id, Random(f"{path}{rng.getstate()}")),
+        Random(f"jitter {path}{rng.getstate()}").randrange,
+    )
 
 
 @contextmanager
