@@ -37,4 +37,6 @@ def main(word: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("Usage: python -m tests.subjects WORD, a part of a subject's name in tests/README.md")
     main(sys.argv[1])

@@ -22,7 +22,7 @@ CORPUS = Path(__file__).parent / "corpus.txt"
 HOLES = [rule for name, rule in RULES.items() if re.match(r"b\d_", name) and rule.seed != NO_SEED]
 GAMES = [Game(rule.scenario, rule.seed, rule.options) for rule in HOLES]
 SEEDS = 2_000
-"""Of each story, as the Makefile has it."""
+"""Of each scenario, as the Makefile has it."""
 _GAME = Game("operations", 7, {"crash_s": "0.5", "operations": "delete records,reassign"})
 _LAG = Triple("replica", "leader", "produce", "lag")
 _MET = frozenset(

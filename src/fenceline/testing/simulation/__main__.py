@@ -36,7 +36,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--option", action="append", default=[], metavar="K=V", help="override an option that the seed draws"
     )
     parser.add_argument("--workers", type=int, default=1, help="number of processes that run seeds")
-    parser.add_argument("--limit-s", type=float, default=0, help="stop after this many seconds")
+    parser.add_argument(
+        "--limit-s", type=float, default=0, help="stop after this many seconds; a search first replays the corpus"
+    )
     parser.add_argument("--progress", type=int, default=0, metavar="N", help="print a line after every N seeds")
     parser.add_argument("--corpus", type=Path, metavar="FILE", help="run the games of this file first")
     parser.add_argument("--search", action="store_true", help="search for games that reach what the corpus does not")
