@@ -13,6 +13,7 @@ from fenceline.metadata.records import NoOpRecord, TopicRecord
 from fenceline.node.metadata.batches import record_batch
 from fenceline.node.metadata.loader import MetadataLoader
 from fenceline.node.metadata.metadata_log import MetadataLog
+from fenceline.quorum.election_state import ElectionState
 from fenceline.records.batch import assign_in_place
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.loop import SimExecutor, run
@@ -51,6 +52,22 @@ def test_data_of_a_killed_process_is_made_durable_at_the_start() -> None:
         disk.rng.seed(seed)
         disk.crash()
         assert MetadataLog.open(disk, "/data", now_ms=0).end_offset == 3
+
+
+def test_a_vote_of_a_killed_process_is_made_durable_at_the_start() -> None:
+    """Controllers, seed 1191: a process ended between the rename of `quorum-state` and the sync of the directory; its
+    successor acted on the vote, lost power, and had forgotten it."""
+    disk = SimDisk()
+    disk.mkdir("/data")
+    log = MetadataLog.open(disk, "/data", now_ms=0)
+    disk.fsync_dir("/data")
+    sync, disk.fsync_dir = disk.fsync_dir, lambda path: None  # type: ignore[method-assign]
+    log.write_election(ElectionState(7), 1, ())
+    disk.fsync_dir = sync  # type: ignore[method-assign]
+    assert "quorum-state" not in disk.durable(log.directory)
+    again = MetadataLog.open(disk, "/data", now_ms=0)
+    assert again.read_election() == ElectionState(7)
+    assert "quorum-state" in disk.durable(log.directory)
 
 
 def test_metadata_with_wrong_bits_is_rejected() -> None:

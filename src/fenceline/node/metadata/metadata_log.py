@@ -359,10 +359,14 @@ class MetadataLog:
         return LogEnd(epoch, self._log.log_end_offset)
 
     def read_election(self) -> ElectionState | None:
-        """Raises OperatorError on a broken file (Q12)."""
+        """Durable before it is returned: the process that wrote it may have ended before it had synced the directory,
+        and a vote that is acted on must survive a power failure. Raises OperatorError on a broken file (Q12)."""
         path = f"{self.directory}/{FILE_NAME}"
         content = read_file(self._disk, path)
-        return None if content is None else decode_election(content, path, self._cluster_id)
+        if content is None:
+            return None
+        self._disk.fsync_dir(self.directory)
+        return decode_election(content, path, self._cluster_id)
 
     def write_election(self, state: ElectionState, kraft_version: int, voter_ids: tuple[int, ...]) -> None:
         """Durable on return (Q12)."""
