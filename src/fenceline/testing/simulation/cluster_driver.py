@@ -86,6 +86,7 @@ class ClusterDriver(ControllerDriver):
         for task in others:
             if task.done() and not task.cancelled():
                 task.result()
+        failed.cancel()  # a failure while it stops is logged by the driver, as in `controller_node.run_until`
         await self.stop()
 
     def handle_message(self, frame: Frame, reply: Reply) -> None:

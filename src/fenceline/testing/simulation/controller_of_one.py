@@ -239,6 +239,7 @@ class ControllerScenario:
             task.cancel()
         if failed.done():
             failed.result()
+        failed.cancel()  # a failure while it stops is logged by the driver, as in `controller_node.run_until`
         await driver.stop()
 
     def progress(self) -> int:
