@@ -6,6 +6,7 @@ import pytest
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.config import LogConfig
+from fenceline.log.core.errors import StorageError
 from fenceline.testing.sim_disk import SimDisk
 from tests.log.helpers import SMALL, append, files, open_log
 
@@ -63,3 +64,28 @@ def test_delete_records(disk: SimDisk) -> None:
     assert all(segment.next_offset <= 25 and segment.reason == "log start" for segment in gone)
     again = open_log(disk, config=SMALL, log_start_offset=25)
     assert (again.log_start_offset, again.log_end_offset) == (25, 40)
+
+
+def test_a_failing_rename_leaves_the_size_of_the_log_right(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario `quorum`, seed 1817: a disk failed between two segments that were removed together, and the size of
+    those that were left for the next start stayed in the log's."""
+    log = open_log(disk, config=LogConfig(segment_bytes=200))
+    for _ in range(5):
+        append(log, size=100)
+    bases = [segment.base_offset for segment in log.segments]
+    assert len(bases) >= 4
+    log.advance_log_start(bases[3])
+    rename = disk.rename
+
+    def fails(source: str, target: str) -> None:
+        if f"{bases[1]:020}" in source:
+            raise OSError(5, "Input/output error", source)
+        rename(source, target)
+
+    monkeypatch.setattr(disk, "rename", fails)
+    with pytest.raises(StorageError):
+        log.enforce_retention(now_ms=1)
+    log.check()
+    assert [segment.base_offset for segment in log.segments] == bases[3:]
+    monkeypatch.undo()
+    assert log.enforce_retention(now_ms=2) == []

@@ -118,17 +118,18 @@ def _remove_while(log: LogState, now_ms: int, reason: str, due: _Due) -> list[Re
     if start > log.log_start_offset:
         log.log_start_offset = start
         log.epochs.truncate_from_start(start)
-    retired = [_retire(log, segment, reason) for segment in removed]
+    # All leave the log before the first file is renamed: a rename may fail.
+    for segment in removed:
+        segment.is_retired = True
+        log.size_bytes -= segment.size_bytes
+    log.release(removed)
+    log.unsaved.sealed = [kept for kept in log.unsaved.sealed if not kept.is_retired]
     log.check()
-    return retired
+    return [_retire(log.disk, segment, reason) for segment in removed]
 
 
-def _retire(log: LogState, segment: Segment, reason: str) -> RemovedSegment:
-    disk = log.disk
-    segment.is_retired = True
-    log.release((segment,))
-    log.size_bytes -= segment.size_bytes
-    log.unsaved.sealed = [kept for kept in log.unsaved.sealed if kept is not segment]
+def _retire(disk: Disk, segment: Segment, reason: str) -> RemovedSegment:
+    """Mark the files of a segment that has left the log for deletion. Raises OSError."""
     paths: list[str] = []
     for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES, SNAPSHOT_SUFFIX):
         path = segment.stem + suffix
