@@ -35,7 +35,7 @@ from fenceline.testing.apache_kafka import ApacheKafka
 from fenceline.wire import entities, frame
 from fenceline.wire.apis import ApiKey
 from tests.controller.helpers import Cluster
-from tests.support.recorded import Answer, plain
+from tests.support.recorded import Answer, as_recorded
 
 Items = list[tuple[Any, int, str | None]]
 """Each item with its code and message."""
@@ -358,4 +358,4 @@ def cluster() -> Cluster:
 def test_the_same_answer(case: Case, cluster: Cluster, answer: Answer) -> None:
     """The cases build on each other, in order."""
     theirs = answer("kafka", lambda kafka: sorted(case.there(kafka), key=repr))
-    assert plain(sorted(case.here(cluster), key=repr)) == theirs
+    assert as_recorded(sorted(case.here(cluster), key=repr)) == theirs

@@ -39,7 +39,7 @@ from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, LeaderRecoveryState
 from tests.controller.helpers import CLUSTER, Cluster
 from tests.controller.two_controllers import Here, Side, There
-from tests.support.recorded import Answer, plain
+from tests.support.recorded import Answer, as_recorded
 
 MIN_ISR, UNCLEAN = "min.insync.replicas", "unclean.leader.election.enable"
 
@@ -410,7 +410,7 @@ def test_the_same_response_and_the_same_records(script: str, number: int, here: 
         records = side.records()
         return [response, *([] if step.differs else records)]
 
-    assert plain(outcome(here)) == answer("there", outcome)
+    assert as_recorded(outcome(here)) == answer("there", outcome)
 
 
 @pytest.mark.kafka

@@ -16,7 +16,7 @@ from fenceline.testing.apache_kafka import ApacheKafka
 from tests.groups.peers import Session
 from tests.groups.scripts import SCRIPTS, what_is_stored
 from tests.groups.two_sides import kafka_with_groups, same, stored_by_kafka, told_to_broker, told_to_handlers
-from tests.support.recorded import Answer, plain
+from tests.support.recorded import Answer, as_recorded
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_kafka_stores_the_same_records(answer: Answer) -> None:
 
     theirs = answer("kafka", stored)
     session, peer = asyncio.run(told_to_handlers(what_is_stored))
-    ours = plain(_shown(session, peer.log.records()))
+    ours = as_recorded(_shown(session, peer.log.records()))
     assert ours.keys() == theirs.keys()
     for group in theirs:
         assert ours[group] == theirs[group]

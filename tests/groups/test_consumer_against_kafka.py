@@ -50,7 +50,7 @@ from tests.groups.two_sides import (
     told_to_broker,
     told_to_handlers,
 )
-from tests.support.recorded import Answer, plain
+from tests.support.recorded import Answer, as_recorded
 
 SETTINGS = GroupSettings(initial_rebalance_delay_ms=0, consumer=ConsumerSettings(assignment=Interval(0, 0, 15_000)))
 OVERRIDES = {"group.consumer.assignment.interval.ms": "0"}
@@ -128,7 +128,7 @@ def test_kafka_stores_the_same_records(answer: Answer) -> None:
 
     theirs = answer("kafka", stored)
     session, peer = asyncio.run(told_to_handlers(what_consumers_store, SETTINGS))
-    ours = plain(_shown(session, peer.log.records()))
+    ours = as_recorded(_shown(session, peer.log.records()))
     assert ours.keys() == theirs.keys() == {"stored-new", "stored-up"}
     for group in theirs:
         assert ours[group] == theirs[group]

@@ -17,7 +17,7 @@ from fenceline.records.decode import decode_all
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from tests.groups.peers import HandlerPeer, Session, SocketPeer
 from tests.groups.scripts import Script
-from tests.support.recorded import plain
+from tests.support.recorded import as_recorded
 
 TOPICS: Final = ("t", "u")
 PARTITIONS: Final = 3
@@ -66,7 +66,7 @@ async def told_to_handlers(run: Script, settings: GroupSettings = NO_DELAY) -> t
 
 def same(ours: list[Any], theirs: list[Any]) -> None:
     """Our answers to a script, and Kafka's in the form of a recording."""
-    ours = plain(ours)
+    ours = as_recorded(ours)
     assert len(ours) == len(theirs)
     differences = [
         f"{number}: Kafka {their}\n{' ' * len(str(number))}  we    {our}"

@@ -11,7 +11,7 @@ from fenceline.testing.node import EmbeddedNode
 from fenceline.wire.apis import ApiKey
 from tests.support.admin_scripts import BROKER, SCRIPTS, run_script
 from tests.support.raw import RawConnection
-from tests.support.recorded import Answer, plain
+from tests.support.recorded import Answer, as_recorded
 
 OF_THE_KIPS = {"metadata.snapshot.min.changed_records.ratio", "metadata.start.offset.lag.time.max.ms"}
 """Keys that a proposal names (KIP-630) and Kafka never had."""
@@ -26,7 +26,7 @@ def test_same_answers(name: str, answer: Answer, fenceline_node: EmbeddedNode) -
             return run_script(connection, SCRIPTS[name])
 
     for step, theirs, mine in zip(SCRIPTS[name], answer("apache_kafka", answers), answers(fenceline_node), strict=True):
-        assert plain(mine) == theirs, f"{step.api.name} v{step.version} {step.fields}"
+        assert as_recorded(mine) == theirs, f"{step.api.name} v{step.version} {step.fields}"
 
 
 @pytest.mark.kafka

@@ -17,7 +17,7 @@ from tests.support.data_scripts import SCRIPTS
 from tests.support.data_session import DataSession, differences
 from tests.support.fetch_scripts import SCRIPTS as FETCH_SCRIPTS
 from tests.support.raw import RawConnection
-from tests.support.recorded import Answer, plain
+from tests.support.recorded import Answer, as_recorded
 
 ALL_SCRIPTS = SCRIPTS | FETCH_SCRIPTS
 
@@ -29,7 +29,7 @@ def test_same_answers(script: Callable[[DataSession], None], answer: Answer, fen
             script(session)
         return session.seen
 
-    theirs, ours = answer("apache_kafka", seen), plain(seen(fenceline_node))
+    theirs, ours = answer("apache_kafka", seen), as_recorded(seen(fenceline_node))
     assert len(ours) == len(theirs) > 0
     found = [
         f"{number} {their[0]}{difference}"

@@ -33,7 +33,7 @@ _VERSION: Final = "recorded_with"
 
 Answer: TypeAlias = Callable[[str, Callable[[Any], Any]], Any]
 """`answer("kafka", lambda kafka: ...)`: what the second argument returns when it is called with the fixture of that
-name, in the form of `plain`."""
+name, in the form of `as_recorded`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,7 +71,7 @@ def answer(request: pytest.FixtureRequest) -> Answer:
             assert name in known, f"{path.name} has no answer to {name!r}: run `make record`"
             return known[name]
         # Through JSON, so that a live answer has the same types as a recorded one.
-        found = json.loads(json.dumps(plain(question(request.getfixturevalue(fixture)))))
+        found = json.loads(json.dumps(as_recorded(question(request.getfixturevalue(fixture)))))
         if mode == "record":
             _store(path, {**known, name: found})
         else:
@@ -83,24 +83,26 @@ def answer(request: pytest.FixtureRequest) -> Answer:
     return ask
 
 
-def plain(value: Any) -> Any:
+def as_recorded(value: Any) -> Any:
     """The value as JSON has it: tuples are lists, sets are sorted, bytes are hexadecimal, values by their fields."""
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
-        return plain(value.value)
+        return as_recorded(value.value)
     if isinstance(value, bytes | bytearray | memoryview):
         return f"0x{bytes(value).hex()}"
     if isinstance(value, UUID | datetime | date | timedelta):
         return str(value)
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else repr(plain(key)): plain(each) for key, each in value.items()}
+        return {
+            key if isinstance(key, str) else repr(as_recorded(key)): as_recorded(each) for key, each in value.items()
+        }
     if isinstance(value, Set):
-        return sorted((plain(each) for each in value), key=repr)
+        return sorted((as_recorded(each) for each in value), key=repr)
     if isinstance(value, Sequence):
-        return [plain(each) for each in value]
+        return [as_recorded(each) for each in value]
     if dataclasses.is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: as_recorded(getattr(value, field.name)) for field in dataclasses.fields(value)}
     raise TypeError(f"{type(value).__name__} has no form in a recording")
 
 

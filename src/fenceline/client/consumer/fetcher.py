@@ -22,7 +22,7 @@ from fenceline.client.consumer.position_requests import PositionRequests
 from fenceline.client.consumer.positions import Phase, Position, Positions, PositionState
 from fenceline.client.core.cluster import Cluster, Purpose
 from fenceline.client.core.config import ClientConfig
-from fenceline.client.core.deadline import backoff_ms
+from fenceline.client.core.deadline import backoff_ms, wait_at_most
 from fenceline.client.core.epoch_history import can_follow
 from fenceline.client.core.errors import (
     RETRIABLE,
@@ -178,11 +178,7 @@ class Fetcher:
         """Wait until a piece or an error arrives, a request about positions is answered, or `wake_poll` is called, at
         most `timeout_s`."""
         self._arrived.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._arrived.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(self._arrived, timeout_s)
 
     def wake_poll(self) -> None:
         """Wake a waiting poll."""
@@ -199,11 +195,7 @@ class Fetcher:
                 _log.exception("unexpected error in the fetcher")
                 self._report(error)
                 pause_s = 1.0
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await wait_at_most(self._wake, pause_s)
             self._wake.clear()
 
     def _step(self) -> float | None:

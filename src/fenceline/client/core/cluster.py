@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.connection import Connection
-from fenceline.client.core.deadline import Deadline, backoff_ms
+from fenceline.client.core.deadline import Deadline, backoff_ms, wait_at_most
 from fenceline.client.core.errors import (
     COORDINATOR_MOVED,
     RETRIABLE,
@@ -338,9 +338,7 @@ class Cluster:
         while not self._closed:
             age_ms = self.config["metadata.max.age.ms"]
             wait_ms = min(age_ms, backoff_ms(fruitless, *backoff)) if fruitless else age_ms
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_ms / 1000):
-                    await self._refresh_wanted.wait()
+            await wait_at_most(self._refresh_wanted, wait_ms / 1000)
             self._refresh_wanted.clear()
             try:
                 await self.refresh()

@@ -1,8 +1,9 @@
-"""The timeout of a call, and the backoff between its attempts."""
+"""The timeout of a call, the backoff between its attempts, and a wait that ends."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 
@@ -10,6 +11,13 @@ import random
 def backoff_ms(attempt: int, base_ms: int, max_ms: int) -> float:
     """Exponential backoff with 20 % jitter, so that clients do not retry at the same time. `attempt` starts at 1."""
     return float(min(base_ms * 2 ** min(attempt - 1, 16), max_ms)) * random.uniform(0.8, 1.2)
+
+
+async def wait_at_most(event: asyncio.Event, timeout_s: float | None) -> None:
+    """Wait until `event` is set, at most `timeout_s` (None: without a limit)."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
 
 
 class Deadline:

@@ -6,12 +6,11 @@ Owns reconnection with backoff. Sends no requests.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.connection import Connection, open_connection
-from fenceline.client.core.deadline import backoff_ms
+from fenceline.client.core.deadline import backoff_ms, wait_at_most
 from fenceline.client.core.errors import ConnectionLost, TimedOut
 
 
@@ -67,9 +66,7 @@ class Link:
         pause_s = self._not_before_s - loop.time()
         if pause_s > 0:
             self._backoff_skipped.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._backoff_skipped.wait()
+            await wait_at_most(self._backoff_skipped, pause_s)
         try:
             self._connection = await open_connection(self.host, self.port, self._config, self._tls)
         except (ConnectionLost, TimedOut):

@@ -19,7 +19,7 @@ from uuid import UUID
 from fenceline.client.core.cluster import Cluster, Purpose
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.connection import Connection
-from fenceline.client.core.deadline import Deadline, backoff_ms
+from fenceline.client.core.deadline import Deadline, backoff_ms, wait_at_most
 from fenceline.client.core.errors import (
     RETRIABLE,
     STALE_METADATA,
@@ -94,11 +94,7 @@ class Sender:
                 self._fatal = error
                 self._fail_all(error)
                 return
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await wait_at_most(self._wake, pause_s)
             self._wake.clear()
 
     def _drain(self) -> float | None:

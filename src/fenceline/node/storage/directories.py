@@ -172,11 +172,8 @@ def _log_rejected_entries(path: str, log_dir: LogDir) -> None:
 def draws_of(path: str, rng: Random) -> Draws:
     """The randomness of one directory."""
     # Separate streams: these are drawn when replicas arrive and segments begin, which must not affect other draws.
-    return Draws(
-        partial(random_id, rng),
-        partial(random_id, Random(f"{path}{rng.getstate()}")),
-        Random(f"jitter {path}{rng.getstate()}").randrange,
-    )
+    seed = f"{path}{rng.getstate()}"
+    return Draws(partial(random_id, rng), partial(random_id, Random(seed)), Random(f"jitter {seed}").randrange)
 
 
 @contextmanager
