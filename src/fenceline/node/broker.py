@@ -245,6 +245,7 @@ class Broker:
             lambda: self.image,
             plane.peers,
             self.controller.submit,
+            self.controller.next_change,
             self.disk_threads,
             replication_factor=config.get_int("fenceline.lost.topic.replication.factor"),
         )

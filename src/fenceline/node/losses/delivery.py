@@ -37,8 +37,6 @@ _FIRST_VERSION: Final = 3
 _LAST_VERSION_WITH_NAMES: Final = 12
 _MAX_BATCH: Final = 200
 _TIMEOUT_S: Final = 30.0
-_POLL_S: Final = 0.05
-"""How often to check whether the new topic has a leader."""
 _FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
 _LOG_INTERVAL_S: Final = 60.0
@@ -53,15 +51,18 @@ class LossDelivery:
         image: Callable[[], MetadataImage],
         peers: Peers,
         submit: Callable[[CreateTopics], Awaitable[Any]],
+        next_change: Callable[[], asyncio.Future[None]],
         executor: Executor,
         *,
         replication_factor: int,
     ) -> None:
-        """`submit` sends a request to the controller. `replication_factor`: of the ledger topic, if possible."""
+        """`submit` sends a request to the controller; `next_change` completes with the next change of its metadata.
+        `replication_factor`: of the ledger topic, if possible."""
         self._keeper = keeper
         self._image = image
         self._peers = peers
         self._submit = submit
+        self._next_change = next_change
         self._executor = executor
         self._replication_factor = replication_factor
         self._wakeup = asyncio.Event()
@@ -138,10 +139,11 @@ class LossDelivery:
         if LOSSES_TOPIC not in self._image().topics_by_name:
             await self._create()
         while True:
+            changed = self._next_change()
             found = self._image().topics_by_name.get(LOSSES_TOPIC)
             if found is not None and found.partitions[PARTITION].leader != NO_LEADER:
                 return found.partitions[PARTITION].leader
-            await asyncio.sleep(_POLL_S)
+            await asyncio.wait([changed])
 
     async def _create(self) -> None:
         """With fewer replicas if the controller cannot place the configured number. Raises PeerError."""

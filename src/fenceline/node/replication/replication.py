@@ -44,7 +44,6 @@ log = Logger("replication")
 _RECOVERY_PAUSE_S: Final = 1.0
 _START_S: Final = 10.0
 """How long a starting node waits for its own recoveries before it serves requests."""
-_POLL_S: Final = 0.02
 _MAX_LOGGED: Final = 20
 _ROWS_BYTES: Final = 16 << 20
 """Size limit of a response without records: some hundred thousand partitions."""
@@ -360,10 +359,11 @@ class Replication:
         """Wait for recoveries at the start, at most `_START_S`, so that the first clients are not rejected."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _START_S
-        while loop.time() < deadline_s and any(
-            replica.is_leader and replica.is_recovering for replica in self._recoveries
-        ):
-            await asyncio.wait([self._next_change()], timeout=_POLL_S)
+        while any(replica.is_leader and replica.is_recovering for replica in self._recoveries):
+            remaining_s = deadline_s - loop.time()
+            if remaining_s <= 0:
+                return
+            await asyncio.wait([self._next_change()], timeout=remaining_s)
 
     # -- as follower ---------------------------------------------------------------------------------------------------
 
