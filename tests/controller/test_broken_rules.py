@@ -115,8 +115,8 @@ BREAKS = (
     Break(
         "C14: a leader does not shut down",
         brokers,
-        "return BrokerState.CONTROLLED_SHUTDOWN if state.index.leads_any(broker.id) else BrokerState.SHUTDOWN_NOW",
-        "return BrokerState.SHUTDOWN_NOW if request.want_shut_down else BrokerState.UNFENCED",
+        "BrokerControlState.CONTROLLED_SHUTDOWN if state.index.leads_any(broker.id) else",
+        "BrokerControlState.UNFENCED if not request.want_shut_down else",
     ),
     Break(
         "C16: an unfenced broker leads partitions without a leader",
