@@ -9,8 +9,13 @@ need() { # command, Debian package
   command -v "$1" >/dev/null && return
   may_install || { echo "$1 is missing; the tests that use it are skipped"; return; }
   echo "Installing $2 ..."
-  [ -n "${apt_updated:-}" ] || { apt-get update -qq >/dev/null; apt_updated=1; }
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$2" >/dev/null 2>&1 || echo "$2 could not be installed; the tests that use it are skipped"
+  local attempt
+  for attempt in 1 2 3; do
+    apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$2" >/dev/null && return
+    echo "Installing $2 failed (attempt $attempt of 3)"
+    sleep $((attempt * 5))
+  done
+  echo "$2 could not be installed; the tests that use it are skipped"
 }
 need mvn maven
 need kcat kcat

@@ -334,6 +334,8 @@ def kcat(bootstrap: str) -> Callable[..., str]:
     return run
 
 
+# Long because kcat is not on PyPI: `make test-slice` and `make test-all` install it, `make test` does not.
+@pytest.mark.long
 def test_kcat(kcat: Callable[..., str], topic: str, fenceline_node: EmbeddedNode) -> None:
     lines = [f"key{n}:value {n}" for n in range(100)]
     one_batch = ("-X", "linger.ms=60000", "-X", f"batch.num.messages={len(lines)}")

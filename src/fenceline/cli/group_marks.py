@@ -21,6 +21,7 @@ from fenceline.cli.group_epochs import ends_of
 from fenceline.client.admin.admin import Admin
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.client.reader.reader import RangeReader
+from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode
 from fenceline.groups import records
 from fenceline.groups.messages import CommittedRewind
@@ -28,7 +29,6 @@ from fenceline.groups.offsets.offsets import OffsetSlot
 from fenceline.groups.offsets.offsets import StoredOffset as CommittedValue
 from fenceline.groups.offsets.records import OffsetCommitted, group_of_key, is_offset_key
 from fenceline.groups.offsets.rewinds import is_at_epoch_end, shows_truncation
-from fenceline.groups.partitioning import partition_for
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
 

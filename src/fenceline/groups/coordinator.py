@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.consumer.checks import check_request
@@ -22,7 +23,6 @@ from fenceline.groups.consumer.topics import TopicHashes
 from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Duty, GroupAnswer, Now
 from fenceline.groups.names import can_be_stored
 from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
-from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
 from fenceline.groups.timers import Timers

@@ -1,7 +1,4 @@
-"""Inputs and outputs of the coordinator: times, requests, responses, duties. Data only; reads no clock.
-
-A ticket is an opaque value of the driver that is returned with the response.
-"""
+"""Inputs and outputs of the coordinator: times, requests, responses, duties. Data only; reads no clock."""
 
 from __future__ import annotations
 
@@ -10,10 +7,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
+from fenceline.coordination import Now as Now
+from fenceline.coordination import Ticket as Ticket
 from fenceline.errors import ErrorCode
 from fenceline.ids import ZERO_UUID
 
-Ticket: TypeAlias = object
 Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
 """Name and metadata of each protocol, in the member's order of preference."""
 Partitions: TypeAlias = Mapping[UUID, frozenset[int]]
@@ -23,15 +21,6 @@ NO_MEMBER_ID: Final = ""
 NO_GENERATION: Final = -1
 NO_OFFSET: Final = -1
 ALL_OPERATIONS_UNKNOWN: Final = -(1 << 31)
-
-
-class Now(NamedTuple):
-    """The two times that a coordinator needs, always passed together."""
-
-    wall_ms: int
-    """Milliseconds since the epoch: written into records and used by retention."""
-    monotonic_ms: int
-    """Never decreases: deadlines use this time, so that a clock adjustment does not expire members."""
 
 
 # --- requests ----------------------------------------

@@ -10,10 +10,11 @@ gets a retriable error (`late`), and the write stays pending: the log decides wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
+from fenceline.coordination import append_error
 from fenceline.errors import ErrorCode
 from fenceline.groups.messages import (
     AppendGroupRecords,
@@ -30,18 +31,6 @@ OnComplete: TypeAlias = Callable[[ErrorCode, Now], None]
 """Called once when a write is committed (NONE) or rejected; for a waiting request also when it takes too long."""
 OnIdle: TypeAlias = Callable[[ErrorCode], None]
 """Called once when no write is pending any more, or with an error if the wait is cancelled."""
-
-_COORDINATOR_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
-}
-"""Clients of coordinators do not expect a log's errors; Kafka's coordinators return these instead."""
 
 
 def no_callback(error: ErrorCode, now: Now) -> None:
@@ -118,14 +107,14 @@ class Writes:
 
     def rejected(self, write_id: int, code: ErrorCode, now: Now) -> None:
         """The log rejected the write with this code."""
-        self._complete(write_id, _COORDINATOR_ERRORS.get(code, code), now)
+        self._complete(write_id, append_error(code), now)
 
     def late(self, write_id: int, now: Now) -> None:
         """The write is in the log but not committed in time: waiting requests may retry."""
         write = self._open.get(write_id)
         if write is None:
             return
-        error = _COORDINATOR_ERRORS[ErrorCode.REQUEST_TIMED_OUT]
+        error = append_error(ErrorCode.REQUEST_TIMED_OUT)
         on_complete, write.on_complete = write.on_complete, []
         on_idle, write.on_idle = write.on_idle, []
         for each in on_complete:

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.groups import records
 from fenceline.groups.classic import records as classic_records
@@ -14,7 +15,6 @@ from fenceline.groups.classic.states import GroupState
 from fenceline.groups.messages import DeleteOffsetsResponse, FetchedOffset, OffsetToCommit, TopicToFetch
 from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.offsets.records import OffsetCommitted, offset_record
-from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.timers import TimerKey, TimerKind
 from tests.groups.helpers import GROUP, START_MS, Ticket, World, subscription

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.partitioning import partition_for
 from fenceline.ids import NO_LEADER, TRANSACTION_STATE_TOPIC
 from fenceline.node.api.handlers.find_coordinator import TRANSACTION_KEY_TYPE
 from fenceline.node.transactions.support import REFUSAL

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode
-from fenceline.groups.partitioning import partition_for
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, NO_LEADER, TRANSACTION_STATE_TOPIC
 from fenceline.node.context import Answer, Api, NodeView, RequestContext
 from fenceline.node.transactions.support import REFUSAL

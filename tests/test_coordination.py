@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fenceline.groups.partitioning import java_string_hash, partition_for
+from fenceline.coordination import java_string_hash, partition_for
 
 
 @pytest.mark.parametrize(
