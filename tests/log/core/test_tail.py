@@ -17,7 +17,7 @@ from fenceline.log.core.tail import NOT_PLAIN, WRITE_BYTES
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.batch import Codec, assign_in_place
 from fenceline.records.build import build_batch
-from fenceline.records.markers import abort_marker
+from fenceline.records.markers import end_marker
 from fenceline.testing.sim_disk import SimDisk
 from tests.log.helpers import DIRECTORY, TOPIC_ID, TP, batch
 from tests.records.produce_cases import CASES, HOUR_MS, MAX_MESSAGE_BYTES, TOPICS, Case, rows
@@ -254,7 +254,7 @@ def test_random_fetch_responses_have_the_result_of_the_full_checks(seed: int) ->
             if rng.random() < 0.02:
                 epochs[producer] += 1
             if producer >= 0 and rng.random() < 0.05:
-                made, count = memoryview(abort_marker(producer, epochs[producer], 0, now)), 1
+                made, count = memoryview(end_marker(False, producer, epochs[producer], 0, now)), 1
             else:
                 made = batch(
                     count,
