@@ -183,14 +183,15 @@ def encode_aborted(entries: list[AbortedTransaction]) -> bytes:
 
 def decode_aborted(content: bytes) -> list[AbortedTransaction] | None:
     """None if the bytes are no transaction index."""
-    if len(content) % _ABORTED.size:
+    if not are_aborted(content):
         return None
-    found: list[AbortedTransaction] = []
-    for version, *fields in _ABORTED.iter_unpack(content):
-        if version != 0:
-            return None
-        found.append(AbortedTransaction(*fields))
-    return found
+    return [AbortedTransaction(*fields) for _, *fields in _ABORTED.iter_unpack(content)]
+
+
+def are_aborted(content: bytes) -> bool:
+    """Whether the bytes are a transaction index: complete entries, of version 0."""
+    size = _ABORTED.size
+    return len(content) % size == 0 and not any(content[0::size]) and not any(content[1::size])
 
 
 def _without_zero_entries(content: bytes, entry_bytes: int) -> bytes:
