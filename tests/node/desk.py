@@ -7,7 +7,7 @@ other brokers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
@@ -104,6 +104,30 @@ class _Lifecycle:
             await asyncio.get_running_loop().create_future()
 
 
+class FakeVerifier:
+    """Coordinators of transactions: confirm every partition, until `answers` has codes for the next questions."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, tuple[int, int], tuple[tuple[str, int], ...], bool]] = []
+        self.answers: list[ErrorCode | dict[tuple[str, int], ErrorCode]] = []
+        self.before_answer: Callable[[], None] | None = None
+
+    async def ask(
+        self,
+        transactional_id: str,
+        identity: tuple[int, int],
+        partitions: Collection[tuple[str, int]],
+        *,
+        verify_only: bool,
+    ) -> dict[tuple[str, int], ErrorCode]:
+        self.asked.append((transactional_id, identity, tuple(partitions), verify_only))
+        await asyncio.sleep(0)
+        if self.before_answer is not None:
+            self.before_answer()
+        answer = self.answers.pop(0) if self.answers else ErrorCode.NONE
+        return answer if isinstance(answer, dict) else dict.fromkeys(partitions, answer)
+
+
 class Desk:
     """Broker 1 of three. Create it inside a running loop, `close` it at the end."""
 
@@ -156,6 +180,7 @@ class Desk:
         self.checkpoint = plane.checkpoints.write
         # Followers do not fetch: the test appends what they would have fetched.
         plane.replication.fetchers.follow = lambda *_: None  # type: ignore[method-assign]
+        self.verifier = FakeVerifier()
         node = NodeView(ME, CLUSTER, self.config, lambda: self.image)
         self.producing, self.fetching = data_path_handlers(
             node,
@@ -168,6 +193,7 @@ class Desk:
             threads=self.disk_threads,
             flush_up_to=self.flushes.up_to,
             rejected=self.storage_trouble.rejected,
+            verifier=self.verifier,
         )
         missing: Any = None
         controller: Any = self.controller

@@ -64,6 +64,7 @@ from fenceline.node.storage.log_cleaner import CleanerCollector
 from fenceline.node.storage.maintenance import Maintenance
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.node.transactions.support import TransactionSupport
+from fenceline.node.transactions.verification import Verification
 
 log = Logger("broker")
 
@@ -229,6 +230,12 @@ class Broker:
         self.transaction_support = TransactionSupport(
             self.node_id, lambda: self.image, plane.peers.endpoint, self.clock, plane.peers.connect
         )
+        self.verification = Verification(
+            self.node_id,
+            lambda: self.image,
+            plane.peers,
+            request_timeout_ms=config.get_int("request.timeout.ms"),
+        )
         self.groups = GroupsDriver(
             OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble),
             self.clock,
@@ -324,6 +331,7 @@ class Broker:
                 ReplicationCollector(self.plane.in_service, self.replication, self.clock),
                 LossCollector(self.losses),
                 CleanerCollector(self.cleaner),
+                self.verification,
                 *quorum.collectors(),
             ]
             self.metrics_endpoint = open_endpoint(config, collectors)
@@ -348,6 +356,7 @@ class Broker:
                 log.warning("controlled shutdown failed", reason=error.message)
         if "server" in self._started:
             await self.server.close()
+            await self.verification.close()
             await self.plane.close()
         if self.metrics_endpoint is not None:
             self.metrics_endpoint.close()
@@ -384,6 +393,7 @@ class Broker:
             threads=self.disk_threads,
             flush_up_to=self.flushes.up_to,
             rejected=self.storage_trouble.rejected,
+            verifier=self.verification,
         )
         apis = broker_apis(
             node,

@@ -20,6 +20,7 @@ from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.api.produce import producing
 from fenceline.node.api.produce.producing import ProduceHandler
+from fenceline.node.api.produce.transactional import TransactionalProduce, VerificationLimits
 from fenceline.node.context import RequestContext
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection import PendingAnswer
@@ -30,6 +31,7 @@ from fenceline.replica.leader import LeaderState
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_request, parse_response
+from tests.node.desk import FakeVerifier
 from tests.node.replication_helpers import ALONE, NoRoles
 
 NOW = 1_700_000_000_000
@@ -139,6 +141,9 @@ class Side:
             hints=Hints(lambda: EMPTY_IMAGE),
             flush_up_to=flush_up_to,
             rejected=lambda *reported: self.refusals.append((str(reported[0]), reported[1])),
+            transactions=TransactionalProduce(
+                self.replicas, FakeVerifier(), clock, VerificationLimits(1, 1), is_verification_on=lambda: True
+            ),
         )
 
     def handle(self, version: int, body: bytes) -> Any:

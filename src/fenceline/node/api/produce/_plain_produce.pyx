@@ -2,7 +2,7 @@
 """The fast path for plain Produce requests, from the request's bytes to the response frame at C speed.
 
 Owns no rule of its own: `producing.py` is complete without this module. A request is left to it completely, with
-nothing changed, if its bytes or one of its partitions are not the plain case (another version, a transaction, acks=0,
+nothing changed, if its bytes or one of its partitions are not the plain case (another version, transactions, acks=0,
 an unknown partition, a partition named twice, too few replicas, `flush.messages`, an internal topic). A response that
 waits for other replicas is encoded here and handed over. A batch that its log does not accept on the fast path is left
 to `producing.py`, whose result becomes part of this response.
@@ -19,7 +19,7 @@ from fenceline.log.core.errors import StorageError
 from fenceline.node.api.produce.acknowledging import PendingAck, AckedBy
 from fenceline.wire.produce import PartitionRecords, put_flexible_result
 
-ABI = 6
+ABI = 7
 
 cdef enum:
     MAX_PARTITIONS = 128
@@ -28,6 +28,9 @@ cdef enum:
     FIRST_WITH_TOPIC_IDS = 13
     PLAIN_RESULT_BYTES = 33
     FRAME_HEAD_BYTES = 9
+    BATCH_OVERHEAD = 61
+    ATTRIBUTES_AT = 22
+    TRANSACTIONAL_BIT = 0x10
 
 cdef int64_t NOT_PLAIN = -1
 _WITHOUT_FLUSHES = MAX_INT64
@@ -101,6 +104,8 @@ cdef bint _parse(const uint8_t* p, Py_ssize_t size, bint by_id, Request* out) no
             at += 4
             length = _length(p, &at, size)
             if length < 0 or length >= size - at:
+                return False
+            if length >= BATCH_OVERHEAD and p[at + ATTRIBUTES_AT] & TRANSACTIONAL_BIT:
                 return False
             partition.start, partition.end = at, at + length
             at += length
