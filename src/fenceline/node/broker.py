@@ -35,6 +35,7 @@ from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.api.handlers.producers import ProducerIds
+from fenceline.node.api.handlers.transaction_markers import TransactionMarkers, without_group_transactions
 from fenceline.node.api.metrics import NodeCollector
 from fenceline.node.api.tables import broker_apis, data_path_handlers, raw_apis, with_api_versions
 from fenceline.node.clock import Clock, SystemClock
@@ -409,6 +410,14 @@ class Broker:
             threads=self.disk_threads,
             auto_create=self.auto_create,
             create_offsets_topic=OffsetsTopicCreation(self.auto_create).create,
+            markers=TransactionMarkers(
+                self.partitions,
+                self.clock,
+                end_group_transactions=without_group_transactions,
+                flush_up_to=self.flushes.up_to,
+                rejected=self.storage_trouble.rejected,
+                timeout_ms=config.get_int("request.timeout.ms"),
+            ),
         )
         channel = self.quorum.channel if self.quorum is not None else None
         return Server(

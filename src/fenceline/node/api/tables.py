@@ -36,6 +36,7 @@ from fenceline.node.api.handlers import (
     quorum,
     reassignments,
     topics,
+    transaction_markers,
     unregister_broker,
     update_features,
 )
@@ -77,6 +78,7 @@ def broker_apis(
     threads: Executor,
     auto_create: Callable[[Sequence[str]], Awaitable[object]],
     create_offsets_topic: Callable[[], Awaitable[object]],
+    markers: transaction_markers.TransactionMarkers,
 ) -> tuple[Api, ...]:
     """The APIs of a broker that are decoded into an entity."""
     submit = controller.submit
@@ -93,6 +95,7 @@ def broker_apis(
         *consumer_groups.apis(node, coordinator),
         *offsets.apis(replicas, replication.deletions, log_start_moved, threads),
         *producers.apis(producer_ids, transactions, replicas),
+        *transaction_markers.apis(markers),
         *elect_leaders.apis(submit),
         *reassignments.apis(submit),
         *update_features.apis(submit),

@@ -207,9 +207,9 @@ def test_marker_of_version_2_does_not_refuse_the_next_transaction() -> None:
 def test_leader_that_changes_meanwhile_makes_the_producer_ask_again() -> None:
     async def story(desk: Desk) -> None:
         desk.lead(1)
-        desk.verifier.before_answer = lambda: desk.lead(2) and None
+        desk.verifier.before_answer = lambda: desk.lead(2)
         assert await produced(desk) is ErrorCode.NOT_LEADER_OR_FOLLOWER
-        desk.verifier.before_answer = lambda: desk.follow(3) and None
+        desk.verifier.before_answer = lambda: desk.follow(3)
         assert await produced(desk) is ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert desk.replica().log.log_end_offset == 0
 
