@@ -5,9 +5,7 @@ Owns nothing: the same code for a batch that was just written and for one that i
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
-from fenceline.log.core.index import AbortedTransaction
+from fenceline.log.core.index import AbortedTransaction, insert_aborted
 from fenceline.log.core.producer_state import ProducerStates
 from fenceline.log.core.scan import Found
 from fenceline.log.core.segment import Segment
@@ -30,8 +28,4 @@ def apply_to_producers(producers: ProducerStates, segment: Segment, found: Found
         entry = AbortedTransaction(
             completed.producer_id, completed.first_offset, completed.last_offset, completed.last_stable_offset
         )
-        aborted = segment.aborted_transactions()
-        at = bisect_left(aborted, entry.last_offset, key=lambda known: known.last_offset)
-        # A file may have it already, with what is known no more about where the transaction began.
-        if at == len(aborted) or aborted[at].last_offset != entry.last_offset:
-            aborted.insert(at, entry)
+        insert_aborted(segment.aborted_transactions(), entry)

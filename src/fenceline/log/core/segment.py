@@ -8,6 +8,7 @@ a rebuild, never data.
 from __future__ import annotations
 
 import contextlib
+import errno
 from typing import Final
 
 from fenceline.log.core.disk import Disk, read_file, replace_file
@@ -147,10 +148,17 @@ class Segment(SegmentTail):
         self.indexes_saved = durable
 
     def aborted_transactions(self) -> list[AbortedTransaction]:
-        """Aborted transactions that ended here; read from the disk once. Raises OSError."""
+        """Aborted transactions that ended here; read from the disk once. Raises OSError, also if the file was removed
+        or is damaged: a reader must not take the records for committed."""
         if self.aborted is None:
-            content = read_file(self.disk, self.stem + ".txnindex")
-            self.aborted = (decode_aborted(content) if content else []) or []
+            path = self.stem + ".txnindex"
+            content = read_file(self.disk, path)
+            if content is None:
+                raise FileNotFoundError(errno.ENOENT, "the transaction index was removed", path)
+            found = decode_aborted(content)
+            if found is None:
+                raise OSError(errno.EIO, "the transaction index is damaged", path)
+            self.aborted = found
         return self.aborted
 
     def has_valid_aborted(self) -> bool:
