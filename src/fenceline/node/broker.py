@@ -329,7 +329,12 @@ class Broker:
         if config.get_int("fenceline.metrics.port") >= 0:
             collectors = [
                 NodeCollector(self.metrics, self._fetching, self.groups, self.partitions, self.log_dirs),
-                ReplicationCollector(self.plane.in_service, self.replication, self.clock),
+                ReplicationCollector(
+                    self.plane.in_service,
+                    self.replication,
+                    self.clock,
+                    max_transaction_ms=config.get_int("transaction.max.timeout.ms"),
+                ),
                 LossCollector(self.losses),
                 CleanerCollector(self.cleaner),
                 self.verification,

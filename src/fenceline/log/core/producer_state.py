@@ -264,6 +264,13 @@ class ProducerStates:
             return -1
         return min([*decided, *([next(iter(ongoing))] if ongoing else [])])
 
+    @property
+    def oldest_open(self) -> Producer | None:
+        """The producer whose open transaction began first; None if none is open. May be called in any thread."""
+        for producer_id in tuple(self._ongoing.values()):
+            return self._producers.get(producer_id)
+        return None
+
     def high_watermark_moved(self, high_watermark: int) -> None:
         """Markers below the high watermark decide their transactions for consumers, too."""
         if self._unreplicated:
