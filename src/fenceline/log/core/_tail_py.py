@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fenceline.log.core.errors import StorageError
     from fenceline.log.core.index import OffsetIndex, TimeIndex
 
-ABI: Final = 7
+ABI: Final = 8
 """Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
 
 BATCHES_KEPT: Final = 5
@@ -196,8 +196,8 @@ class LogTail:
         """Append one produced batch that needs no further checks. Returns its base offset, or NOT_PLAIN with nothing
         changed.
 
-        Such a batch is the next one of a known producer, or has no producer id. It needs no change except its offset
-        and epoch, and fits into an open segment. The durable recovery point is not beyond the log end
+        Such a batch is the next one of a known producer, or has no producer id; it belongs to the producer's open
+        transaction, or there is none. It needs no change except its offset and epoch, and fits into an open segment. The durable recovery point is not beyond the log end
         (`LogState._check_recovery_point`). `PartitionLog.append_as_leader` handles every other batch, and every
         error except StorageError. This twin always returns NOT_PLAIN.
         """
@@ -207,8 +207,8 @@ class LogTail:
         """Append complete batches from the leader that need no further checks. Returns the number of bytes appended, or
         NOT_PLAIN with nothing changed. An incomplete batch at the end is left out.
 
-        Such batches are data batches without a transaction, without a producer id or of known producers in their
-        current epoch, in the log's latest leader epoch, with a valid CRC, contiguous with the log end, and they fit
+        Such batches are data batches without a producer id or of known producers in their current epoch, none of which
+        opens a transaction, in the log's latest leader epoch, with a valid CRC, contiguous with the log end, and they fit
         into the open segment. `PartitionLog.append_as_follower` handles all others. This twin always returns NOT_PLAIN.
         """
         return NOT_PLAIN

@@ -61,7 +61,7 @@ _WITHOUT_LOG_START: Final = (
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
 """Errors that Kafka returns without the partition's log start offset."""
-_PLAIN_ABI: Final = 7
+_PLAIN_ABI: Final = 8
 """Changes with every change of `_plain_produce.pyx`, so that an outdated build is not used."""
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 
