@@ -36,7 +36,7 @@ log = Logger("transactions")
 
 TopicIndex: TypeAlias = tuple[str, int]
 """A topic and the index of a partition."""
-Verdicts: TypeAlias = dict[TopicIndex, ErrorCode]
+PartitionCodes: TypeAlias = dict[TopicIndex, ErrorCode]
 
 _VERSIONS: Final = (4, 5)
 _AS_PRODUCERS_KNOW_IT: Final = {
@@ -60,10 +60,10 @@ class _Question:
         self.identity = identity
         self.verify_only = verify_only
         self.partitions: dict[TopicIndex, None] = {}
-        self._waiters: list[tuple[asyncio.Future[Verdicts], tuple[TopicIndex, ...]]] = []
+        self._waiters: list[tuple[asyncio.Future[PartitionCodes], tuple[TopicIndex, ...]]] = []
 
-    def join(self, partitions: Collection[TopicIndex]) -> asyncio.Future[Verdicts]:
-        answer: asyncio.Future[Verdicts] = asyncio.get_running_loop().create_future()
+    def join(self, partitions: Collection[TopicIndex]) -> asyncio.Future[PartitionCodes]:
+        answer: asyncio.Future[PartitionCodes] = asyncio.get_running_loop().create_future()
         self.partitions.update(dict.fromkeys(partitions))
         self._waiters.append((answer, tuple(partitions)))
         return answer
@@ -105,7 +105,7 @@ class Verification:
         partitions: Collection[TopicIndex],
         *,
         verify_only: bool,
-    ) -> Verdicts:
+    ) -> PartitionCodes:
         """Whether these partitions are in the transaction of `identity` (producer id, epoch); unless `verify_only`,
         they are added to it. A code for each: NONE, those of X12 and X34 (3, 13, 14, 15, 16, 42, 47, 48, 49, 51, 120,
         ...)."""
@@ -113,15 +113,15 @@ class Verification:
         started = loop.time()
         coordinator = self._coordinator(transactional_id)
         if coordinator is None:
-            verdicts = dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            codes = dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         else:
             link = self._links.get(coordinator)
             if link is None:
                 link = self._links[coordinator] = _CoordinatorLink(self, coordinator)
-            verdicts = await link.ask(transactional_id, identity, partitions, verify_only)
+            codes = await link.ask(transactional_id, identity, partitions, verify_only)
         self.durations.observe(loop.time() - started)
-        self.failures += sum(code is not ErrorCode.NONE for code in verdicts.values())
-        return verdicts
+        self.failures += sum(code is not ErrorCode.NONE for code in codes.values())
+        return codes
 
     async def ask_for_offsets(
         self, transactional_id: str, identity: tuple[int, int], partition_index: int, adds: bool
@@ -178,7 +178,7 @@ class _CoordinatorLink:
 
     def ask(
         self, transactional_id: str, identity: tuple[int, int], partitions: Collection[TopicIndex], verify_only: bool
-    ) -> Awaitable[Verdicts]:
+    ) -> Awaitable[PartitionCodes]:
         question = self._waiting.get(transactional_id)
         if question is not None and (question.identity, question.verify_only) != (identity, verify_only):
             is_same_producer = question.identity[0] == identity[0]

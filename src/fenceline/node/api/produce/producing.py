@@ -23,7 +23,7 @@ from fenceline.log.core.errors import StorageError
 from fenceline.log.core.producer_state import Origin
 from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.api.produce.acknowledging import AckedBy, DelayedProduce, FlushUpTo, PendingAck, ProducePurgatory
-from fenceline.node.api.produce.transactional import Opening, TransactionalProduce, has_transactional, refusal
+from fenceline.node.api.produce.transactional import RequestGuards, TransactionalProduce, has_transactional, refusal
 from fenceline.node.context import RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import PendingAnswer
@@ -198,7 +198,7 @@ class ProduceHandler:
         context: RequestContext,
         request: ProduceRequest,
         partitions: list[PartitionRecords],
-        opening: Opening,
+        opening: RequestGuards,
         pending: PendingAnswer,
     ) -> None:
         """Ask the transaction's coordinator, then append what it confirms."""

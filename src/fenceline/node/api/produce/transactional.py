@@ -67,7 +67,7 @@ class _Asked(NamedTuple):
     """Guards are of one leader epoch."""
 
 
-class Opening(NamedTuple):
+class RequestGuards(NamedTuple):
     """One request. The keys are positions among its partitions."""
 
     transactional_id: str
@@ -113,7 +113,7 @@ class TransactionalProduce:
 
     def begin(
         self, transactional_id: str | None, version: int, partitions: Sequence[PartitionRecords]
-    ) -> Opening | None:
+    ) -> RequestGuards | None:
         """Make the guards of a request with transactional batches; None if it has none that belong to a producer.
         Raises PeerError for the whole request: 49, 53."""
         if transactional_id is None:
@@ -129,7 +129,7 @@ class TransactionalProduce:
                 ErrorCode.INVALID_PRODUCER_ID_MAPPING, "Transactional records contained more than one producer ID"
             )
         verify_only = version < FIRST_THAT_ADDS
-        opening = Opening(transactional_id, identities.pop(), verify_only, {}, {}, {})
+        opening = RequestGuards(transactional_id, identities.pop(), verify_only, {}, {}, {})
         if verify_only and not self._is_verification_on():
             opening.guards.update(dict.fromkeys(headers, WITHOUT_VERIFICATION))
         else:
@@ -137,7 +137,7 @@ class TransactionalProduce:
         return opening
 
     def _make_guards(
-        self, opening: Opening, partitions: Sequence[PartitionRecords], headers: Mapping[int, BatchHeader]
+        self, opening: RequestGuards, partitions: Sequence[PartitionRecords], headers: Mapping[int, BatchHeader]
     ) -> None:
         now_ms = self._clock.now_ms()
         for position, header in headers.items():
@@ -160,7 +160,7 @@ class TransactionalProduce:
                 opening.guards[position] = guard
                 opening.to_ask[position] = _Asked(replica.topic_partition.topic, index, replica.leader_epoch)
 
-    async def ask(self, opening: Opening, partitions: Sequence[PartitionRecords]) -> dict[int, ErrorCode]:
+    async def ask(self, opening: RequestGuards, partitions: Sequence[PartitionRecords]) -> dict[int, ErrorCode]:
         """Ask the coordinator. The codes by position, except NONE; 51, while the transaction before is being ended, is
         waited for (X34)."""
         loop = asyncio.get_running_loop()
