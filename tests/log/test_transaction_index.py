@@ -6,6 +6,7 @@ read again. Rules: transactions.md X41, X42, X44, X45.
 
 from __future__ import annotations
 
+import errno
 from random import Random
 
 import pytest
@@ -141,13 +142,45 @@ def test_recovery_drops_entries_of_markers_that_were_lost(disk: SimDisk) -> None
     entries = [AbortedTransaction(5, 0, 1, 2), AbortedTransaction(5, 2, 3, 4)]
     replace_file(disk, f"{DIRECTORY}/{0:020d}.txnindex", encode_aborted(entries))
     check(open_log(disk, high_watermark=2))
+    assert on_disk(disk, 0) == entries[:1], "the next start may trust the segment"
+
+
+def test_entries_that_recovery_drops_on_a_full_disk_are_dropped_by_the_next_save(disk: SimDisk) -> None:
+    log = open_log(disk)
+    data(log, 5)
+    log.close(clean=False)
+    replace_file(disk, f"{DIRECTORY}/{0:020d}.txnindex", encode_aborted([AbortedTransaction(5, 0, 1, 2)]))
+    disk.fail("open", ".txnindex.tmp", errno.ENOSPC)
+    log = open_log(disk, high_watermark=1)
+    check(log)
+    disk.heal()
+    log.close()
+    assert on_disk(disk, 0) == []
+    check(open_log(disk, clean=True, high_watermark=1))
+
+
+def test_crash_after_a_flush_that_ended_where_the_segment_was_sealed(disk: SimDisk) -> None:
+    """The flush did not write the indexes of the active segment, and the recovery point is the segment's end."""
+    log = open_log(disk)
+    data(log, 5)
+    end(log, 5, commit=False)
+    work = log.flush_work(NOW)
+    assert work is not None
+    work.run()
+    log.roll(NOW)
+    assert on_disk(disk, 0) is None, "otherwise this tests nothing"
+    log = open_log(disk, recovery_point=log.recovery_point, high_watermark=2)
+    assert [segment.base_offset for segment in log.segments] == [0, 2]
+    check(log)
+    assert on_disk(disk, 0) == [AbortedTransaction(5, 0, 1, 2)], "the next start may trust the segment"
 
 
 @pytest.mark.parametrize(
     "spoil", [b"\x00", encode_aborted([AbortedTransaction(5, 0, 1, 2)])[:-1], b"\x00\x07" + bytes(32)]
 )
 @pytest.mark.parametrize("is_last", [True, False])
-def test_damaged_file_is_rebuilt_from_the_batches(disk: SimDisk, spoil: bytes, is_last: bool) -> None:
+@pytest.mark.parametrize("is_full", [True, False])
+def test_damaged_file_is_rebuilt_from_the_batches(disk: SimDisk, spoil: bytes, is_last: bool, is_full: bool) -> None:
     """Without it a reader of committed records would get what was aborted, and nothing would say so."""
     log = open_log(disk)
     data(log, 4)
@@ -160,9 +193,12 @@ def test_damaged_file_is_rebuilt_from_the_batches(disk: SimDisk, spoil: bytes, i
         data(log, 6)
     log.close()
     replace_file(disk, f"{DIRECTORY}/{1:020d}.txnindex", spoil)
+    if is_full:
+        disk.fail("open", ".txnindex.tmp", errno.ENOSPC)
     log = open_log(disk, clean=True, high_watermark=log.log_end_offset)
     check(log)
     assert len(log.aborted_transactions(0, log.log_end_offset)) == 2
+    disk.heal()
     log.close()
     assert on_disk(disk, 1) == [AbortedTransaction(5, 1, 2, 0), AbortedTransaction(4, 0, 3, 4)]
 

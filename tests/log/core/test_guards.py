@@ -199,6 +199,19 @@ def test_guard_in_use_is_kept() -> None:
     assert guards.valid(2, 0, guard) is None
 
 
+def test_guards_of_older_epochs_end_with_those_of_the_current_one() -> None:
+    guards = VerificationGuards()
+    for epoch in range(4):
+        for producer_id in (1, 2):
+            guards.begin(producer_id, epoch, 0, adds_partition=True, now_ms=0)
+    guards.on_data(1, 2)
+    guards.on_marker(2, 2)
+    assert len(guards) == 1 + 2
+    guards.on_data(1, 3)
+    guards.on_data(2, 3)
+    assert not guards
+
+
 def test_repeated_marker_of_version_2_is_accepted(log: PartitionLog) -> None:
     """KAFKA-19999: the coordinator has not seen the answer, and would ask for ever."""
     send(log, 0, ask(log, adds=True))

@@ -177,11 +177,8 @@ class Segment(SegmentTail):
             replace_file(self.disk, self.stem + ".txnindex", content)
             self.has_aborted_file = True
 
-    def delete_index_files(self, *, keeps_aborted: bool = False) -> None:
-        """`keeps_aborted`: leave the aborted transactions, as the files of other batches cannot replace them."""
+    def delete_index_files(self) -> None:
         for suffix in INDEX_SUFFIXES:
-            if keeps_aborted and suffix == ".txnindex":
-                continue
             with contextlib.suppress(FileNotFoundError):
                 self.disk.unlink(self.stem + suffix)
 

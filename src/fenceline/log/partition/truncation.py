@@ -193,11 +193,10 @@ def _truncate(log: LogState, offset: int, keep_evidence: bool) -> Truncated:
     if copy:
         if keep_evidence:
             evidence[:0] = keep_link(disk, directory, kept.path)
-        # Its `.txnindex` stays until the next save: a crash before the recovery point is lowered must not lose entries.
-        kept.delete_index_files(keeps_aborted=True)
+        kept.delete_index_files()
         disk.rename(copy, kept.path)
     elif log.bases[number] != log.active_segment_base:
-        kept.delete_index_files(keeps_aborted=True)
+        kept.delete_index_files()
     producer_snapshots.drop(disk, directory, disk.listdir(directory), lambda at: at > offset)
     log.epochs.truncate_from_end(offset)
     replace_file(disk, f"{directory}/{EPOCH_FILE}", encode_epochs(log.epochs.entries))

@@ -284,8 +284,8 @@ class _Loader:
         first = MAX_INT64
         for segment in segments:
             # A flush before it was sealed did not save its indexes, and may have ended where it does.
-            is_trusted = self._given.clean or (segment.sealed and segment.next_offset < self._given.recovery_point)
-            if not is_trusted or (segment.aborted is None and not segment.has_valid_aborted()):
+            is_saved = self._given.clean or (segment.sealed and segment.next_offset < self._given.recovery_point)
+            if not is_saved or (segment.aborted is None and not segment.has_valid_aborted()):
                 segment.aborted = []
                 segment.indexes_saved = False
                 self._read_back.append(segment)

@@ -24,10 +24,10 @@ from fenceline.wire.entities import request_field
 
 if TYPE_CHECKING:
     from fenceline.ids import TopicPartition
-    from fenceline.node.api.produce.acknowledging import FlushUpTo
     from fenceline.node.clock import Clock
     from fenceline.node.replication.replica import Replica
     from fenceline.node.replication.replicas import Replicas
+    from fenceline.node.replication.replication import FlushUpTo
     from fenceline.wire.requests import WriteTxnMarkersRequest
 
 EndGroupTransactions: TypeAlias = Callable[[int, tuple[int, int], int, bool, int], Awaitable[ErrorCode]]
