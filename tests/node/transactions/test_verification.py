@@ -322,6 +322,8 @@ def test_nobody_waits_after_the_close() -> None:
         await turns()
         await brokers.verification.close()
         assert [await other, await later] == [[ErrorCode.NETWORK_EXCEPTION]] * 2
+        assert await brokers.ask() == [ErrorCode.NETWORK_EXCEPTION]
+        assert len(brokers.coordinators[2].requests) == 1
 
     run(story)
 

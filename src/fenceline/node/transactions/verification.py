@@ -93,6 +93,7 @@ class Verification:
         self._peers = peers
         self._timeout_s = request_timeout_ms / 1000
         self._links: dict[int, _CoordinatorLink] = {}
+        self._is_closed = False
         self.failures = 0
         """Partitions that were not verified."""
         self.durations = Durations()
@@ -112,7 +113,9 @@ class Verification:
         loop = asyncio.get_running_loop()
         started = loop.time()
         coordinator = self._coordinator(transactional_id)
-        if coordinator is None:
+        if self._is_closed:
+            codes = dict.fromkeys(partitions, ErrorCode.NETWORK_EXCEPTION)
+        elif coordinator is None:
             codes = dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         else:
             link = self._links.get(coordinator)
@@ -146,6 +149,8 @@ class Verification:
         return self._timeout_s
 
     async def close(self) -> None:
+        """Open questions get NETWORK_EXCEPTION, and later ones at once."""
+        self._is_closed = True
         links, self._links = self._links, {}
         for link in links.values():
             await link.close()

@@ -117,12 +117,12 @@ class TransactionMarkers:
             end_offset = self._append(replica, marker)
         except PeerError as error:
             return _known(error.code)
+        must_flush = replica.log.unflushed_messages >= replica.config.flush_messages
+        if end_offset <= replica.high_watermark:
+            return self._flush(replica, end_offset) if must_flush else _known(ErrorCode.NONE)
         acknowledged = _Acknowledged()
-        if end_offset > replica.high_watermark:
-            replica.when_committed(end_offset, acknowledged, index)
-        else:
-            acknowledged.committed(index, ErrorCode.NONE)
-        return self._wait(replica, index, end_offset, acknowledged)
+        replica.when_committed(end_offset, acknowledged, index)
+        return self._wait(replica, index, acknowledged, self._flush(replica, end_offset) if must_flush else None)
 
     async def _end_of_group(self, index: int, marker: _Marker) -> ErrorCode:
         code = await self._end_group_transactions(
@@ -153,17 +153,22 @@ class TransactionMarkers:
         replica.appended()
         return appended.last_offset + 1
 
-    async def _wait(self, replica: Replica, index: int, end_offset: int, acknowledged: _Acknowledged) -> ErrorCode:
-        if replica.log.unflushed_messages >= replica.config.flush_messages:
-            error = await self._flush_up_to(replica, end_offset)
-            if error is not None:
-                return error.code
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await acknowledged.code
-        except TimeoutError:
-            replica.forget(acknowledged, index)
-            return ErrorCode.REQUEST_TIMED_OUT
+    async def _flush(self, replica: Replica, end_offset: int) -> ErrorCode:
+        error = await self._flush_up_to(replica, end_offset)
+        return error.code if error is not None else ErrorCode.NONE
+
+    async def _wait(
+        self, replica: Replica, index: int, acknowledged: _Acknowledged, flush: Awaitable[ErrorCode] | None
+    ) -> ErrorCode:
+        code = await flush if flush is not None else ErrorCode.NONE
+        if code is ErrorCode.NONE:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await acknowledged.code
+            except TimeoutError:
+                code = ErrorCode.REQUEST_TIMED_OUT
+        replica.forget(acknowledged, index)
+        return code
 
 
 async def _known(code: ErrorCode) -> ErrorCode:
