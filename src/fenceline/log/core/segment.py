@@ -167,7 +167,7 @@ class Segment(SegmentTail):
             content = read_file(self.disk, self.stem + ".txnindex")
         except OSError:
             return False
-        return content is None or are_aborted(content)
+        return content is not None and are_aborted(content)
 
     def save_aborted(self) -> None:
         """Write the file at once if its content differs. For a thread. Raises OSError."""
