@@ -237,6 +237,13 @@ def test_last_epoch_is_ended_without_a_new_one(log: PartitionLog) -> None:
     assert not is_open(log)
 
 
+def test_late_batch_of_the_last_epoch_opens_no_transaction(log: PartitionLog) -> None:
+    """Its marker has the epoch of the transaction that it ends, also with version 2."""
+    guard = ask(log, epoch=32_767, adds=True)
+    mark(log, epoch=32_767, version=2)
+    refused(ErrorCode.INVALID_TXN_STATE, log, 0, guard, epoch=32_767)
+
+
 def test_markers_of_versions_below_2_may_have_the_epoch_of_the_transaction(log: PartitionLog) -> None:
     send(log, 0, ask(log, epoch=3), epoch=3)
     for version in (0, 1):

@@ -18,6 +18,9 @@ from typing import Final
 
 from fenceline.records.sequences import is_after
 
+MAX_EPOCH: Final = (1 << 15) - 1
+"""The last epoch of a producer id: a transaction that is fenced in it is aborted without a new epoch (X16)."""
+
 
 class VerificationGuard:
     """Identifies one question to the coordinator, and those of the same producer and epoch that joined it."""
@@ -81,9 +84,10 @@ class VerificationGuards:
     def on_marker(self, producer_id: int, epoch: int) -> None:
         """A marker was appended: it ends the transactions of its epoch and of older ones.
 
-        With transaction version 2 a marker carries the epoch of the next transaction, which it does not end.
+        With transaction version 2 a marker carries the epoch of the next transaction, which it does not end. No
+        transaction follows in the last epoch: its marker ends whatever is open in it (X16, X17).
         """
-        self._end(producer_id, epoch, keeps_added=True)
+        self._end(producer_id, epoch, keeps_added=epoch < MAX_EPOCH)
 
     def _end(self, producer_id: int, epoch: int, *, keeps_added: bool) -> None:
         by_epoch = self._guards.get(producer_id)

@@ -28,15 +28,13 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.log.core.guards import WITHOUT_VERIFICATION, VerificationGuard
+from fenceline.log.core.guards import MAX_EPOCH, WITHOUT_VERIFICATION, VerificationGuard
 from fenceline.log.core.tail import BatchSeen, Producer
 from fenceline.records.batch import BatchHeader
 from fenceline.records.crc import crc32c
 from fenceline.records.markers import EndMarker
 from fenceline.records.sequences import MAX_SEQUENCE, is_after
 
-MAX_EPOCH: Final = (1 << 15) - 1
-"""The last epoch of a producer id: a transaction that is fenced in it is aborted without a new epoch (X16)."""
 SNAPSHOT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">hI")
 _COUNT: Final = struct.Struct(">i")
