@@ -15,7 +15,7 @@ from fenceline.errors import ErrorCode
 from fenceline.groups.partitioning import partition_for
 from fenceline.ids import TRANSACTION_STATE_TOPIC
 from fenceline.metadata.image import MetadataImage
-from fenceline.node.net.peer_connection import ConnectionLost, NoSuchVersion
+from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnectionLost
 from fenceline.node.transactions.verification import Verification
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, write_request, write_response
@@ -287,7 +287,7 @@ def test_lost_connection_is_a_network_error_and_is_opened_again() -> None:
     async def story(brokers: Brokers) -> None:
         coordinator = brokers.coordinators[2]
         assert await brokers.ask() == [NONE]
-        coordinator.fails = ConnectionLost("gone")
+        coordinator.fails = PeerConnectionLost("gone")
         assert await brokers.ask() == [ErrorCode.NETWORK_EXCEPTION]
         assert not coordinator.is_open
         assert await brokers.ask() == [ErrorCode.NETWORK_EXCEPTION], "it cannot be opened"

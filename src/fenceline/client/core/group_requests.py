@@ -18,7 +18,7 @@ from fenceline.ids import NO_EPOCH, TopicPartition
 from fenceline.wire.apis import ApiKey
 
 
-class Membership(NamedTuple):
+class CommitMembership(NamedTuple):
     """The member that commits: (-1, "", None) without membership."""
 
     generation_id: int = -1
@@ -26,7 +26,7 @@ class Membership(NamedTuple):
     group_instance_id: str | None = None
 
 
-NO_MEMBER: Final = Membership()
+NO_MEMBER: Final = CommitMembership()
 
 
 async def ask_coordinator(
@@ -107,7 +107,7 @@ async def commit_once(
     offsets: Mapping[TopicPartition, CommittedOffset],
     deadline: Deadline,
     *,
-    membership: Membership = NO_MEMBER,
+    membership: CommitMembership = NO_MEMBER,
     purpose: Purpose = Purpose.CONTROL,
 ) -> None:
     """One attempt of a commit. Raises PeerError for the first error."""

@@ -18,7 +18,7 @@ from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import RETRIABLE, TimedOut, broker_error
 from fenceline.client.producer.accumulator import Accumulator
-from fenceline.client.producer.delivery import BulkDelivery, Delivery, Outcome, RecordMetadata
+from fenceline.client.producer.delivery import BulkDelivery, Delivery, DeliveryOutcome, RecordMetadata
 from fenceline.client.producer.partitioner import StickyPartitioner, partition_of_key
 from fenceline.client.producer.sender import Sender
 from fenceline.errors import ErrorCode, OperatorError
@@ -165,7 +165,7 @@ class AsyncProducer(AsyncClient):
     ) -> BulkDelivery:
         """Send every row of `table` as a record; see `Producer.send_arrow`."""
         await self.prepare(topic)
-        outcomes: list[tuple[Outcome, int]] = []
+        outcomes: list[tuple[DeliveryOutcome, int]] = []
         for tp, encoded, rows in self._core.encode(table, topic, value=value, **options):
             deadline = Deadline(self.config["max.block.ms"])
             while True:
@@ -302,7 +302,7 @@ class Producer(BlockingClient[AsyncProducer]):
         if topic not in core.partitions:
             self._run(self._async.prepare(topic))
         columns = {"value": value, "key": key, "timestamp": timestamp, "headers": headers, "partition": partition}
-        outcomes: list[tuple[Outcome, int]] = []
+        outcomes: list[tuple[DeliveryOutcome, int]] = []
         for tp, encoded, rows in core.encode(table, topic, **columns):
             outcome = core.accumulator.append_encoded(tp, encoded, rows)
             end_s = time.monotonic() + self.config["max.block.ms"] / 1000

@@ -39,7 +39,7 @@ assert _BATCHES_KEPT == KEPT
 _CREATE_TIME = TimestampType.CREATE_TIME
 
 
-cdef class Producer:
+cdef class ProducerEntry:
     def __init__(
         self,
         int64_t producer_id,
@@ -201,7 +201,7 @@ cdef class LogTail:
         self, SegmentTail segment, records, uint8_t* p, Py_ssize_t size, int32_t leader_epoch, int64_t now_ms
     ) except -2:
         cdef PlainBatch batch
-        cdef Producer producer = None
+        cdef ProducerEntry producer = None
         cdef PyObject* known
         cdef int64_t base = self.log_end_offset, last
         if segment.size_bytes > self.segment_bytes - size:
@@ -215,7 +215,7 @@ cdef class LogTail:
             known = PyDict_GetItem(self.producers._producers, batch.producer_id)
             if known is NULL:
                 return NOT_PLAIN
-            producer = <Producer>known
+            producer = <ProducerEntry>known
             if (
                 batch.transactional != (producer.transaction_first_offset >= 0) or producer.kept == 0
                 or batch.producer_epoch != producer.epoch
@@ -282,7 +282,7 @@ cdef class LogTail:
         cdef int64_t length, base, stamp, producer_id, next_offset = self.log_end_offset, newest_ms = INT64_MIN
         cdef int32_t delta, sequence
         cdef bint transactional
-        cdef Producer producer
+        cdef ProducerEntry producer
         cdef PyObject* known
         while size - at >= BATCH_OVERHEAD:
             p = start + at
@@ -302,7 +302,7 @@ cdef class LogTail:
                 known = PyDict_GetItem(self.producers._producers, producer_id)
                 if known is NULL or be_int32(p + 53) < 0:
                     return NOT_PLAIN
-                producer = <Producer>known
+                producer = <ProducerEntry>known
                 if transactional != (producer.transaction_first_offset >= 0) or producer.epoch != _epoch_of_producer(p):
                     return NOT_PLAIN
             elif transactional:
@@ -328,7 +328,7 @@ cdef class LogTail:
             segment.appended(base, base + delta, stamp, length, self.index_interval_bytes)
             producer_id = be_int64(p + 43)
             if producer_id >= 0:
-                producer = <Producer>PyDict_GetItem(self.producers._producers, producer_id)
+                producer = <ProducerEntry>PyDict_GetItem(self.producers._producers, producer_id)
                 sequence = be_int32(p + 53)
                 producer.last_timestamp_ms = stamp
                 producer.remember(

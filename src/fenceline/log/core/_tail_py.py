@@ -35,7 +35,7 @@ class BatchSeen(NamedTuple):
     timestamp_ms: int
 
 
-class Producer:
+class ProducerEntry:
     """One producer id. `transaction_first_offset` is -1 if no transaction is open. Keeps the last five batches."""
 
     __slots__ = (

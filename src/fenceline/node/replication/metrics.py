@@ -39,7 +39,7 @@ class ReplicationCollector:
     def collect(self) -> Iterator[Any]:
         now_ms = self._clock.monotonic_ms()
         late_before_ms = self._clock.now_ms() - self._late_ms
-        sums = Sums()
+        sums = ReplicaSums()
         for replica in self._in_service:
             leader = replica.leader
             sums.producer_ids += len(replica.log.producers)
@@ -101,7 +101,7 @@ class ReplicationCollector:
         )
 
 
-class Sums:
+class ReplicaSums:
     """Over all partitions that this broker leads."""
 
     def __init__(self) -> None:

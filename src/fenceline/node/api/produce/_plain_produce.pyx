@@ -16,7 +16,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcmp
 
 from fenceline._big_endian cimport be_int32, be_int64, put_int32, put_int64
-from fenceline.log.core._tail cimport LogTail, Producer
+from fenceline.log.core._tail cimport LogTail, ProducerEntry
 
 from fenceline.log.core.config import MAX_INT64
 from fenceline.log.core.errors import StorageError
@@ -157,7 +157,7 @@ cdef bint _belong_to_open_transactions(const uint8_t* p, Request* request, list 
     cdef const uint8_t* batch
     cdef int i
     cdef LogTail log
-    cdef Producer producer
+    cdef ProducerEntry producer
     cdef PyObject* known
     for i in range(request.partition_count):
         if not request.partitions[i].transactional:
@@ -171,7 +171,7 @@ cdef bint _belong_to_open_transactions(const uint8_t* p, Request* request, list 
         known = PyDict_GetItem(log.producers._producers, be_int64(batch + PRODUCER_AT))
         if known is NULL:
             return False
-        producer = <Producer>known
+        producer = <ProducerEntry>known
         if producer.transaction_first_offset < 0:
             return False
         if <int16_t>(batch[EPOCH_AT] << 8 | batch[EPOCH_AT + 1]) != producer.epoch:
