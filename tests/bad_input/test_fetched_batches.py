@@ -20,7 +20,7 @@ from fenceline.log.core.tail import NOT_PLAIN
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.batch import compute_crc
 from fenceline.records.build import build_batch
-from fenceline.records.markers import abort_marker
+from fenceline.records.markers import end_marker
 from fenceline.testing.sim_disk import SimDisk
 
 WHERE = TopicPartition("rain", 0)
@@ -85,7 +85,7 @@ KINDS: dict[str, Callable[[int], bytearray]] = {
     "of a transaction": lambda offset: batch(
         offset, producer_id=8, producer_epoch=0, base_sequence=0, transactional=True
     ),
-    "marker": lambda offset: at(offset, abort_marker(7, 0, 1, NOW_MS)),
+    "marker": lambda offset: at(offset, end_marker(False, 7, 0, 1, NOW_MS)),
 }
 
 

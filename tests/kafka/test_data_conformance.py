@@ -18,8 +18,9 @@ from tests.support.data_session import DataSession, differences
 from tests.support.fetch_scripts import SCRIPTS as FETCH_SCRIPTS
 from tests.support.raw import RawConnection
 from tests.support.recorded import Answer, as_recorded
+from tests.support.transaction_scripts import SCRIPTS as TRANSACTION_SCRIPTS
 
-ALL_SCRIPTS = SCRIPTS | FETCH_SCRIPTS
+ALL_SCRIPTS = SCRIPTS | FETCH_SCRIPTS | TRANSACTION_SCRIPTS
 
 
 @pytest.mark.parametrize("script", ALL_SCRIPTS.values(), ids=ALL_SCRIPTS)

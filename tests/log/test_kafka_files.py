@@ -46,14 +46,15 @@ def kafka_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def produce(bootstrap: str) -> None:
-    """Topic `plain` in small segments by an idempotent producer, `paid` with transactions, one of them aborted."""
+    """Topic `plain` in small segments by an idempotent producer, `paid` with transactions, one of them aborted, `bank`
+    with transactions of two producers that overlap, over several segments."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     # The timestamps are of 1970: time retention would delete the records 30 s after Kafka's start.
     small = {"segment.bytes": "1048576", "retention.ms": "-1"}
-    futures = admin.create_topics([NewTopic("plain", 1, 1, config=small), NewTopic("paid", 1, 1, config=small)])
+    futures = admin.create_topics([NewTopic(name, 1, 1, config=small) for name in ("plain", "paid", "bank")])
     for future in futures.values():
         future.result(60)
     plain = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "compression.type": "lz4"})
@@ -73,6 +74,20 @@ def produce(bootstrap: str) -> None:
             paid.produce("paid", b"x%d" % number)
         paid.flush()
         (paid.abort_transaction if number % 3 == 2 else paid.commit_transaction)(60)
+    tellers = [Producer({"bootstrap.servers": bootstrap, "transactional.id": f"teller-{each}"}) for each in range(2)]
+    for teller in tellers:
+        teller.init_transactions(60)
+        teller.begin_transaction()
+    for number in range(40):
+        # One ends every third turn, the other every turn: its transactions lie within those of the first.
+        for teller, turns in zip(tellers, (3, 1), strict=True):
+            teller.produce("bank", bytes((number * i * 7919) & 0xFF for i in range(60_000)))
+            teller.flush()
+            if number % turns == 0:
+                (teller.commit_transaction if number % 4 == 0 else teller.abort_transaction)(60)
+                teller.begin_transaction()
+    for teller in tellers:
+        teller.abort_transaction(60)
 
 
 def _open_kafka(root: Path, topic: str, *, clean: bool = True) -> PartitionLog:
@@ -121,6 +136,29 @@ def test_transactions_written_by_kafka_are_read(kafka_root: Path, tmp_path: Path
         assert [entry.first_offset for entry in aborted] == [22, 55]
         log.close(clean=False)
     assert [entry.producer_id for entry in logs[0].producers] == [entry.producer_id for entry in logs[1].producers]
+
+
+def test_rebuilt_transaction_indexes_equal_those_of_kafka(kafka_root: Path, tmp_path: Path) -> None:
+    """From the batches alone, over several segments; and so do the files that a clean close leaves (X42)."""
+    shutil.copytree(kafka_root, tmp_path / "copy")
+    home = tmp_path / "copy" / "data" / "bank-0"
+    kafkas = {path.name: path.read_bytes() for path in home.glob("*.txnindex")}
+    assert sum(bool(content) for content in kafkas.values()) >= 3
+    log = _open_kafka(tmp_path / "copy", "bank")
+    by_kafka = log.aborted_transactions(0, log.log_end_offset)
+    producers = {each.producer_id: (each.epoch, each.last_sequence) for each in log.producers}
+    log.close(clean=False)
+    assert len(by_kafka) > 20
+    for path in (*home.glob("*.txnindex"), *home.glob("*.snapshot")):
+        path.unlink()
+    log = _open_kafka(tmp_path / "copy", "bank", clean=False)
+    log.advance_high_watermark(log.log_end_offset)
+    assert log.aborted_transactions(0, log.log_end_offset) == by_kafka
+    assert log.last_stable_offset == log.log_end_offset
+    assert {each.producer_id: (each.epoch, each.last_sequence) for each in log.producers} == producers
+    log.close()
+    ours = {path.name: path.read_bytes() for path in home.glob("*.txnindex")}
+    assert ours == {name: content for name, content in kafkas.items() if content}
 
 
 def test_rebuilt_index_files_equal_those_of_kafka(kafka_root: Path) -> None:
@@ -231,6 +269,8 @@ def test_a_kafka_broker_serves_our_partition(kafka_root: Path, our_directory: Pa
         kafka.stop()
     for path in sorted(home.glob("*.index"))[:-1]:
         assert path.read_bytes() == (our_directory / "rain-0" / path.name).read_bytes(), "Kafka rebuilt an index"
+    for path in (our_directory / "rain-0").glob("*.txnindex"):
+        assert path.read_bytes() == (home / path.name).read_bytes()
     # The aborted transaction is skipped, and markers are not records.
     assert offsets == [*range(1200), *range(1205, 1209)]
 

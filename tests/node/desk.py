@@ -7,7 +7,7 @@ other brokers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
@@ -23,7 +23,15 @@ from fenceline.log.core.disk import FileSlice
 from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.metadata.changes import difference
-from fenceline.metadata.image import BrokerImage, Endpoint, LeaderRecoveryState, MetadataImage, PartitionImage
+from fenceline.metadata.image import (
+    BrokerImage,
+    Endpoint,
+    LeaderRecoveryState,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
+from fenceline.node.api.handlers.transaction_markers import TransactionMarkers
 from fenceline.node.api.tables import broker_apis, data_path_handlers
 from fenceline.node.context import NodeView, RequestContext
 from fenceline.node.data_plane import DataPlane
@@ -104,6 +112,30 @@ class _Lifecycle:
             await asyncio.get_running_loop().create_future()
 
 
+class FakeVerifier:
+    """Coordinators of transactions: confirm every partition, until `answers` has codes for the next questions."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, tuple[int, int], tuple[tuple[str, int], ...], bool]] = []
+        self.answers: list[ErrorCode | dict[tuple[str, int], ErrorCode]] = []
+        self.before_answer: Callable[[], object] | None = None
+
+    async def ask(
+        self,
+        transactional_id: str,
+        identity: tuple[int, int],
+        partitions: Collection[tuple[str, int]],
+        *,
+        verify_only: bool,
+    ) -> dict[tuple[str, int], ErrorCode]:
+        self.asked.append((transactional_id, identity, tuple(partitions), verify_only))
+        await asyncio.sleep(0)
+        if self.before_answer is not None:
+            self.before_answer()
+        answer = self.answers.pop(0) if self.answers else ErrorCode.NONE
+        return answer if isinstance(answer, dict) else dict.fromkeys(partitions, answer)
+
+
 class Desk:
     """Broker 1 of three. Create it inside a running loop, `close` it at the end."""
 
@@ -156,6 +188,9 @@ class Desk:
         self.checkpoint = plane.checkpoints.write
         # Followers do not fetch: the test appends what they would have fetched.
         plane.replication.fetchers.follow = lambda *_: None  # type: ignore[method-assign]
+        self.verifier = FakeVerifier()
+        self.ended_in_groups: list[tuple[Any, ...]] = []
+        self.group_code = ErrorCode.NONE
         node = NodeView(ME, CLUSTER, self.config, lambda: self.image)
         self.producing, self.fetching = data_path_handlers(
             node,
@@ -168,6 +203,7 @@ class Desk:
             threads=self.disk_threads,
             flush_up_to=self.flushes.up_to,
             rejected=self.storage_trouble.rejected,
+            verifier=self.verifier,
         )
         missing: Any = None
         controller: Any = self.controller
@@ -185,8 +221,20 @@ class Desk:
             threads=self.disk_threads,
             auto_create=missing,
             create_offsets_topic=missing,
+            markers=TransactionMarkers(
+                self.partitions,
+                self.clock,
+                end_group_transactions=self._end_group_transactions,
+                flush_up_to=self.flushes.up_to,
+                rejected=self.storage_trouble.rejected,
+                timeout_ms=self.config.get_int("request.timeout.ms"),
+            ),
         )
         self._handlers = {api.key: api.handler for api in apis}
+
+    async def _end_group_transactions(self, *asked: Any) -> ErrorCode:
+        self.ended_in_groups.append(asked)
+        return self.group_code
 
     def new_plane(self) -> DataPlane:
         """As after a start, on the same directories and metadata."""
@@ -237,6 +285,9 @@ class Desk:
     def tell_broker(self, number: int, **changes: Any) -> None:
         self.brokers[number] = replace(self.brokers[number], **changes)
         self._apply(self.image, replace(self.image, brokers=Map(self.brokers)))
+
+    def add_topic(self, topic: TopicImage) -> None:
+        self._apply(self.image, replace(self.image, **_with_topic(self.image, topic)))
 
     def delete_topic(self) -> None:
         self._apply(self.image, replace(self.image, topics_by_name=Map(), topics_by_id=Map()))

@@ -17,9 +17,11 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
+from fenceline.log.compaction.compaction import Limits
 from fenceline.log.core.config import LogConfig
-from fenceline.log.core.disk import FileSlice, OsDisk, OsMapping
+from fenceline.log.core.disk import FileSlice, OsDisk, OsMapping, replace_file
 from fenceline.log.core.index import AbortedTransaction, encode_aborted
+from fenceline.log.core.producer_state import Origin
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.log.partition.reading import MAP_FROM_BYTES
 from fenceline.metadata.image import EMPTY_IMAGE
@@ -33,11 +35,13 @@ from fenceline.node.context import RequestContext
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection import PendingAnswer
 from fenceline.records.batch import iter_headers
+from fenceline.records.markers import end_marker
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, write_request
 from fenceline.wire.frame import parse_response_header
-from tests.log.helpers import append, open_log
+from tests.log.compaction_story import compact_all
+from tests.log.helpers import append, batch, open_log
 
 TOPIC = "rain"
 VERSION = 12
@@ -263,6 +267,55 @@ def test_aborted_transactions_are_loaded_in_a_thread(disk: WatchedDisk) -> None:
         again = _Peer(broker, fetching, 0, isolation_level=1)
         assert not again.is_pending, "they are loaded now"
         assert [each.producer_id for each in (await again.answered())[0].aborted_transactions] == [9]
+
+    reported(story)
+
+
+@pytest.mark.parametrize("removal", ["retention", "compaction", "damage"])
+def test_aborted_transactions_of_a_segment_that_leaves_the_log(disk: WatchedDisk, removal: str) -> None:
+    """Its records are read by a descriptor of the old file: without the aborted transactions of that file they would be
+    taken for committed. A damaged file fails the partition."""
+
+    async def story() -> None:
+        old = _log(disk, batches=1)
+        transactional = batch(producer_id=9, producer_epoch=0, base_sequence=0, transactional=True)
+        old.append_as_leader(transactional, leader_epoch=0, now_ms=1_000)
+        abort = memoryview(end_marker(False, 9, 0, 0, 1_000))
+        old.append_as_leader(abort, leader_epoch=0, now_ms=1_000, origin=Origin.COORDINATOR)
+        old.roll(1_000)
+        append(old)
+        old.close()
+        config = LogConfig(cleanup_policy=frozenset({"compact", "delete"}))
+        log = open_log(disk, f"/data/{TOPIC}-0", config=config, clean=True, high_watermark=old.log_end_offset)
+        assert log.segments[0].aborted is None, "otherwise this tests nothing"
+        broker = _Broker(log)
+        may_read = threading.Event()
+        for _ in range(2):  # occupies every thread
+            broker.disk_threads.submit(may_read.wait, 60)
+        peer = _Peer(broker, broker.fetching(), 0, isolation_level=1)
+        await _turns()
+        if removal == "retention":
+            log.advance_log_start(log.segments[1].base_offset)
+            log.enforce_retention(1_000)
+        elif removal == "compaction":
+            log.producers.expire(1 << 60, 0)  # else its last batch would stay, empty
+            for now_ms in (2_000, 3_000):
+                compact_all(log, now_ms, Limits())
+            assert log.segments[0].aborted_transactions() == []
+        else:
+            replace_file(disk, log.segments[0].stem + ".txnindex", b"no entries")
+        may_read.set()
+        [partition] = await peer.answered()
+        if removal == "damage":
+            assert partition.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            return
+        assert partition.error_code == ErrorCode.NONE
+        assert broker.failed == []
+        aborted = [(each.producer_id, each.first_offset) for each in partition.aborted_transactions]
+        has_aborted_records = 1 in [
+            header.base_offset for header in iter_headers(memoryview(partition.records)) if header.record_count
+        ]
+        assert aborted == ([(9, 1)] if has_aborted_records else [])
 
     reported(story)
 

@@ -33,11 +33,13 @@ def test_null_records_are_rejected(client: DataSession, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [3, 9, 13])
-def test_transactional_produce_is_rejected(client: DataSession, version: int) -> None:
-    refused = _produced(client, version, client.batch(), transactional_id="t")
-    assert refused.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    answer = client.ask(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": "t", "transaction_timeout": 1000})
-    assert answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+def test_transactional_records_need_an_id_and_a_coordinator(client: DataSession, version: int) -> None:
+    """The coordinator's topic does not exist."""
+    records = client.batch(producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
+    without_id = _produced(client, version, records)
+    assert without_id.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert _produced(client, version, records, transactional_id="t").error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert _produced(client, version, client.batch(), transactional_id="t").error_code == ErrorCode.NONE
 
 
 def test_offset_of_the_largest_timestamp(client: DataSession) -> None:

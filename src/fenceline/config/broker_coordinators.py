@@ -181,7 +181,7 @@ transaction.state.log.num.partitions int 50 high >=1
     Partitions of the transaction log; must not be changed later.
 transaction.state.log.segment.bytes int 104857600 high >=1
     Segment size in bytes of the transaction log.
-transaction.partition.verification.enable boolean true low cluster-wide inert
+transaction.partition.verification.enable boolean true low cluster-wide
     Check that a partition belongs to the transaction before a write.
 producer.id.expiration.ms int 86400000 low >=1 cluster-wide
     Milliseconds after which the state of an inactive idempotent producer expires.
@@ -197,8 +197,8 @@ transaction.remove.expired.transaction.cleanup.interval.ms int 3600000 low >=1
     Milliseconds between checks for expired transactional ids.
 transaction.two.phase.commit.enable boolean false low refused:2pc
     Allow transactions without timeout, for two-phase commit.
-add.partitions.to.txn.retry.backoff.max.ms int 100 high >=0 inert
+add.partitions.to.txn.retry.backoff.max.ms int 100 high >=0
     Maximum time in milliseconds that adding a partition to a transaction is retried.
-add.partitions.to.txn.retry.backoff.ms int 20 high >=1 inert
+add.partitions.to.txn.retry.backoff.ms int 20 high >=1
     Pause in milliseconds between those retries.
 """

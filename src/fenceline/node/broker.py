@@ -35,6 +35,7 @@ from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.api.handlers.producers import ProducerIds
+from fenceline.node.api.handlers.transaction_markers import TransactionMarkers, without_group_transactions
 from fenceline.node.api.metrics import NodeCollector
 from fenceline.node.api.tables import broker_apis, data_path_handlers, raw_apis, with_api_versions
 from fenceline.node.clock import Clock, SystemClock
@@ -64,6 +65,7 @@ from fenceline.node.storage.log_cleaner import CleanerCollector
 from fenceline.node.storage.maintenance import Maintenance
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.node.transactions.support import TransactionSupport
+from fenceline.node.transactions.verification import Verification
 
 log = Logger("broker")
 
@@ -229,6 +231,12 @@ class Broker:
         self.transaction_support = TransactionSupport(
             self.node_id, lambda: self.image, plane.peers.endpoint, self.clock, plane.peers.connect
         )
+        self.verification = Verification(
+            self.node_id,
+            lambda: self.image,
+            plane.peers,
+            request_timeout_ms=config.get_int("request.timeout.ms"),
+        )
         self.groups = GroupsDriver(
             OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble),
             self.clock,
@@ -321,9 +329,15 @@ class Broker:
         if config.get_int("fenceline.metrics.port") >= 0:
             collectors = [
                 NodeCollector(self.metrics, self._fetching, self.groups, self.partitions, self.log_dirs),
-                ReplicationCollector(self.plane.in_service, self.replication, self.clock),
+                ReplicationCollector(
+                    self.plane.in_service,
+                    self.replication,
+                    self.clock,
+                    max_transaction_ms=config.get_int("transaction.max.timeout.ms"),
+                ),
                 LossCollector(self.losses),
                 CleanerCollector(self.cleaner),
+                self.verification,
                 *quorum.collectors(),
             ]
             self.metrics_endpoint = open_endpoint(config, collectors)
@@ -348,6 +362,7 @@ class Broker:
                 log.warning("controlled shutdown failed", reason=error.message)
         if "server" in self._started:
             await self.server.close()
+            await self.verification.close()
             await self.plane.close()
         if self.metrics_endpoint is not None:
             self.metrics_endpoint.close()
@@ -384,6 +399,7 @@ class Broker:
             threads=self.disk_threads,
             flush_up_to=self.flushes.up_to,
             rejected=self.storage_trouble.rejected,
+            verifier=self.verification,
         )
         apis = broker_apis(
             node,
@@ -399,6 +415,14 @@ class Broker:
             threads=self.disk_threads,
             auto_create=self.auto_create,
             create_offsets_topic=OffsetsTopicCreation(self.auto_create).create,
+            markers=TransactionMarkers(
+                self.partitions,
+                self.clock,
+                end_group_transactions=without_group_transactions,
+                flush_up_to=self.flushes.up_to,
+                rejected=self.storage_trouble.rejected,
+                timeout_ms=config.get_int("request.timeout.ms"),
+            ),
         )
         channel = self.quorum.channel if self.quorum is not None else None
         return Server(

@@ -26,10 +26,13 @@ class EndMarker(NamedTuple):
     timestamp_ms: int
 
 
-def abort_marker(producer_id: int, producer_epoch: int, coordinator_epoch: int, timestamp_ms: int) -> bytearray:
-    """A batch of one record that aborts a producer's open transaction; offset and leader epoch are still unset."""
-    key = _KEY.pack(_VERSION, ControlType.ABORT)
-    value = _VALUE.pack(_VERSION, max(coordinator_epoch, 0))
+def end_marker(
+    commit: bool, producer_id: int, producer_epoch: int, coordinator_epoch: int, timestamp_ms: int
+) -> bytearray:
+    """A batch of one record that ends a producer's transaction; offset and leader epoch are still unset
+    (transactions.md X39)."""
+    key = _KEY.pack(_VERSION, ControlType.COMMIT if commit else ControlType.ABORT)
+    value = _VALUE.pack(_VERSION, coordinator_epoch)
     return build_batch(
         [(timestamp_ms, key, value, ())],
         producer_id=producer_id,

@@ -389,6 +389,24 @@ class DescribeProducersRequest(Entity):
     topics: tuple[DescribeProducersTopicRequest, ...]
 
 
+class WritableTxnMarkerTopic(Entity):
+    name: str
+    partition_indexes: tuple[int, ...]
+
+
+class WritableTxnMarker(Entity):
+    producer_id: int
+    producer_epoch: int
+    transaction_result: bool
+    topics: tuple[WritableTxnMarkerTopic, ...]
+    coordinator_epoch: int
+    transaction_version: int
+
+
+class WriteTxnMarkersRequest(Entity):
+    markers: tuple[WritableTxnMarker, ...]
+
+
 class ElectLeadersTopicPartitions(Entity):
     topic: str
     partitions: tuple[int, ...]

@@ -17,7 +17,7 @@ from fenceline.log.core.tail import NOT_PLAIN, WRITE_BYTES
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.batch import Codec, assign_in_place
 from fenceline.records.build import build_batch
-from fenceline.records.markers import abort_marker
+from fenceline.records.markers import end_marker
 from fenceline.testing.sim_disk import SimDisk
 from tests.log.helpers import DIRECTORY, TOPIC_ID, TP, batch
 from tests.records.produce_cases import CASES, HOUR_MS, MAX_MESSAGE_BYTES, TOPICS, Case, rows
@@ -137,6 +137,13 @@ def test_plain_append_uses_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> Non
     assert careful() == 1, "only the first one, which creates the segment and has an unknown producer"
     pair.append(bytes(batch(1, producer_id=7, producer_epoch=0, base_sequence=30, timestamp=NOW)), epoch=1)
     assert careful() == 2, "a new leader epoch"
+    for number in range(5):
+        transactional = batch(2, producer_id=8, producer_epoch=0, base_sequence=2 * number, transactional=True)
+        pair.append(bytes(transactional), epoch=1)
+    assert careful() == 3, "only the first one, which opens a transaction"
+    end = pair.logs[0].log_end_offset
+    pair.append(bytes(batch(2, producer_id=8, producer_epoch=0, base_sequence=10)), epoch=1)
+    assert pair.logs[0].log_end_offset == end, "not part of the open transaction"
     pair.check()
 
 
@@ -154,6 +161,7 @@ def test_random_appends_have_the_result_of_the_full_checks(seed: int) -> None:
     sequences = dict.fromkeys((-1, 3, 4), 0)
     epochs = dict.fromkeys(sequences, 0)
     leader_epoch, now = 0, NOW
+    transactional_share = rng.choice([0.05, 0.95])
     for _ in range(120):
         producer = rng.choice(list(sequences))
         count = rng.randint(1, 4)
@@ -179,7 +187,7 @@ def test_random_appends_have_the_result_of_the_full_checks(seed: int) -> None:
             producer_id=producer,
             producer_epoch=max(0, epochs[producer] - (rng.random() < 0.03)) if idempotent else -1,
             base_sequence=sequence if idempotent else -1,
-            transactional=idempotent and rng.random() < 0.05,
+            transactional=idempotent and rng.random() < transactional_share,
         )
         outcome = pair.append(bytes(made), epoch=leader_epoch, now_ms=now)
         if hasattr(outcome, "duplicate") and not outcome.duplicate:
@@ -224,6 +232,12 @@ def test_plain_fetched_batches_use_the_fast_path(monkeypatch: pytest.MonkeyPatch
     pair.fetch(of_leader(batch(1, timestamp=NOW), 60, 3), leader_epoch=3)
     assert careful() == 2, "a new leader epoch"
     assert pair.logs[0].log_end_offset == 61
+    for number in range(5):
+        transactional = batch(2, producer_id=8, producer_epoch=0, base_sequence=2 * number, transactional=True)
+        pair.fetch(of_leader(transactional, 61 + 2 * number, 3), leader_epoch=3)
+    assert careful() == 3, "only the first one, which opens a transaction"
+    pair.fetch(of_leader(memoryview(end_marker(True, 8, 0, 0, NOW)), 71, 3), leader_epoch=3)
+    assert careful() == 4, "a marker"
     pair.check()
 
 
@@ -241,6 +255,7 @@ def test_random_fetch_responses_have_the_result_of_the_full_checks(seed: int) ->
     now, leader_epoch = NOW, 0
     epochs = dict.fromkeys((-1, 3, 4), 0)
     sequences = dict.fromkeys(epochs, 0)
+    transactional_share = rng.choice([0.05, 0.9])
     for _ in range(80):
         now += rng.randint(0, 9)
         leader_epoch += rng.random() < 0.05
@@ -254,7 +269,7 @@ def test_random_fetch_responses_have_the_result_of_the_full_checks(seed: int) ->
             if rng.random() < 0.02:
                 epochs[producer] += 1
             if producer >= 0 and rng.random() < 0.05:
-                made, count = memoryview(abort_marker(producer, epochs[producer], 0, now)), 1
+                made, count = memoryview(end_marker(False, producer, epochs[producer], 0, now)), 1
             else:
                 made = batch(
                     count,
@@ -264,7 +279,7 @@ def test_random_fetch_responses_have_the_result_of_the_full_checks(seed: int) ->
                     producer_id=producer,
                     producer_epoch=epochs[producer] if producer >= 0 else -1,
                     base_sequence=sequences[producer] if producer >= 0 else -1,
-                    transactional=producer >= 0 and rng.random() < 0.05,
+                    transactional=producer >= 0 and rng.random() < transactional_share,
                 )
                 sequences[producer] += count if producer >= 0 else 0
             epoch = leader_epoch + rng.choice([-1, 1]) * (rng.random() < 0.02)

@@ -18,7 +18,7 @@ from fenceline.log.verify.verify import find_places, verify_places
 from fenceline.losses.check import stored_batches
 from fenceline.records.batch import Codec, compute_crc
 from fenceline.records.build import build_batch
-from fenceline.records.markers import abort_marker
+from fenceline.records.markers import end_marker
 from fenceline.testing.sim_disk import SimDisk
 from tests.log.helpers import DIRECTORY, SMALL, TP, append, batch, open_log
 from tests.log.verify_helpers import QUIET, content_of, errors, flip, logs, notes, put, rain, said, verified
@@ -325,7 +325,7 @@ def test_transaction_index_is_compared_with_the_markers(disk: SimDisk) -> None:
     log = open_log(disk)
     for sequence in (0, 1):
         append(log, producer_id=5, producer_epoch=0, base_sequence=sequence, transactional=True)
-        marker = memoryview(abort_marker(5, 0, 0, 1_000))
+        marker = memoryview(end_marker(False, 5, 0, 0, 1_000))
         log.append_as_leader(marker, leader_epoch=0, now_ms=1_000, origin=Origin.COORDINATOR)
     log.advance_high_watermark(log.log_end_offset)
     log.close()

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import ErrorCode
+from fenceline.log.core.producer_state import Origin
 from fenceline.node.replication.metrics import ReplicationCollector
+from fenceline.records.build import build_batch
+from fenceline.records.markers import end_marker
 from tests.node.desk import Desk, run_story, turns
+
+MAX_TRANSACTION_MS = 900_000
 
 
 def _figures(desk: Desk) -> dict[str, float]:
     found = {}
-    for family in ReplicationCollector(desk.plane.in_service, desk.replication, desk.clock).collect():
+    collector = ReplicationCollector(
+        desk.plane.in_service, desk.replication, desk.clock, max_transaction_ms=MAX_TRANSACTION_MS
+    )
+    for family in collector.collect():
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
             found[sample.name.removeprefix("fenceline_") + (f"{{{labels}}}" if labels else "")] = sample.value
@@ -99,3 +107,49 @@ def test_changes_of_in_sync_sets_are_counted() -> None:
         assert counted == {"expands": 1, "shrinks": 1, "update_failures": 1}
 
     run_story(story)
+
+
+def _transactional(desk: Desk, producer_id: int, *, index: int = 0, timestamp_ms: int = 0) -> None:
+    made = build_batch(
+        [(timestamp_ms, b"k", b"v", ())],
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=True,
+    )
+    replica = desk.replica(index)
+    replica.log.append_as_leader(memoryview(made), leader_epoch=replica.leader_epoch, now_ms=timestamp_ms)
+    replica.appended()
+
+
+def test_transactions_that_should_have_ended_are_counted() -> None:
+    """transactions.md X46: only counted; by the last timestamp of the oldest one."""
+
+    async def story(desk: Desk) -> None:
+        for index in range(3):
+            desk.lead(1, index=index)
+        now_ms = 10_000_000
+        desk.clock.ms = now_ms
+        late_ms = now_ms - MAX_TRANSACTION_MS - 5 * 60_000
+        _transactional(desk, 1, index=0, timestamp_ms=late_ms)
+        _transactional(desk, 2, index=1, timestamp_ms=late_ms - 1)
+        desk.append(3, index=1)
+        _transactional(desk, 3, index=2, timestamp_ms=now_ms)
+        _transactional(desk, 4, index=2, timestamp_ms=late_ms - 1)
+        figures = _figures(desk)
+        assert figures["late_transactions_partitions"] == 1
+        assert figures["last_stable_offset_lag_records"] == 4
+        assert figures["producer_ids"] == 4
+        replica = desk.replica(1)
+        marker = memoryview(end_marker(False, 2, 0, 0, now_ms))
+        replica.log.append_as_leader(marker, leader_epoch=1, now_ms=0, origin=Origin.COORDINATOR)
+        replica.appended()
+        figures = _figures(desk)
+        assert figures["late_transactions_partitions"] == 0
+        assert figures["last_stable_offset_lag_records"] == 2
+        desk.follow(2, index=2)
+        figures = _figures(desk)
+        assert figures["last_stable_offset_lag_records"] == 1, "as a leader only"
+        assert figures["producer_ids"] == 4
+
+    run_story(story, partitions=3)

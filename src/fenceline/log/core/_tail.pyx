@@ -217,7 +217,7 @@ cdef class LogTail:
                 return NOT_PLAIN
             producer = <ProducerEntry>known
             if (
-                batch.transactional or producer.transaction_first_offset >= 0 or producer.kept == 0
+                batch.transactional != (producer.transaction_first_offset >= 0) or producer.kept == 0
                 or batch.producer_epoch != producer.epoch
                 or <int64_t>batch.base_sequence != <int64_t>producer.last_sequences[producer.kept - 1] + 1
             ):
@@ -281,6 +281,7 @@ cdef class LogTail:
         cdef Py_ssize_t at = 0, taken
         cdef int64_t length, base, stamp, producer_id, next_offset = self.log_end_offset, newest_ms = INT64_MIN
         cdef int32_t delta, sequence
+        cdef bint transactional
         cdef ProducerEntry producer
         cdef PyObject* known
         while size - at >= BATCH_OVERHEAD:
@@ -293,16 +294,19 @@ cdef class LogTail:
             base, delta = be_int64(p), be_int32(p + 23)
             if base < next_offset or delta < 0 or base > INT64_MAX - delta - 1 or be_int32(p + 12) != epoch:
                 return NOT_PLAIN
-            if p[21] or p[22] & ~0x0F:
+            if p[21] or p[22] & ~0x1F:
                 return NOT_PLAIN
+            transactional = p[22] & 0x10 != 0
             producer_id = be_int64(p + 43)
             if producer_id >= 0:
                 known = PyDict_GetItem(self.producers._producers, producer_id)
                 if known is NULL or be_int32(p + 53) < 0:
                     return NOT_PLAIN
                 producer = <ProducerEntry>known
-                if producer.transaction_first_offset >= 0 or producer.epoch != _epoch_of_producer(p):
+                if transactional != (producer.transaction_first_offset >= 0) or producer.epoch != _epoch_of_producer(p):
                     return NOT_PLAIN
+            elif transactional:
+                return NOT_PLAIN
             if <uint32_t>crc32c(records[at + 21 : at + length]) != be_uint32(p + 17):
                 return NOT_PLAIN
             stamp = be_int64(p + 35)

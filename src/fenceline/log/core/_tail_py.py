@@ -196,10 +196,11 @@ class LogTail:
         """Append one produced batch that needs no further checks. Returns its base offset, or NOT_PLAIN with nothing
         changed.
 
-        Such a batch is the next one of a known producer, or has no producer id. It needs no change except its offset
-        and epoch, and fits into an open segment. The durable recovery point is not beyond the log end
-        (`LogState._check_recovery_point`). `PartitionLog.append_as_leader` handles every other batch, and every
-        error except StorageError. This twin always returns NOT_PLAIN.
+        Such a batch is the next one of a known producer, or has no producer id; it belongs to the producer's open
+        transaction, or there is none. It needs no change except its offset and epoch, and fits into an open segment.
+        The durable recovery point is not beyond the log end (`LogState._check_recovery_point`).
+        `PartitionLog.append_as_leader` handles every other batch, and every error except StorageError. This twin always
+        returns NOT_PLAIN.
         """
         return NOT_PLAIN
 
@@ -207,9 +208,10 @@ class LogTail:
         """Append complete batches from the leader that need no further checks. Returns the number of bytes appended, or
         NOT_PLAIN with nothing changed. An incomplete batch at the end is left out.
 
-        Such batches are data batches without a transaction, without a producer id or of known producers in their
-        current epoch, in the log's latest leader epoch, with a valid CRC, contiguous with the log end, and they fit
-        into the open segment. `PartitionLog.append_as_follower` handles all others. This twin always returns NOT_PLAIN.
+        Such batches are data batches without a producer id or of known producers in their current epoch, none of which
+        opens a transaction, in the log's latest leader epoch, with a valid CRC, contiguous with the log end, and they
+        fit into the open segment. `PartitionLog.append_as_follower` handles all others. This twin always returns
+        NOT_PLAIN.
         """
         return NOT_PLAIN
 

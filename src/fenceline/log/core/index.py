@@ -11,6 +11,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from operator import le, lt
 from typing import Final, NamedTuple
 
@@ -59,6 +60,11 @@ class OffsetIndex:
         """The last indexed batch boundary that is not past `position`, else 0."""
         found = bisect_right(self.positions, position)
         return self.positions[found - 1] if found else 0
+
+    def last_offset_from(self, position: int) -> int:
+        """Relative last offset of the first indexed batch that begins at or after `position`, else -1."""
+        found = bisect_left(self.positions, position)
+        return self.offsets[found] if found < len(self.offsets) else -1
 
     def truncate_to_position(self, position: int) -> None:
         """Remove batches that start at or after `position`."""
@@ -177,20 +183,46 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
 
+def aborted_between(
+    entries: Sequence[AbortedTransaction], offset: int, end_offset_exclusive: int
+) -> tuple[list[AbortedTransaction], bool]:
+    """The entries of one segment that concern these offsets, and whether no later segment has more (X42)."""
+    found: list[AbortedTransaction] = []
+    for position in range(bisect_left(entries, offset, key=_marker_offset), len(entries)):
+        entry = entries[position]
+        if entry.first_offset < end_offset_exclusive:
+            found.append(entry)
+        if entry.last_stable_offset >= end_offset_exclusive:
+            return found, True
+    return found, False
+
+
+def insert_aborted(entries: list[AbortedTransaction], entry: AbortedTransaction) -> None:
+    """Unless there is one for this marker."""
+    at = bisect_left(entries, entry.last_offset, key=_marker_offset)
+    if at == len(entries) or entries[at].last_offset != entry.last_offset:
+        entries.insert(at, entry)
+
+
+def _marker_offset(entry: AbortedTransaction) -> int:
+    return entry.last_offset
+
+
 def encode_aborted(entries: list[AbortedTransaction]) -> bytes:
     return b"".join(_ABORTED.pack(0, *entry) for entry in entries)
 
 
 def decode_aborted(content: bytes) -> list[AbortedTransaction] | None:
     """None if the bytes are no transaction index."""
-    if len(content) % _ABORTED.size:
+    if not are_aborted(content):
         return None
-    found: list[AbortedTransaction] = []
-    for version, *fields in _ABORTED.iter_unpack(content):
-        if version != 0:
-            return None
-        found.append(AbortedTransaction(*fields))
-    return found
+    return [AbortedTransaction(*fields) for _, *fields in _ABORTED.iter_unpack(content)]
+
+
+def are_aborted(content: bytes) -> bool:
+    """Whether the bytes are a transaction index: complete entries, of version 0."""
+    size = _ABORTED.size
+    return len(content) % size == 0 and not any(content[0::size]) and not any(content[1::size])
 
 
 def _without_zero_entries(content: bytes, entry_bytes: int) -> bytes:

@@ -6,15 +6,18 @@ written. The state always belongs to the log end offset.
 
 Checks of a batch with a producer id, in this order (origin CLIENT):
 - the first and last sequence of one of its last five batches in this epoch: a duplicate, answered with the old offset
+- it would open a transaction, and has no valid guard (`guards.py`): 48; 47 if its epoch is below the last one seen
 - an epoch below the last one seen: 47
+- a sequence above that of an earlier batch which still waits for the coordinator: 45
 - a new epoch that does not start at sequence 0: 45
 - a sequence that does not follow the last one (2^31-1 is followed by 0): 45, where the log does not have that batch
   either (`out_of_sequence`)
 - no transaction flag while its transaction is open: 48
 An unknown producer may start with any sequence: its history was deleted or has expired (Kafka 4.3.1 no longer answers
-59 here). Coordinator appends have no sequence, replicated ones were checked by the leader.
+59 here). With transaction version 2 it starts at 0, as each transaction does. Coordinator appends have no sequence,
+replicated ones were checked by the leader.
 
-Rules: transactions.md X36, X38, X40, as far as there is no coordinator; formats.md F4.
+Rules: transactions.md X36, X38, X40; formats.md F4.
 """
 
 from __future__ import annotations
@@ -25,11 +28,12 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.core.guards import MAX_EPOCH, WITHOUT_VERIFICATION, VerificationGuard
 from fenceline.log.core.tail import BatchSeen, ProducerEntry
 from fenceline.records.batch import BatchHeader
 from fenceline.records.crc import crc32c
 from fenceline.records.markers import EndMarker
-from fenceline.records.sequences import MAX_SEQUENCE
+from fenceline.records.sequences import MAX_SEQUENCE, is_after
 
 SNAPSHOT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">hI")
@@ -83,20 +87,35 @@ class ProducerStates:
 
     # -- checks -------------------------------------------------------------------------------------------------
 
-    def check(self, header: BatchHeader, origin: Origin, where: object, end_offset: int) -> BatchSeen | None:
+    def is_open(self, producer_id: int, epoch: int) -> bool:
+        """Whether the producer has an open transaction in its current epoch, and that is `epoch`."""
+        producer = self._producers.get(producer_id)
+        return producer is not None and producer.transaction_first_offset >= 0 and producer.epoch == epoch
+
+    def check(
+        self,
+        header: BatchHeader,
+        origin: Origin,
+        where: object,
+        end_offset: int,
+        guard: VerificationGuard | None = WITHOUT_VERIFICATION,
+    ) -> BatchSeen | None:
         """Check that a data batch may be appended at `end_offset`; returns the earlier batch if it is a duplicate.
 
-        `where` names the partition in messages. Raises PeerError 45, 47, 48.
+        `where` names the partition in messages. `guard`: of a transactional batch, as `VerificationGuards.valid`
+        returned it. Raises PeerError 45, 47, 48.
         """
         producer = self._producers.get(header.producer_id)
-        if producer is None:
-            return None
         epoch = header.producer_epoch
-        if origin is Origin.CLIENT and epoch == producer.epoch:
+        if producer is not None and origin is Origin.CLIENT and epoch == producer.epoch:
             last_sequence = header.last_sequence
             for seen in producer.batches:
                 if seen.last_sequence == last_sequence and seen.first_sequence == header.base_sequence:
                     return seen
+        if header.is_transactional and not self.is_open(header.producer_id, epoch):
+            self._check_opens(producer, header, origin, where, end_offset, guard)
+        if producer is None:
+            return None
         self._check_epoch(producer, epoch, where, end_offset, strictly_newer=False)
         if origin is Origin.CLIENT:
             first = header.base_sequence
@@ -122,19 +141,58 @@ class ProducerStates:
             )
         return None
 
+    def _check_opens(
+        self,
+        producer: ProducerEntry | None,
+        header: BatchHeader,
+        origin: Origin,
+        where: object,
+        end_offset: int,
+        guard: VerificationGuard | None,
+    ) -> None:
+        """A batch would open a transaction: the coordinator must know of it (X36 to X38). Raises PeerError 45, 47, 48.
+
+        The epoch comes first: a fenced producer must not get a code after which it would try again (KAFKA-19690).
+        """
+        if producer is not None:
+            self._check_epoch(producer, header.producer_epoch, where, end_offset, strictly_newer=False)
+        if guard is None:
+            raise PeerError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"Record of producer {header.producer_id} at offset {end_offset} in {where} was not part of an ongoing "
+                "transaction",
+            )
+        if origin is not Origin.CLIENT or guard is WITHOUT_VERIFICATION:
+            return
+        first = header.base_sequence
+        is_unknown = producer is None or producer.last_offset < 0
+        if guard.adds_partition and is_unknown and first != 0:
+            raise PeerError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"Invalid sequence number for producer {header.producer_id} at offset {end_offset} in {where}: {first} "
+                "(incoming seq. number), expected 0: the partition knows no batch of the producer",
+            )
+        if is_after(first, guard.lowest_sequence):
+            raise PeerError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"Out of order sequence number for producer {header.producer_id} at offset {end_offset} in {where}: "
+                f"{first} (incoming seq. number), {guard.lowest_sequence} (earliest seen sequence)",
+            )
+
     def check_marker(
         self, header: BatchHeader, marker: EndMarker, where: object, end_offset: int, transaction_version: int
     ) -> None:
         """Check that an end marker of the coordinator may be appended. Raises PeerError 47, 52.
 
-        With transaction version 2 its epoch must be above the producer's, except for a repeat of the marker that ended
-        the transaction.
+        With transaction version 2 its epoch must be above the producer's, so that a late marker cannot end the next
+        transaction (KAFKA-19446); except for a repeat of the marker that ended the transaction (KAFKA-19999), and for
+        the last epoch, which cannot be bumped (X40).
         """
         producer = self._producers.get(header.producer_id)
         if producer is None:
             return
-        repeated = header.producer_epoch == producer.epoch and producer.transaction_first_offset < 0
-        strictly = transaction_version >= 2 and not repeated
+        is_repeated = producer.transaction_first_offset < 0 or producer.epoch == MAX_EPOCH
+        strictly = transaction_version >= 2 and not is_repeated
         self._check_epoch(producer, header.producer_epoch, where, end_offset, strictly_newer=strictly)
         if producer.coordinator_epoch > marker.coordinator_epoch:
             raise PeerError(
@@ -205,6 +263,13 @@ class ProducerStates:
         if not ongoing and not decided:
             return -1
         return min([*decided, *([next(iter(ongoing))] if ongoing else [])])
+
+    @property
+    def oldest_open(self) -> ProducerEntry | None:
+        """The producer whose open transaction began first; None if none is open. May be called in any thread."""
+        for producer_id in tuple(self._ongoing.values()):
+            return self._producers.get(producer_id)
+        return None
 
     def high_watermark_moved(self, high_watermark: int) -> None:
         """Markers below the high watermark decide their transactions for consumers, too."""

@@ -5,7 +5,7 @@ Owns nothing: the same code for a batch that was just written and for one that i
 
 from __future__ import annotations
 
-from fenceline.log.core.index import AbortedTransaction
+from fenceline.log.core.index import AbortedTransaction, insert_aborted
 from fenceline.log.core.producer_state import ProducerStates
 from fenceline.log.core.scan import Found
 from fenceline.log.core.segment import Segment
@@ -28,6 +28,4 @@ def apply_to_producers(producers: ProducerStates, segment: Segment, found: Found
         entry = AbortedTransaction(
             completed.producer_id, completed.first_offset, completed.last_offset, completed.last_stable_offset
         )
-        aborted = segment.aborted_transactions()
-        if entry not in aborted:
-            aborted.append(entry)
+        insert_aborted(segment.aborted_transactions(), entry)

@@ -8,6 +8,7 @@ a rebuild, never data.
 from __future__ import annotations
 
 import contextlib
+import errno
 from typing import Final
 
 from fenceline.log.core.disk import Disk, read_file, replace_file
@@ -17,6 +18,7 @@ from fenceline.log.core.index import (
     AbortedTransaction,
     OffsetIndex,
     TimeIndex,
+    are_aborted,
     decode_aborted,
     encode_aborted,
 )
@@ -34,7 +36,7 @@ class Segment(SegmentTail):
     file has at least `size_bytes` bytes, and they are complete batches.
     """
 
-    __slots__ = ("__weakref__", "aborted", "disk", "is_retired", "path", "sealed")
+    __slots__ = ("__weakref__", "aborted", "disk", "has_aborted_file", "is_retired", "path", "sealed")
 
     def __init__(self, disk: Disk, directory: str, base_offset: int, created_ms: int) -> None:
         super().__init__()
@@ -46,6 +48,8 @@ class Segment(SegmentTail):
         self.index = OffsetIndex()
         self.time_index = TimeIndex()
         self.aborted: list[AbortedTransaction] | None = []
+        self.has_aborted_file = False
+        """Whether there is a `.txnindex`, with whatever content."""
         self.sealed = False
         self.is_retired = False
         """Retention or compaction removed it: its files will be deleted."""
@@ -137,16 +141,41 @@ class Segment(SegmentTail):
             times.maybe_append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
         replace_file(self.disk, self.stem + ".index", index.encode(), durable=durable)
         replace_file(self.disk, self.stem + ".timeindex", times.encode(), durable=durable)
-        if self.aborted:
+        if self.aborted or (self.has_aborted_file and self.aborted is not None):
+            # An empty one, too, in place of entries that were cut.
             replace_file(self.disk, self.stem + ".txnindex", encode_aborted(self.aborted), durable=durable)
+            self.has_aborted_file = True
         self.indexes_saved = durable
 
     def aborted_transactions(self) -> list[AbortedTransaction]:
-        """Aborted transactions that ended here; read from the disk once. Raises OSError."""
+        """Aborted transactions that ended here; read from the disk once. Raises OSError, also if the file was removed
+        or is damaged: a reader must not take the records for committed."""
         if self.aborted is None:
-            content = read_file(self.disk, self.stem + ".txnindex")
-            self.aborted = (decode_aborted(content) if content else []) or []
+            path = self.stem + ".txnindex"
+            content = read_file(self.disk, path)
+            if content is None:
+                raise FileNotFoundError(errno.ENOENT, "the transaction index was removed", path)
+            found = decode_aborted(content)
+            if found is None:
+                raise OSError(errno.EIO, "the transaction index is damaged", path)
+            self.aborted = found
         return self.aborted
+
+    def has_valid_aborted(self) -> bool:
+        """Whether the file can be read and has only complete entries. For a thread."""
+        try:
+            content = read_file(self.disk, self.stem + ".txnindex")
+        except OSError:
+            return False
+        return content is not None and are_aborted(content)
+
+    def save_aborted(self) -> None:
+        """Write the file at once if its content differs. For a thread. Raises OSError."""
+        content = encode_aborted(self.aborted_transactions())
+        known = read_file(self.disk, self.stem + ".txnindex") if self.has_aborted_file else None
+        if content != (known or b""):
+            replace_file(self.disk, self.stem + ".txnindex", content)
+            self.has_aborted_file = True
 
     def delete_index_files(self) -> None:
         for suffix in INDEX_SUFFIXES:

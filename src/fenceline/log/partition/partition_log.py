@@ -29,6 +29,7 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.errors import CorruptLog
 from fenceline.log.core.flush import FlushWork
+from fenceline.log.core.guards import WITHOUT_VERIFICATION, VerificationGuard, VerificationGuards
 from fenceline.log.core.lost_batches import LostPiece
 from fenceline.log.core.open_files import OpenFiles
 from fenceline.log.core.producer_state import Origin
@@ -66,7 +67,7 @@ class AppendInfo(NamedTuple):
 class PartitionLog(ReadableLog):
     """One thread of control. Methods that may wait for the disk say "for a thread"; only one of them at a time."""
 
-    __slots__ = ("__weakref__", "failed_batches")
+    __slots__ = ("__weakref__", "failed_batches", "guards")
 
     def __init__(
         self,
@@ -93,6 +94,8 @@ class PartitionLog(ReadableLog):
         )
         self.failed_batches = FailedBatches()
         """Kept by the code that appends as a leader."""
+        self.guards = VerificationGuards()
+        """Of the current leader epoch."""
 
     @classmethod
     def open(
@@ -205,7 +208,8 @@ class PartitionLog(ReadableLog):
 
     def assign_epoch(self, epoch: int) -> None:
         """A new leader epoch starts at the log end (E17). Records missing here are missing in the partition: the log is
-        complete from its end."""
+        complete from its end. Guards of an earlier epoch are void: another leader may have appended markers since."""
+        self.guards.clear()
         self.epochs.assign(epoch, self.log_end_offset)
         self.complete_from = self.complete_from.lowered(self.log_end_offset)
 
@@ -220,17 +224,20 @@ class PartitionLog(ReadableLog):
         origin: Origin = Origin.CLIENT,
         version: int = NEWEST_PRODUCE_VERSION,
         transaction_version: int = 0,
+        guard: VerificationGuard | None = WITHOUT_VERIFICATION,
     ) -> AppendInfo:
         """Check one produced batch, assign its offsets and epoch in place, write it. `records` must be writable.
 
-        Origins other than CLIENT may pass several batches that this node built. Raises RecordsError and PeerError with
-        Kafka's codes (2, 10, 18, 32, 45, 47, 48, 52, 76, 87), StorageError (56) with the log unchanged.
+        Origins other than CLIENT may pass several batches that this node built. `transaction_version`: of markers.
+        `guard`: a batch that opens a transaction must bring one of `begin_verification`; None if it has none. Raises
+        RecordsError and PeerError with Kafka's codes (2, 10, 18, 32, 45, 47, 48, 52, 76, 87), StorageError (56) with
+        the log unchanged.
         """
         config = self.config
         latest_epoch = self.epochs.latest_epoch
         assert leader_epoch >= latest_epoch or leader_epoch < 0, "a leader never writes with an older epoch"
         if origin is not Origin.CLIENT:
-            return self._append_own(records, leader_epoch, now_ms, origin, transaction_version)
+            return self._append_own(records, leader_epoch, now_ms, origin, transaction_version, guard)
         if version >= ZSTD_SINCE_VERSION:
             base = self.append_plain(records, leader_epoch, now_ms)
             if base != NOT_PLAIN:
@@ -256,7 +263,7 @@ class PartitionLog(ReadableLog):
         if header.producer_id >= 0:
             if self.failed_batches:
                 self.failed_batches.check(header, self.producers, now_ms)
-            seen = self._seen_before(header, base)
+            seen = self._seen_before(header, base, guard)
             if seen is not None:
                 return AppendInfo(
                     seen.first_offset, seen.last_offset, seen.timestamp_ms, self.log_start_offset, True, size
@@ -270,12 +277,25 @@ class PartitionLog(ReadableLog):
         self.size_bytes += size
         if header.producer_id >= 0:
             self.producers.record(header, base)
+            if header.is_transactional and self.guards:
+                self.guards.on_data(header.producer_id, header.producer_epoch)
         return AppendInfo(base, last, log_append_time_ms, self.log_start_offset, False, size)
 
-    def _seen_before(self, header: BatchHeader, base: int) -> BatchSeen | None:
+    def begin_verification(
+        self, producer_id: int, epoch: int, sequence: int, *, adds_partition: bool, now_ms: int
+    ) -> VerificationGuard | None:
+        """Before the coordinator is asked about a transactional batch: the guard to append it with (X37); None if the
+        transaction is open here, and the coordinator need not be asked."""
+        if self.producers.is_open(producer_id, epoch):
+            return None
+        return self.guards.begin(producer_id, epoch, sequence, adds_partition=adds_partition, now_ms=now_ms)
+
+    def _seen_before(self, header: BatchHeader, base: int, guard: VerificationGuard | None) -> BatchSeen | None:
         """For a client's batch: the earlier batch if it is a duplicate. Raises PeerError."""
+        if header.is_transactional:
+            guard = self.guards.valid(header.producer_id, header.producer_epoch, guard)
         try:
-            return self.producers.check(header, Origin.CLIENT, self.topic_partition, base)
+            return self.producers.check(header, Origin.CLIENT, self.topic_partition, base, guard)
         except PeerError as error:
             if error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
                 raise
@@ -285,7 +305,13 @@ class PartitionLog(ReadableLog):
             return seen
 
     def _append_own(
-        self, records: memoryview, leader_epoch: int, now_ms: int, origin: Origin, transaction_version: int
+        self,
+        records: memoryview,
+        leader_epoch: int,
+        now_ms: int,
+        origin: Origin,
+        transaction_version: int,
+        guard: VerificationGuard | None,
     ) -> AppendInfo:
         """Batches that this node built: offsets are assigned consecutively."""
         base = self.log_end_offset
@@ -302,13 +328,19 @@ class PartitionLog(ReadableLog):
                 if marker is not None:
                     self.producers.check_marker(header, marker, where, next_offset, transaction_version)
                 elif not header.is_control:
-                    self.producers.check(header, origin, where, next_offset)
+                    valid = self.guards.valid(header.producer_id, header.producer_epoch, guard)
+                    self.producers.check(header, origin, where, next_offset, valid)
             found.append(Found(position, header, content))
             next_offset = header.next_offset
             position += header.size_bytes
         if not found:
             raise PeerError(ErrorCode.INVALID_RECORD, "nothing to append")
         self._append_batches(records, found, now_ms)
+        if self.guards:
+            for batch in found:
+                if batch.header.is_transactional:
+                    end = self.guards.on_marker if batch.header.is_control else self.guards.on_data
+                    end(batch.header.producer_id, batch.header.producer_epoch)
         if leader_epoch > self.epochs.latest_epoch:
             self.epochs.assign(leader_epoch, base)
         return AppendInfo(base, next_offset - 1, -1, self.log_start_offset, False, position)
@@ -417,6 +449,8 @@ class PartitionLog(ReadableLog):
         Files are only renamed here; `RemovedSegment.delete` unlinks them, in a thread. Unless it `may_empty` the log,
         the last segment with records stays.
         """
+        if self.guards:
+            self.guards.expire(now_ms, self.config.producer_id_expiration_ms)
         return retention.enforce_retention(self, now_ms, may_empty=may_empty)
 
     def truncate_to(self, offset: int, *, keep_evidence: bool = True) -> Truncated:

@@ -6,11 +6,12 @@ outside the page cache is returned as a read that a thread loads (`reading.py`);
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.errors import StorageError
-from fenceline.log.core.index import AbortedTransaction
+from fenceline.log.core.index import AbortedTransaction, aborted_between
 from fenceline.log.core.segment import Segment
 from fenceline.log.partition import reading, time_lookup
 from fenceline.log.partition.reading import LogRead, NotResident, Request
@@ -125,28 +126,35 @@ class ReadableLog(LogState):
         found = time_lookup.find_max_timestamp(self.disk, tuple(self.segments), self.log_start_offset)
         return found if found is not None and found.offset < end else None
 
-    def aborted_to_load(self, offset: int, end_offset_exclusive: int) -> list[Segment]:
-        """Segments whose aborted transactions must be read from disk before `aborted_transactions` of these offsets."""
-        found: list[Segment] = []
-        for segment in self.segments[self.segment_number(offset) :] if self.segments else ():
-            if segment.aborted is None:
-                found.append(segment)
-            elif any(entry.last_stable_offset >= end_offset_exclusive for entry in segment.aborted):
-                break
-        return found
+    def segments_from(self, offset: int) -> list[Segment]:
+        """The segment of an offset and those after it."""
+        return self.segments[self.segment_number(offset) :] if self.segments else []
 
     def aborted_transactions(self, offset: int, end_offset_exclusive: int) -> list[AbortedTransaction]:
         """Aborted transactions that a read_committed consumer of these offsets needs. Raises StorageError."""
-        found: list[AbortedTransaction] = []
-        if not self.segments:
-            return found
         try:
-            for segment in self.segments[self.segment_number(offset) :]:
-                for entry in segment.aborted_transactions():
-                    if entry.last_offset >= offset and entry.first_offset < end_offset_exclusive:
-                        found.append(entry)
-                    if entry.last_stable_offset >= end_offset_exclusive:
-                        return found
+            return aborted_in(self.segments_from(offset), offset, end_offset_exclusive)
         except OSError as error:
             raise StorageError.of(f"reading the aborted transactions of {self.topic_partition}", error) from error
-        return found
+
+
+def aborted_in(segments: Iterable[Segment], offset: int, end_offset_exclusive: int) -> list[AbortedTransaction]:
+    """Aborted transactions of these offsets; `segments` begin with that of `offset` (X42). Reads what is not in memory.
+    Raises OSError."""
+    found: list[AbortedTransaction] = []
+    for segment in segments:
+        entries, is_complete = aborted_between(segment.aborted_transactions(), offset, end_offset_exclusive)
+        found += entries
+        if is_complete:
+            break
+    return found
+
+
+def is_aborted_in_memory(segments: Iterable[Segment], end_offset_exclusive: int) -> bool:
+    """Whether `aborted_in` would not read from the disk."""
+    for segment in segments:
+        if segment.aborted is None:
+            return False
+        if segment.aborted and segment.aborted[-1].last_stable_offset >= end_offset_exclusive:
+            break
+    return True

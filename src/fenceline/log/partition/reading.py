@@ -68,6 +68,22 @@ class LogRead:
         """Whether the segment to load is one of these: retention or compaction may have removed its file."""
         return self._source is None or any(each is self._source.segment for each in segments)
 
+    def end_limit(self, segments: Sequence[Segment], end_offset: int) -> int:
+        """An offset at or past the end of the records, by the index and without reading a batch (transactions.md X42).
+
+        `segments`: those of the log when it was read, from the one of the offset on. Call it after the load.
+        """
+        source = self._source
+        base = self.segment_base_offset if source is None else source.segment.base_offset
+        position = self.position if source is None else source.position
+        for number, segment in enumerate(segments):
+            if segment.base_offset == base:
+                behind = segment.index.last_offset_from(position + len(self.payload)) if segment.index else -1
+                if behind >= 0:
+                    return min(base + behind, end_offset)
+                return min(segments[number + 1].base_offset, end_offset) if number + 1 < len(segments) else end_offset
+        return end_offset
+
     def load(self) -> memoryview:
         """Read from the disk (blocks). Raises StorageError."""
         loader, self._loader = self._loader, None
@@ -183,7 +199,7 @@ def _locate(read: Read, index: OffsetIndex, extent: Extent, request: Request) ->
 class _Loader:
     """A read that continues in a thread. Holds a descriptor of its own."""
 
-    __slots__ = ("_disk", "_extent", "_fd", "_files", "_later_segments", "_request", "_segment")
+    __slots__ = ("_disk", "_extent", "_fd", "_files", "_later_segments", "_request", "_segment", "position")
 
     def __init__(
         self, files: OpenFiles, segment: Segment, fd: int, request: Request, later_segments: Sequence[Segment]
@@ -195,6 +211,8 @@ class _Loader:
         self._extent = extent_of(segment)
         self._fd = disk.duplicate(fd)
         self._request = request
+        self.position = 0
+        """Of the records in the segment, once they have been found."""
 
     @property
     def segment(self) -> Segment:
@@ -220,6 +238,7 @@ class _Loader:
                     self._segment.index, self._segment.time_index = index, time_index
                     position, size, _ = _locate(self._pread, index, self._extent, self._request)
                 if size or position < self._extent.size_bytes or not self._next_segment():
+                    self.position = position
                     return use(index, position, size)
         except OSError as error:
             raise StorageError.of(f"reading {self._segment.path}", error) from error

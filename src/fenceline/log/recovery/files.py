@@ -186,7 +186,8 @@ def segments_of(disk: Disk, directory: str, files: Files, now_ms: int) -> list[S
         segment.size_bytes = found.size_bytes
         segment.created_ms = min(found.modified_ms, now_ms)
         segment.index = segment.time_index = None
-        segment.aborted = None if f"{base:0{OFFSET_DIGITS}d}.txnindex" in files.names else []
+        segment.has_aborted_file = f"{base:0{OFFSET_DIGITS}d}.txnindex" in files.names
+        segment.aborted = None if segment.has_aborted_file else []
         segment.indexes_saved = True
         if segments:
             segments[-1].next_offset = base

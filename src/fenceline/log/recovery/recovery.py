@@ -9,6 +9,9 @@ unchanged and can be opened once there is room (`CorruptLog.transient_error`).
 - Trusted: sealed segments that end at or below the recovery point. Their indexes are read on demand.
 - Scanned: from the newest trusted producer snapshot or the recovery point, whichever is lower; headers below the
   recovery point, complete batches above. The scan starts at an index entry if the entry matches its batch.
+- Aborted transactions (`.txnindex`) of a segment that is not trusted are read back from its batches, as its file can
+  lack some, or have some that the log has lost. That needs the producers' state at the segment's base, so no later
+  snapshot is used. A damaged file of a trusted segment is read back as well (transactions.md X42).
 - Epoch cache: entries at or past the recovery point are dropped and read back from the batches (E15, E17). After a gap
   left by compaction, batches do not show where their epoch begins: the checkpoint's entry counts if it is possible,
   else the lowest possible offset, so that no earlier epoch seems longer than it was.
@@ -34,7 +37,7 @@ from fenceline.log.core.compaction_bound import (
     read_bound,
     read_complete_from,
 )
-from fenceline.log.core.config import LogConfig
+from fenceline.log.core.config import MAX_INT64, LogConfig
 from fenceline.log.core.disk import Disk, read_file
 from fenceline.log.core.epoch_cache import EpochCache
 from fenceline.log.core.errors import CorruptLog, is_transient
@@ -131,6 +134,8 @@ class _Loader:
         self._cutting = Cutting(opening, self._report)
         self._producers = ProducerStates()
         self._epochs = EpochCache()
+        self._read_back: list[Segment] = []
+        """Segments whose aborted transactions come from their batches."""
         self._checkpoint: list[tuple[int, int]] = []
         """(epoch, start) as read from the checkpoint."""
         self._end = 0  # end of the valid batches
@@ -158,9 +163,11 @@ class _Loader:
         epochs_known = self._load_epochs(log_start_offset)
         end = log_start_offset
         if segments:
-            end = self._scan(segments, self._load_snapshot(names, log_start_offset), log_start_offset, epochs_known)
+            replay_from = self._load_snapshot(names, log_start_offset, self._check_aborted(segments))
+            end = self._scan(segments, replay_from, log_start_offset, epochs_known)
             if end < self._producers.snapshot_offset and not self._given.was_truncated:
                 self._rebuild_producers(segments, names, log_start_offset, end)
+            self._save_aborted()
         if end < log_start_offset:
             # Deleted further than what survived (DeleteRecords, then a crash).
             self._cutting.empty(segments, end, log_start_offset)
@@ -272,10 +279,36 @@ class _Loader:
         self._epochs.truncate_from_end(self._given.recovery_point)
         return bool(entries)
 
-    def _load_snapshot(self, names: set[str], log_start_offset: int) -> int:
-        """Producer state from the newest valid snapshot; returns the offset from which batches must be replayed."""
+    def _check_aborted(self, segments: list[Segment]) -> int:
+        """The base offset from which aborted transactions are read back. Forgets those that are damaged."""
+        first = MAX_INT64
+        for segment in segments:
+            # A flush before it was sealed did not save its indexes, and may have ended where it does.
+            is_saved = self._given.clean or (segment.sealed and segment.next_offset < self._given.recovery_point)
+            if not is_saved or (segment.aborted is None and not segment.has_valid_aborted()):
+                segment.aborted = []
+                segment.indexes_saved = False
+                self._read_back.append(segment)
+                first = min(first, segment.base_offset)
+        return first
+
+    def _save_aborted(self) -> None:
+        """Write the files that differ from what was read back: the next start may trust these segments. Raises OSError
+        unless the disk is full."""
+        if self._given.read_only:
+            return
+        try:
+            for segment in self._read_back:
+                segment.save_aborted()
+        except OSError as error:
+            if not is_transient(error.errno):
+                raise
+
+    def _load_snapshot(self, names: set[str], log_start_offset: int, limit_offset: int = MAX_INT64) -> int:
+        """Producer state from the newest valid snapshot up to a limit; returns the offset from which batches must be
+        replayed."""
         for offset in producer_snapshots.offsets_in(names):
-            if not self._given.clean and offset > self._given.recovery_point:
+            if offset > limit_offset or (not self._given.clean and offset > self._given.recovery_point):
                 continue
             content = read_file(self._disk, producer_snapshots.path_of(self._directory, offset))
             if content is None:
@@ -400,13 +433,11 @@ class _Loader:
     def _scan_segment(self, segment: Segment, start_offset: int, replay_from: int, *, last: bool) -> None:
         """Scan one segment. On BadBatch the segment's `size_bytes` and `next_offset` are those of its valid part."""
         file_bytes = segment.size_bytes
-        trusted = self._given.clean or (segment.sealed and segment.next_offset <= self._given.recovery_point)
-        keep_indexes = trusted and not last
+        is_flushed = segment.sealed and segment.next_offset <= self._given.recovery_point
+        keep_indexes = (self._given.clean or is_flushed) and not last
         start, next_offset = 0, segment.base_offset
         if not keep_indexes:
             start, next_offset = resume(segment, start_offset)
-            if not trusted:
-                segment.aborted = [] if start == 0 and replay_from <= segment.base_offset else segment.aborted
         interval = self._given.config.index_interval_bytes
         fd = self._disk.open_read(segment.path)
         try:
@@ -438,7 +469,7 @@ class _Loader:
         if not keep_indexes:
             if segment.sealed:
                 segment.seal()
-            segment.indexes_saved = self._given.clean
+            segment.indexes_saved = self._given.clean and segment not in self._read_back
 
     def _starts_in_gap(self, header: BatchHeader) -> list[tuple[int, int]]:
         """Where its epoch, and earlier epochs without a batch, begin in the gap before a batch."""

@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from fenceline.config.effective import effective_broker_config
 from fenceline.metadata.features import SUPPORTED
 from fenceline.node.api.fetch import fetching as fetch
 from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
@@ -35,12 +36,14 @@ from fenceline.node.api.handlers import (
     quorum,
     reassignments,
     topics,
+    transaction_markers,
     unregister_broker,
     update_features,
 )
 from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.api.produce import producing as produce
 from fenceline.node.api.produce.acknowledging import FlushUpTo
+from fenceline.node.api.produce.transactional import TransactionalProduce, VerificationLimits, Verifier
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
@@ -75,6 +78,7 @@ def broker_apis(
     threads: Executor,
     auto_create: Callable[[Sequence[str]], Awaitable[object]],
     create_offsets_topic: Callable[[], Awaitable[object]],
+    markers: transaction_markers.TransactionMarkers,
 ) -> tuple[Api, ...]:
     """The APIs of a broker that are decoded into an entity."""
     submit = controller.submit
@@ -91,6 +95,7 @@ def broker_apis(
         *consumer_groups.apis(node, coordinator),
         *offsets.apis(replicas, replication.deletions, log_start_moved, threads),
         *producers.apis(producer_ids, transactions, replicas),
+        *transaction_markers.apis(markers),
         *elect_leaders.apis(submit),
         *reassignments.apis(submit),
         *update_features.apis(submit),
@@ -136,12 +141,32 @@ def data_path_handlers(
     threads: Executor,
     flush_up_to: FlushUpTo,
     rejected: Callable[[TopicPartition, int, StorageError], None],
+    verifier: Verifier,
 ) -> tuple[produce.ProduceHandler, fetch.FetchHandler]:
     """The handlers of Produce and Fetch, with the limits of the node's config."""
     config = node.config
     hints = LeaderHints(node.images)
+    limits = VerificationLimits(
+        config.get_int("add.partitions.to.txn.retry.backoff.ms"),
+        min(config.get_int("add.partitions.to.txn.retry.backoff.max.ms"), config.get_int("request.timeout.ms")),
+    )
     producing = produce.ProduceHandler(
-        replicas, loop=loop, clock=clock, metrics=metrics, hints=hints, flush_up_to=flush_up_to, rejected=rejected
+        replicas,
+        loop=loop,
+        clock=clock,
+        metrics=metrics,
+        hints=hints,
+        flush_up_to=flush_up_to,
+        rejected=rejected,
+        transactions=TransactionalProduce(
+            replicas,
+            verifier,
+            clock,
+            limits,
+            is_verification_on=lambda: (
+                effective_broker_config(node.image.configs, config, produce.VERIFICATION_KEY) != "false"
+            ),
+        ),
     )
     chooses_by_rack = config.get("replica.selector.class") == fetch.RACK_AWARE_SELECTOR
     fetching = fetch.FetchHandler(

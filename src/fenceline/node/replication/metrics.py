@@ -1,4 +1,4 @@
-"""The metrics of replication, computed when they are scraped: lag, under-replicated partitions.
+"""The metrics of replication, computed when they are scraped: lag, under-replicated partitions, open transactions.
 
 Owns only the sums. Runs in the scraper's thread, so it takes snapshots and never changes anything. Names are documented
 in `docs/metrics.md`.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.node.metric_families import counters, gauge_by, gauges
 from fenceline.replica.progress import UNKNOWN_OFFSET
+
+_LATE_TRANSACTION_MS: Final = 5 * 60_000
+"""What a transaction may last beyond its timeout: its coordinator ends it within seconds."""
 
 if TYPE_CHECKING:
     from fenceline.node.clock import Clock
@@ -24,18 +27,25 @@ if TYPE_CHECKING:
 class ReplicationCollector:
     """Yields a broker's replication metrics to prometheus-client."""
 
-    def __init__(self, in_service: OpenReplicas, replication: Replication, clock: Clock) -> None:
+    def __init__(
+        self, in_service: OpenReplicas, replication: Replication, clock: Clock, *, max_transaction_ms: int
+    ) -> None:
+        """`max_transaction_ms`: `transaction.max.timeout.ms`."""
         self._in_service = in_service
         self._replication = replication
         self._clock = clock
+        self._late_ms = max_transaction_ms + _LATE_TRANSACTION_MS
 
     def collect(self) -> Iterator[Any]:
         now_ms = self._clock.monotonic_ms()
+        late_before_ms = self._clock.now_ms() - self._late_ms
         sums = ReplicaSums()
         for replica in self._in_service:
             leader = replica.leader
+            sums.producer_ids += len(replica.log.producers)
             if leader is not None:
                 sums.add(replica, leader, now_ms)
+                sums.add_transactions(replica, late_before_ms)
         yield from gauges(
             ("fenceline_led_partitions", "Open partitions that this broker leads", sums.led),
             ("fenceline_under_replicated_partitions", "Led, with a replica out of sync", sums.under_replicated),
@@ -46,6 +56,17 @@ class ReplicationCollector:
                 "Led, with an end offset not returned yet (KIP-207)",
                 sums.hidden,
             ),
+            (
+                "fenceline_late_transactions_partitions",
+                "Led, with a transaction open longer than transaction.max.timeout.ms and 5 minutes",
+                sums.late_transactions,
+            ),
+            (
+                "fenceline_last_stable_offset_lag_records",
+                "Largest distance of the last stable offset to the high watermark in a partition led here",
+                sums.stable_lag_records,
+            ),
+            ("fenceline_producer_ids", "Producer ids that the open partitions know", sums.producer_ids),
         )
         yield gauge_by(
             "broker",
@@ -89,6 +110,11 @@ class ReplicaSums:
         self.at_min_isr = 0
         self.under_min_isr = 0
         self.hidden = 0
+        self.late_transactions = 0
+        self.stable_lag_records = 0
+        """The maximum over partitions."""
+        self.producer_ids = 0
+        """Also of partitions that it follows."""
         self.lag_records: dict[int, int] = {}
         """By follower: the maximum over partitions."""
         self.lag_ms: dict[int, int] = {}
@@ -108,3 +134,10 @@ class ReplicaSums:
             behind_ms = now_ms - (progress.last_caught_up_ms or 0) if records > 0 else 0
             self.lag_records[broker_id] = max(records, self.lag_records.get(broker_id, 0))
             self.lag_ms[broker_id] = max(behind_ms, self.lag_ms.get(broker_id, 0))
+
+    def add_transactions(self, replica: Replica, late_before_ms: int) -> None:
+        """Late transactions are counted and never ended by the leader (transactions.md X46)."""
+        log = replica.log
+        self.stable_lag_records = max(self.stable_lag_records, log.high_watermark - log.last_stable_offset)
+        opened = log.producers.oldest_open
+        self.late_transactions += opened is not None and opened.last_timestamp_ms < late_before_ms

@@ -23,7 +23,7 @@ from fenceline.node.replication.absent_brokers import Absent, AbsentBrokers
 from fenceline.node.replication.deletions import RecordDeletions
 from fenceline.node.replication.isr_changes import IsrChanges
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
-from fenceline.records.markers import abort_marker
+from fenceline.records.markers import end_marker
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import FetchLimits
 from fenceline.replica.leader import InSyncRules, LeaderState
@@ -343,7 +343,8 @@ class Replication:
         now_ms = self._clock.now_ms()
         open_ones = [each for each in replica.log.producers if each.transaction_first_offset >= 0]
         for producer in open_ones:
-            marker = abort_marker(producer.producer_id, producer.epoch, producer.coordinator_epoch, now_ms)
+            coordinator_epoch = max(producer.coordinator_epoch, 0)
+            marker = end_marker(False, producer.producer_id, producer.epoch, coordinator_epoch, now_ms)
             replica.log.append_as_leader(
                 memoryview(marker), leader_epoch=leader.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
             )

@@ -124,6 +124,7 @@ class FakeBroker:
         missing = ("log_start_moved", "coordinator", "producer_ids", "directories", "moves", "threads")
         ports: dict[str, Any] = {
             **dict.fromkeys((*missing, "create_offsets_topic")),
+            "markers": SimpleNamespace(handle=None),
             "controller": self.controller,
             "replicas": SimpleNamespace(vacated=_at_once),
             "replication": SimpleNamespace(absent_now=lambda: self.absent, deletions=None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from random import Random
 from types import SimpleNamespace
@@ -14,22 +15,26 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.core.config import LogConfig
 from fenceline.log.core.open_files import OpenFiles
+from fenceline.log.core.producer_state import Origin
 from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.api.produce import producing
 from fenceline.node.api.produce.producing import ProduceHandler
+from fenceline.node.api.produce.transactional import TransactionalProduce, VerificationLimits
 from fenceline.node.context import RequestContext
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection import PendingAnswer
 from fenceline.node.replication.replica import Replica
 from fenceline.node.replication.replicas import Replicas
 from fenceline.records.build import build_batch
+from fenceline.records.markers import end_marker
 from fenceline.replica.leader import LeaderState
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_request, parse_response
+from tests.node.desk import FakeVerifier, turns
 from tests.node.replication_helpers import ALONE, NoRoles
 
 NOW = 1_700_000_000_000
@@ -62,10 +67,12 @@ class PendingConnection:
     """A connection that waits for its response."""
 
     answer: bytes | None = None
+    lets_follow = True
+    """Whether the next request could be appended meanwhile."""
 
     def answer_pending(self, pending: PendingAnswer, buffers: Any, let_go: Any = None) -> None:
         assert self.answer is None, "answered twice"
-        assert pending.lets_follow, "the next request may append meanwhile"
+        self.lets_follow = pending.lets_follow
         self.answer = b"".join(buffers)
 
     def fail_pending(self, pending: PendingAnswer, reason: str) -> None:
@@ -139,6 +146,9 @@ class Side:
             hints=Hints(lambda: EMPTY_IMAGE),
             flush_up_to=flush_up_to,
             rejected=lambda *reported: self.refusals.append((str(reported[0]), reported[1])),
+            transactions=TransactionalProduce(
+                self.replicas, FakeVerifier(), clock, VerificationLimits(1, 1), is_verification_on=lambda: True
+            ),
         )
 
     def handle(self, version: int, body: bytes) -> Any:
@@ -321,7 +331,110 @@ def test_any_requests_are_answered_equally(seed: int, monkeypatch: pytest.Monkey
         for number in range(len(side.timers)):
             side.time_out(1000.0, number)
     both.check()
-    assert all(later.answer is not None for later in both.sides[0].later)
+    assert all(later.answer is not None and later.lets_follow for later in both.sides[0].later)
+
+
+@pytest.mark.compiled
+def test_batches_of_open_transactions_use_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Both(monkeypatch)
+    open_transaction(both, RAIN, 0)
+    open_transaction(both, SNOW, 0)
+    for version in range(9, 14):
+        first = 2 * (version - 8)
+        made = [transactional(first), transactional(first)]
+        both.handle(version, body(version, [(RAIN, 0, made[0]), (SNOW, 0, made[1])], transactional_id="till"))
+    both.check()
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("left to the slow way")
+
+    monkeypatch.setattr(producing, "parse_request", refuse)
+    side = both.sides[0]
+    side.handle(13, body(13, [(RAIN, 0, transactional(12)), (SNOW, 0, batch())], transactional_id="till"))
+    assert side.replicas.open_by_name["rain", 0].log.log_end_offset == 14
+    for refused in (
+        body(13, [(RAIN, 0, transactional(14))]),
+        body(13, [(RAIN, 0, transactional(14, producer_epoch=1))], transactional_id="till"),
+        body(13, [(RAIN, 0, transactional(14)), (RAIN, 1, transactional(0))], transactional_id="till"),
+        body(13, [(RAIN, 0, transactional(14)), (SNOW, 0, transactional(12, producer_id=8))], transactional_id="till"),
+    ):
+        with pytest.raises(AssertionError, match="slow way"):
+            side.handle(13, refused)
+    assert side.replicas.open_by_name["rain", 0].log.log_end_offset == 14
+
+
+PRODUCER = 9
+
+
+def transactional(first: int, count: int = 2, **fields: Any) -> memoryview:
+    given = {"producer_id": PRODUCER, "producer_epoch": 0, "base_sequence": first, "transactional": True}
+    return batch(count, **given | fields)
+
+
+def open_transaction(both: Both, topic: UUID, index: int) -> None:
+    for side in both.sides:
+        replica = side.replicas.open_by_id[topic.bytes, index]
+        replica.log.append_as_leader(transactional(0), leader_epoch=replica.leader_epoch, now_ms=NOW)
+        replica.appended()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_transactional_requests_are_answered_equally(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+
+    async def story() -> None:
+        both = Both(monkeypatch, isr=rng.choice([{1}, {1, 2}]))
+        epoch = 0
+        places = [(topic, index) for topic in (RAIN, SNOW) for index in range(3)]
+        sequences = dict.fromkeys(places, 0)
+        for _ in range(80):
+            if rng.random() < 0.1:
+                transaction_version = rng.choice([0, 2])
+                epoch += transaction_version // 2
+                if transaction_version:
+                    sequences = dict.fromkeys(places, 0)
+                for side in both.sides:
+                    for topic, index in places:
+                        replica = side.replicas.open_by_id[topic.bytes, index]
+                        marker = memoryview(end_marker(True, PRODUCER, epoch, 0, NOW))
+                        replica.log.append_as_leader(
+                            marker,
+                            leader_epoch=replica.leader_epoch,
+                            now_ms=NOW,
+                            origin=Origin.COORDINATOR,
+                            transaction_version=transaction_version,
+                        )
+                        replica.appended()
+            records: list[tuple[UUID, int, memoryview | None]] = []
+            for place in rng.sample(places, rng.choice([1, 1, 2, 4])):
+                count = rng.randint(1, 3)
+                fields: dict[str, Any] = {"producer_epoch": epoch}
+                if rng.random() < 0.04:
+                    fields |= rng.choice(
+                        [{"producer_epoch": max(0, epoch - 1)}, {"producer_id": 8}, {"base_sequence": 50}]
+                    )
+                if rng.random() < 0.1:
+                    fields["transactional"] = False
+                made = transactional(sequences[place], count, **fields)
+                if rng.random() < 0.9:
+                    sequences[place] += count
+                records.append((*place, batch() if rng.random() < 0.1 else made))
+            transactional_id = None if rng.random() < 0.03 else "till"
+            version = rng.randint(9, 13)
+            request = body(version, records, rng.choice([-1, 1]), transactional_id=transactional_id)
+            if rng.random() < 0.1:
+                at = rng.randrange(min(60, len(request)))
+                request = request[:at] + bytes([rng.randrange(256)]) + request[at + 1 :]
+            both.handle(version, request)
+            await turns()
+            for side in both.sides:
+                side.run_soon()
+                side.replicate(RAIN, 2, 2, 1 << 30)
+                side.replicate(SNOW, 2, 2, 1 << 30)
+        both.check()
+        assert all(later.answer is not None for later in both.sides[0].later)
+
+    asyncio.run(story())
 
 
 def test_a_partition_named_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from fenceline.node.api.fetch.load_budget import Lease, LoadBudget
 from fenceline.node.api.fetch.load_pace import LoadPace
 from fenceline.node.api.fetch.parked_fetch import ParkedFetch
 from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
-from fenceline.node.api.fetch.reads import ColdRead, FetchReads, FetchResult, Reader, aborted_of, failed_partition
+from fenceline.node.api.fetch.reads import ColdRead, FetchReads, FetchResult, Reader, failed_partition
 from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.context import RequestContext
 from fenceline.node.logs import Logger
@@ -255,13 +255,13 @@ class FetchHandler:
                         raise payload
                     aborted = fetched.aborted_transactions
                     if aborted is not None:
-                        aborted = aborted_of(each.partition_log, each.offset, each.end_offset_exclusive)
+                        aborted = each.aborted()
                     result.fetched[each.position] = fetched._replace(
                         records=cast("Buffer", payload), aborted_transactions=aborted
                     )
                 except StorageError as error:
                     # Only this partition fails; the others of this fetch are answered normally.
-                    if error.errno == ENOENT and not each.read.is_from(each.partition_log.segments):
+                    if error.errno == ENOENT and each.was_removed():
                         # Its segment was deleted before the thread read it: the client fetches again.
                         continue
                     self.reads.storage_failed(fetched, error)

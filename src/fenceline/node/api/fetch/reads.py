@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.disk import FileSlice
 from fenceline.log.core.errors import StorageError
+from fenceline.log.partition.readable_log import aborted_in, is_aborted_in_memory
 from fenceline.node.api.fetch.load_pace import ANSWER_BYTES, LoadPace
 from fenceline.node.net.server import Buffer
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, NO_EPOCH, IsolationLevel, check_leader_epoch, read_bound
@@ -40,16 +41,28 @@ class ColdRead(NamedTuple):
     position: int
     """Index of the partition in the response."""
     read: LogRead
-    unread_aborted: Sequence[Segment]
-    """Segments whose aborted transactions are not in memory."""
+    segments: Sequence[Segment]
+    """Those that have the aborted transactions of the records, as they were when the read began: compaction removes
+    aborted records together with their entries, and these records may come from before it."""
     partition_log: PartitionLog
     offset: int
     end_offset_exclusive: int
 
     def load(self) -> None:
-        for segment in self.unread_aborted:
-            segment.aborted_transactions()
+        """In a thread. Raises StorageError, OSError."""
         self.read.begin_load()
+        self.aborted()
+
+    def was_removed(self) -> bool:
+        """Whether something that the read needs has left the log meanwhile, by retention or compaction."""
+        current = self.partition_log.segments
+        known = set(map(id, current))
+        return not self.read.is_from(current) or any(id(segment) not in known for segment in self.segments)
+
+    def aborted(self) -> list[tuple[int, int]]:
+        """Of the records, after the load."""
+        end = self.read.end_limit(self.segments, self.end_offset_exclusive)
+        return [(each.producer_id, each.first_offset) for each in aborted_in(self.segments, self.offset, end)]
 
 
 class Reader(NamedTuple):
@@ -219,7 +232,7 @@ class FetchReads:
             )
         if offset >= bound:
             empty = self._empty(replica, partition, None)
-            is_committed = request.isolation_level == IsolationLevel.READ_COMMITTED
+            is_committed = is_consumer and request.isolation_level == IsolationLevel.READ_COMMITTED
             result.fetched.append(empty._replace(aborted_transactions=[]) if is_committed else empty)
             if wanted.session is not None:
                 self._mark_idle(request, wanted, replica, result)
@@ -239,12 +252,18 @@ class FetchReads:
         records = cast("Buffer", read.payload)
         size = len(records)
         aborted: list[tuple[int, int]] | None = None
-        unread_aborted: Sequence[Segment] = ()
-        if request.isolation_level == IsolationLevel.READ_COMMITTED:
-            unread_aborted = partition_log.aborted_to_load(offset, bound)
-            aborted = [] if unread_aborted else aborted_of(partition_log, offset, bound)
-        if not read.resident or unread_aborted:
-            result.cold.append(ColdRead(len(result.fetched), read, unread_aborted, partition_log, offset, bound))
+        segments: list[Segment] = []
+        is_cold = not read.resident
+        if is_consumer and request.isolation_level == IsolationLevel.READ_COMMITTED:
+            aborted = []
+            segments = partition_log.segments_from(offset)
+            if read.resident:
+                end = read.end_limit(segments, bound)
+                is_cold = not is_aborted_in_memory(segments, end)
+                if not is_cold:
+                    aborted = [(each.producer_id, each.first_offset) for each in aborted_in(segments, offset, end)]
+        if is_cold:
+            result.cold.append(ColdRead(len(result.fetched), read, segments, partition_log, offset, bound))
         if not read.resident:
             result.must_answer = True
             size = min(partition.max_bytes, partition_log.readable_bytes(offset, bound))
@@ -352,11 +371,6 @@ class FetchReads:
         if partition.topic_id is not None:
             return self.replicas.by_id(partition.topic_id, partition.index)
         return self.replicas.get(partition.topic or "", partition.index)
-
-
-def aborted_of(partition_log: PartitionLog, offset: int, end_offset_exclusive: int) -> list[tuple[int, int]]:
-    found = partition_log.aborted_transactions(offset, end_offset_exclusive)
-    return [(each.producer_id, each.first_offset) for each in found]
 
 
 def failed_partition(partition: FetchPartition | FetchedPartition, code: ErrorCode) -> FetchedPartition:

@@ -2,24 +2,28 @@
 """The fast path for plain Produce requests, from the request's bytes to the response frame at C speed.
 
 Owns no rule of its own: `producing.py` is complete without this module. A request is left to it completely, with
-nothing changed, if its bytes or one of its partitions are not the plain case (another version, a transaction, acks=0,
-an unknown partition, a partition named twice, too few replicas, `flush.messages`, an internal topic). A response that
+nothing changed, if its bytes or one of its partitions are not the plain case (another version, acks=0, an unknown
+partition, a partition named twice, too few replicas, `flush.messages`, an internal topic, a batch that opens a
+transaction). A response that
 waits for other replicas is encoded here and handed over. A batch that its log does not accept on the fast path is left
 to `producing.py`, whose result becomes part of this response.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memcmp
 
-from fenceline._big_endian cimport be_int32, put_int32, put_int64
-from fenceline.log.core._tail cimport LogTail
+from fenceline._big_endian cimport be_int32, be_int64, put_int32, put_int64
+from fenceline.log.core._tail cimport LogTail, ProducerEntry
 
 from fenceline.log.core.config import MAX_INT64
 from fenceline.log.core.errors import StorageError
 from fenceline.node.api.produce.acknowledging import PendingAck, AckedBy
 from fenceline.wire.produce import PartitionRecords, put_flexible_result
 
-ABI = 6
+ABI = 8
 
 cdef enum:
     MAX_PARTITIONS = 128
@@ -28,6 +32,12 @@ cdef enum:
     FIRST_WITH_TOPIC_IDS = 13
     PLAIN_RESULT_BYTES = 33
     FRAME_HEAD_BYTES = 9
+    BATCH_OVERHEAD = 61
+    ATTRIBUTES_AT = 22
+    TRANSACTIONAL_BIT = 0x10
+    PRODUCER_AT = 43
+    EPOCH_AT = 51
+    PRODUCER_BYTES = 10
 
 cdef int64_t NOT_PLAIN = -1
 _WITHOUT_FLUSHES = MAX_INT64
@@ -35,6 +45,7 @@ _BY_REPLICAS = AckedBy.REPLICAS
 
 cdef struct Partition:
     int32_t index
+    bint transactional
     Py_ssize_t start
     Py_ssize_t end
 
@@ -47,6 +58,7 @@ cdef struct Topic:
 cdef struct Request:
     int16_t acks
     int32_t timeout_ms
+    bint has_transactional_id
     int topic_count
     int partition_count
     Topic[MAX_TOPICS] topics
@@ -68,14 +80,24 @@ cdef inline Py_ssize_t _length(const uint8_t* p, Py_ssize_t* at, Py_ssize_t size
 
 cdef bint _parse(const uint8_t* p, Py_ssize_t size, bint by_id, Request* out) noexcept nogil:
     """Whether the body is a complete request of the plain form, with no partition named twice."""
-    cdef Py_ssize_t at = 7, length
+    cdef Py_ssize_t at = 0, length
     cdef int topic, other, count, i
     cdef Topic* current
     cdef Partition* partition
-    if size < 9 or p[0] != 0:
+    out.has_transactional_id = p[0] != 0
+    length = _length(p, &at, size)
+    if out.has_transactional_id:
+        if length < 0 or length > size - at:
+            return False
+        for _ in range(length):
+            if p[at] >= 0x80:  # it may be no valid UTF-8
+                return False
+            at += 1
+    if size - at < 8:
         return False
-    out.acks = <int16_t>(p[1] << 8 | p[2])
-    out.timeout_ms = be_int32(p + 3)
+    out.acks = <int16_t>(p[at] << 8 | p[at + 1])
+    out.timeout_ms = be_int32(p + at + 2)
+    at += 6
     out.partition_count = 0
     length = _length(p, &at, size)
     if length < 1 or length > MAX_TOPICS:
@@ -102,6 +124,9 @@ cdef bint _parse(const uint8_t* p, Py_ssize_t size, bint by_id, Request* out) no
             length = _length(p, &at, size)
             if length < 0 or length >= size - at:
                 return False
+            partition.transactional = length >= BATCH_OVERHEAD and p[at + ATTRIBUTES_AT] & TRANSACTIONAL_BIT != 0
+            if partition.transactional and not out.has_transactional_id:
+                return False
             partition.start, partition.end = at, at + length
             at += length
             if p[at] != 0:
@@ -124,6 +149,34 @@ cdef inline void _put_count(bytearray out, Py_ssize_t count):
         out.append(rest & 0x7F | 0x80)
         rest >>= 7
     out.append(rest)
+
+
+cdef bint _belong_to_open_transactions(const uint8_t* p, Request* request, list replicas):
+    """Whether each transactional batch is of the same producer and epoch, whose transaction is open in its log."""
+    cdef const uint8_t* first = NULL
+    cdef const uint8_t* batch
+    cdef int i
+    cdef LogTail log
+    cdef ProducerEntry producer
+    cdef PyObject* known
+    for i in range(request.partition_count):
+        if not request.partitions[i].transactional:
+            continue
+        batch = p + request.partitions[i].start
+        if first is NULL:
+            first = batch
+        elif memcmp(first + PRODUCER_AT, batch + PRODUCER_AT, PRODUCER_BYTES) != 0:
+            return False
+        log = replicas[i].log
+        known = PyDict_GetItem(log.producers._producers, be_int64(batch + PRODUCER_AT))
+        if known is NULL:
+            return False
+        producer = <ProducerEntry>known
+        if producer.transaction_first_offset < 0:
+            return False
+        if <int16_t>(batch[EPOCH_AT] << 8 | batch[EPOCH_AT + 1]) != producer.epoch:
+            return False
+    return True
 
 
 def answer_plain(producing, context, body):
@@ -171,6 +224,8 @@ def answer_plain(producing, context, body):
                 if not leader.has_enough_replicas(config.min_insync_replicas):
                     return None
             replicas.append(replica)
+    if request.has_transactional_id and not _belong_to_open_transactions(&view[0], &request, replicas):
+        return None
 
     now_ms = producing.clock.now_ms()
     cdef list pending_acks = []

@@ -5,13 +5,16 @@ disk: records are views of the receive buffer, appended before the handler retur
 for other replicas and flushes.
 
 Order of checks as in Kafka: acks, topic, leader, min.insync.replicas, then the batch itself (`fenceline.records`).
+Batches that open a transaction wait for its coordinator first (`transactional.py`); the connection handles no other
+request meanwhile, so that the producer's batches stay in order.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.compiled import compiled
 from fenceline.errors import ErrorCode, PeerError
@@ -20,6 +23,7 @@ from fenceline.log.core.errors import StorageError
 from fenceline.log.core.producer_state import Origin
 from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.api.produce.acknowledging import AckedBy, DelayedProduce, FlushUpTo, PendingAck, ProducePurgatory
+from fenceline.node.api.produce.transactional import RequestGuards, TransactionalProduce, has_transactional, refusal
 from fenceline.node.context import RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import PendingAnswer
@@ -30,12 +34,14 @@ from fenceline.wire.apis import ApiKey
 from fenceline.wire.produce import (
     PartitionRecords,
     PartitionResult,
+    ProduceRequest,
     encode_response,
     parse_request,
 )
 
 if TYPE_CHECKING:
     from fenceline.ids import TopicPartition
+    from fenceline.log.core.guards import VerificationGuard
     from fenceline.node.clock import Clock
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.replication.replica import Replica
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
 
 log = Logger("produce")
 
+VERIFICATION_KEY: Final = "transaction.partition.verification.enable"
 MIN_VERSION: Final = 3
 MAX_VERSION: Final = 13
 _WITHOUT_LOG_START: Final = (
@@ -54,7 +61,7 @@ _WITHOUT_LOG_START: Final = (
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
 """Errors that Kafka returns without the partition's log start offset."""
-_PLAIN_ABI: Final = 6
+_PLAIN_ABI: Final = 8
 """Changes with every change of `_plain_produce.pyx`, so that an outdated build is not used."""
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 
@@ -65,6 +72,12 @@ _answer_plain: Final[
 """The fast path for plain requests; None if it was not built.
 
 Returns the response frame or a pending response, or None, having changed nothing, if a request is not for it."""
+
+
+class _Appended(NamedTuple):
+    results: list[PartitionResult]
+    """One for each partition of the request, in its order."""
+    pending_acks: list[PendingAck]
 
 
 class ProduceHandler:
@@ -80,6 +93,7 @@ class ProduceHandler:
         hints: LeaderHints,
         flush_up_to: FlushUpTo,
         rejected: Callable[[TopicPartition, int, StorageError], None],
+        transactions: TransactionalProduce,
     ) -> None:
         """`rejected` is called when a log has rejected records with a storage error: with the partition, its log end
         offset, and the error."""
@@ -89,6 +103,8 @@ class ProduceHandler:
         self._loop = loop
         self._hints = hints
         self._rejected = rejected
+        self._transactions = transactions
+        self._verifying: set[asyncio.Task[None]] = set()
         self._answers = ProducePurgatory(loop, hints, flush_up_to)
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer | None:
@@ -96,42 +112,119 @@ class ProduceHandler:
             plain = _answer_plain(self, context, body)
             if plain is not None:
                 return plain
-        version = context.api_version
-        request = parse_request(version, body)
-        acks = request.acks
-        now_ms = self.clock.now_ms()
+        request = parse_request(context.api_version, body)
         partitions = _last_mentions(request.partitions)
+        if request.acks in (-1, 0, 1) and has_transactional(partitions):
+            return self._handle_transactional(context, request, partitions)
+        return self._answer(context, request, self._append_all(context, request, partitions))
+
+    def _append_all(
+        self,
+        context: RequestContext,
+        request: ProduceRequest,
+        partitions: list[PartitionRecords],
+        guards: Mapping[int, VerificationGuard] = MappingProxyType({}),
+        refused: Mapping[int, PartitionResult] = MappingProxyType({}),
+    ) -> _Appended:
+        """Append to all partitions. By position: the guards of batches that open a transaction, and partitions that are
+        refused already."""
+        acks, version = request.acks, context.api_version
         pending_acks: list[PendingAck] = []
         if acks not in (-1, 0, 1):
-            results = [self._refuse_acks(p, acks) for p in partitions]
-        elif request.transactional_id is not None:
-            results = [
-                _failed(p, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "This node has no transaction coordinator")
-                for p in partitions
-            ]
-        else:
-            internal_allowed = context.client_id == _ADMIN_CLIENT_ID
-            results = [
-                self.append(p, version, acks, now_ms, internal_allowed, position, pending_acks)
-                for position, p in enumerate(partitions)
-            ]
-        if acks == 0:
+            return _Appended([self._refuse_acks(p, acks) for p in partitions], pending_acks)
+        now_ms = self.clock.now_ms()
+        internal_allowed = context.client_id == _ADMIN_CLIENT_ID
+        results = [
+            refused.get(position)
+            or self.append(
+                p, version, acks, now_ms, internal_allowed, position, pending_acks, guard=guards.get(position)
+            )
+            for position, p in enumerate(partitions)
+        ]
+        return _Appended(results, pending_acks)
+
+    def _answer(
+        self,
+        context: RequestContext,
+        request: ProduceRequest,
+        appended: _Appended,
+        pending: PendingAnswer | None = None,
+    ) -> list[Buffer] | PendingAnswer | None:
+        """The response. `pending`: it is owed already."""
+        results, pending_acks = appended
+        if request.acks == 0:
             if any(result.error_code for result in results):
                 # acks=0 has no response that could carry the error, so the connection is closed, as in Kafka.
                 failed = next(result for result in results if result.error_code)
-                pending = PendingAnswer()
+                pending = pending or PendingAnswer()
                 self._loop.call_soon(pending.fail, f"produce with acks=0 failed: {ErrorCode(failed.error_code).name}")
                 return pending
-            return None
+            if pending is not None:
+                pending.complete(None)
+            return pending
         answer = self._hints.produce_response(context.listener, results)
-        frame = frame_of(ApiKey.PRODUCE, context, encode_response(version, answer))
-        return self.wait_for(pending_acks, context, frame, request.timeout_ms) if pending_acks else frame
+        frame = frame_of(ApiKey.PRODUCE, context, encode_response(context.api_version, answer))
+        if pending_acks:
+            return self.wait_for(pending_acks, context, frame, request.timeout_ms, pending)
+        if pending is None:
+            return frame
+        pending.complete(frame)
+        return pending
+
+    def _handle_transactional(
+        self, context: RequestContext, request: ProduceRequest, partitions: list[PartitionRecords]
+    ) -> list[Buffer] | PendingAnswer | None:
+        try:
+            opening = self._transactions.begin(request.transactional_id, context.api_version, partitions)
+        except PeerError as error:
+            self.metrics.failed_produce_partitions += len(partitions)
+            results = [_failed(p, error.code, error.message) for p in partitions]
+            return self._answer(context, request, _Appended(results, []))
+        if opening is None or not opening.to_ask:
+            guards = opening.guards if opening is not None else {}
+            return self._answer(context, request, self._append_all(context, request, partitions, guards))
+        # The receive buffer is reused while the coordinator is asked.
+        kept = [
+            p._replace(records=memoryview(bytearray(p.records))) if p.records is not None else p for p in partitions
+        ]
+        pending = PendingAnswer()
+        verifying = asyncio.ensure_future(self._verify(context, request, kept, opening, pending))
+        self._verifying.add(verifying)
+        verifying.add_done_callback(self._verifying.discard)
+        return pending
+
+    async def _verify(
+        self,
+        context: RequestContext,
+        request: ProduceRequest,
+        partitions: list[PartitionRecords],
+        opening: RequestGuards,
+        pending: PendingAnswer,
+    ) -> None:
+        """Ask the transaction's coordinator, then append what it confirms."""
+        try:
+            codes = {**opening.errors, **await self._transactions.ask(opening, partitions)}
+            refused = {
+                position: _failed(partitions[position], *refusal(code, context.api_version))
+                for position, code in codes.items()
+            }
+            self.metrics.failed_produce_partitions += len(refused)
+            appended = self._append_all(context, request, partitions, opening.guards, refused)
+            self._answer(context, request, appended, pending)
+        except Exception:
+            log.exception("transactional produce failed", peer=context.peer)
+            pending.fail("internal error, see the previous log message")
 
     def wait_for(
-        self, pending_acks: list[PendingAck], context: RequestContext, frame: list[Buffer], timeout_ms: int
+        self,
+        pending_acks: list[PendingAck],
+        context: RequestContext,
+        frame: list[Buffer],
+        timeout_ms: int,
+        pending: PendingAnswer | None = None,
     ) -> PendingAnswer:
-        """The response in `frame`, once all of `pending_acks` is acknowledged."""
-        pending = PendingAnswer(lets_follow=True)
+        """The response in `frame`, once all of `pending_acks` is acknowledged. `pending`: it is owed already."""
+        pending = pending or PendingAnswer(lets_follow=True)
         DelayedProduce(self._answers, context, frame, pending).wait_for(pending_acks, timeout_ms)
         return pending
 
@@ -152,8 +245,11 @@ class ProduceHandler:
         internal_allowed: bool,
         position: int,
         pending_acks: list[PendingAck],
+        *,
+        guard: VerificationGuard | None = None,
     ) -> PartitionResult:
-        """Append to one partition. `position`: in the response. Acknowledgements to wait for go to `pending_acks`."""
+        """Append to one partition. `position`: in the response. Acknowledgements to wait for go to `pending_acks`.
+        `guard`: of a batch that opens a transaction."""
         topic, topic_id, index, records = partition
         log_start_offset = -1
         try:
@@ -174,7 +270,12 @@ class ProduceHandler:
             if records is None:
                 raise PeerError(ErrorCode.INVALID_RECORD, "The request contains no records for this partition")
             appended = replica.log.append_as_leader(
-                records, leader_epoch=leader.leader_epoch, now_ms=now_ms, version=version, origin=Origin.CLIENT
+                records,
+                leader_epoch=leader.leader_epoch,
+                now_ms=now_ms,
+                version=version,
+                origin=Origin.CLIENT,
+                guard=guard,
             )
         except RecordsError as error:
             self.metrics.failed_produce_partitions += 1
