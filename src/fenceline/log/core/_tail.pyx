@@ -25,7 +25,7 @@ from fenceline.log.core.index import TIME_ENTRY_BYTES as _TIME_ENTRY_BYTES
 from fenceline.records.batch import TimestampType
 from fenceline.records.crc import crc32c
 
-ABI = 8
+ABI = 9
 
 cdef int KEPT = 5
 cdef int64_t NEWEST_BYTES = _NEWEST_BYTES

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fenceline.log.core.errors import StorageError
     from fenceline.log.core.index import OffsetIndex, TimeIndex
 
-ABI: Final = 8
+ABI: Final = 9
 """Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
 
 BATCHES_KEPT: Final = 5
