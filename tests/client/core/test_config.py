@@ -45,7 +45,12 @@ def test_malformed_address_is_rejected_immediately(address: str) -> None:
     [
         ({"acks": "2"}, "all, 1 or 0"),
         ({"linger.ms": "-1"}, "between"),
-        ({"transactional.id": "t"}, "not supported"),
+        ({"transactional.id": ""}, "must not be empty"),
+        ({"transactional.id": "t", "acks": 1}, "acks=all"),
+        ({"transactional.id": "t", "enable.idempotence": False}, "idempotent"),
+        ({"transactional.id": "t", "transaction.timeout.ms": 0}, "between"),
+        ({"transactional.id": "t", "transaction.timeout.ms": 2**40}, "between"),
+        ({"transactional.id": "t", "transaction.timeout.ms": 5, "linger.ms": 6}, r"linger\.ms"),
         ({"key.serializer": "x"}, "keys are bytes"),
         ({"enable.idempotence": True, "acks": 1}, "acks=all"),
         ({"enable.idempotence": True, "max.in.flight": 6}, "at most 5"),

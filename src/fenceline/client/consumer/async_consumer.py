@@ -27,6 +27,7 @@ from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import LogTruncationError, TimedOut
 from fenceline.client.core.fetched import ConsumerRecords, Fetched, to_arrow
+from fenceline.client.core.group_requests import NO_MEMBER, ConsumerGroupMetadata
 from fenceline.client.core.loss_receipts import LossReceipt
 from fenceline.client.core.offsets import EARLIEST, LATEST, CommittedOffset
 from fenceline.errors import OperatorError
@@ -126,6 +127,12 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
 
     def subscription(self) -> frozenset[str]:
         return frozenset() if self._member is None else self._member.topics
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """The group and this member, for `send_offsets_to_transaction` of a producer (KIP-447). Raises OperatorError
+        without group.id."""
+        group_id = self._require_group()
+        return ConsumerGroupMetadata(group_id, *(self._member.membership if self._member is not None else NO_MEMBER))
 
     # -- poll
 

@@ -66,6 +66,13 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+def _name(value: Any) -> str:
+    text = str(value)
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
 def _names(value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else list(value)
     return tuple(str(part).strip() for part in parts if str(part).strip())
@@ -100,13 +107,6 @@ def _on_truncation(value: Any) -> Any:
     if text not in ("fail", "rewind", "latest", "reset"):
         raise ValueError("must be fail, rewind, latest, reset or a function")
     return text
-
-
-def _unsupported(reason: str) -> Callable[[Any], Any]:
-    def parse(value: Any) -> Any:
-        raise ValueError(reason)
-
-    return parse
 
 
 _COMMON: Final[dict[str, Property]] = {
@@ -151,10 +151,8 @@ _PRODUCER: Final[dict[str, Property]] = {
     "partitioner": Property(
         "default", _one_of("default", "murmur2", "murmur2_random", "consistent_murmur2", "round_robin")
     ),
-    "transactional.id": Property(
-        None,
-        _unsupported("transactional producers are not supported; the producer is idempotent without it"),
-    ),
+    "transactional.id": Property(None, _name),
+    "transaction.timeout.ms": Property(60_000, _integer(1)),
 }
 _CONSUMER: Final[dict[str, Property]] = {
     "group.id": Property(None, _text),
@@ -325,6 +323,8 @@ def _check_combinations(kind: str, values: dict[str, Any], given: Mapping[str, A
                     "enable.idempotence=true allows at most 5 requests in flight per connection",
                     "Lower max.in.flight.requests.per.connection to 5.",
                 )
+        if values["transactional.id"] is not None:
+            _check_transactional(values)
     if values.get("bootstrap.controllers") and values["bootstrap.servers"]:
         raise OperatorError("bootstrap.servers and bootstrap.controllers are mutually exclusive", "Set one of the two.")
     if kind == "consumer" and values["heartbeat.interval.ms"] >= values["session.timeout.ms"]:
@@ -334,6 +334,19 @@ def _check_combinations(kind: str, values: dict[str, Any], given: Mapping[str, A
     if "SASL" in values["security.protocol"] and (values["sasl.username"] is None or values["sasl.password"] is None):
         raise OperatorError(
             f"security.protocol={values['security.protocol']} requires a user", "Set sasl.username and sasl.password."
+        )
+
+
+def _check_transactional(values: Mapping[str, Any]) -> None:
+    if not values["enable.idempotence"]:
+        raise OperatorError(
+            "transactional.id requires an idempotent producer",
+            "Use acks=all, retries above 0, at most 5 requests in flight, and do not disable enable.idempotence.",
+        )
+    if values["transaction.timeout.ms"] < values["linger.ms"]:
+        raise OperatorError(
+            "transaction.timeout.ms is shorter than linger.ms: a transaction would end before its records are sent",
+            "Raise transaction.timeout.ms, or lower linger.ms.",
         )
 
 

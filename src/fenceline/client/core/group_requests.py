@@ -29,6 +29,17 @@ class Membership(NamedTuple):
 NO_MEMBER: Final = Membership()
 
 
+class ConsumerGroupMetadata(NamedTuple):
+    """A group, and the member that commits for it in a transaction: the group rejects offsets of a former member
+    (KIP-447). With the defaults, offsets are committed without membership.
+    """
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
 async def ask_coordinator(
     cluster: Cluster,
     group_id: str,
