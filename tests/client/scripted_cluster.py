@@ -79,11 +79,11 @@ class Log:
         check_crc(raw, header)
         if header.producer_id >= 0:
             known = self.producers[header.producer_id]
+            if known and known[-1][0] > header.producer_epoch:
+                return ErrorCode.INVALID_PRODUCER_EPOCH, -1
             for epoch, first, last, offset in known:
                 if (epoch, first, last) == (header.producer_epoch, header.base_sequence, header.last_sequence):
                     return ErrorCode.NONE, offset
-            if known and known[-1][0] > header.producer_epoch:
-                return ErrorCode.INVALID_PRODUCER_EPOCH, -1
             expected = None if not known else (known[-1][2] + 1 if known[-1][0] == header.producer_epoch else 0)
             if expected is not None and header.base_sequence != expected & 0x7FFFFFFF:
                 return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1

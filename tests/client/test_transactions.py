@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 from confluent_kafka import Consumer as ConfluentConsumer
@@ -18,9 +18,12 @@ from fenceline.client import (
     ProducerFenced,
     TransactionAbortable,
     TransactionFailed,
+    TransactionHandle,
+    TransactionOwner,
+    transaction_writer,
 )
 from fenceline.client.producer.transaction_requests import TransactionRequests
-from fenceline.errors import PeerError
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.testing.waiting import eventually
 
@@ -240,3 +243,45 @@ def test_an_invalid_timeout_is_rejected_with_advice(broker: str, unique: Unique)
         pytest.raises(TransactionFailed, match=r"transaction\.max\.timeout\.ms"),
     ):
         producer.init_transactions()
+
+
+def test_writers_of_other_processes_and_their_owner(broker: str, topic: str, unique: Unique) -> None:
+    """Batches of an exactly-once sink: some are aborted, some by a next owner; replays are skipped by the progress."""
+    key, at = unique("query"), TopicPartition(topic, 0)
+    config = {"linger.ms": 0, "batch.size": 200}
+
+    def write(handle: TransactionHandle, batch: int, partitions: Collection[int] = (0, 1, 2)) -> None:
+        for partition in partitions:
+            with transaction_writer(broker, handle, **config) as writer:
+                for index in range(20):
+                    writer.send(topic, b"%d:%d" % (batch, index), partition=partition)
+
+    with TransactionOwner(broker, key) as owner:
+        handle = owner.begin()
+        assert owner.progress([at]) == {}
+        write(handle, 0)
+        handle = owner.commit(handle, {at: CommittedOffset(0, -1, "query 0")})
+        write(handle, 1, [0, 1])
+        handle = owner.abort(handle)
+        write(handle, 1)
+        zombie = handle
+    with TransactionOwner(broker, key) as owner:
+        # The owner died before its commit: everything of batch 1 is aborted.
+        handle = owner.begin()
+        assert owner.progress([at]) == {at: CommittedOffset(0, -1, "query 0")}
+        write(handle, 1)
+        with pytest.raises((TransactionAbortable, ProducerFenced)):
+            write(zombie, 1, [2])
+        with pytest.raises(TransactionAbortable) as caught, transaction_writer(broker, handle, **config) as writer:
+            writer.send(topic, b"a second writer, with another batch", partition=1)
+        assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        handle = owner.abort(handle)
+        write(handle, 1)
+        handle, before = owner.commit(handle, {at: CommittedOffset(1, -1, "query 1")}), handle
+        assert owner.progress([at])[at].offset == 1
+        # The commit is repeated because its answer was lost: EndTxn is answered again, and nothing more is committed.
+        with pytest.raises(TransactionFailed):
+            owner.commit(before, {at: CommittedOffset(9)})
+        assert owner.progress([at])[at].offset == 1
+    expected = [b"%d:%d" % (batch, index) for batch in (0, 1) for index in range(20)]
+    assert _read(broker, topic) == {0: expected, 1: expected, 2: expected}

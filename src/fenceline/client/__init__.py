@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from fenceline.client.producer.producer import AsyncProducer as AsyncProducer
     from fenceline.client.producer.producer import Producer as Producer
     from fenceline.client.producer.transaction_handle import TransactionHandle as TransactionHandle
+    from fenceline.client.producer.transaction_owner import AsyncTransactionOwner as AsyncTransactionOwner
+    from fenceline.client.producer.transaction_owner import TransactionOwner as TransactionOwner
+    from fenceline.client.producer.transaction_owner import transaction_writer as transaction_writer
     from fenceline.client.reader.ranges import OffsetRange as OffsetRange
     from fenceline.client.reader.reader import AsyncRangeReader as AsyncRangeReader
     from fenceline.client.reader.reader import RangeReader as RangeReader
@@ -47,6 +50,7 @@ _MODULES: Final = {
     "AsyncConsumer": "consumer.async_consumer",
     "AsyncProducer": "producer.producer",
     "AsyncRangeReader": "reader.reader",
+    "AsyncTransactionOwner": "producer.transaction_owner",
     "CommittedOffset": "core.offsets",
     "Consumer": "consumer.consumer",
     "ConsumerGroupMetadata": "core.group_requests",
@@ -69,8 +73,10 @@ _MODULES: Final = {
     "TransactionAborted": "core.errors",
     "TransactionFailed": "core.errors",
     "TransactionHandle": "producer.transaction_handle",
+    "TransactionOwner": "producer.transaction_owner",
     "UnknownEpochError": "core.errors",
     "UnknownLeaderEpochError": "core.errors",
+    "transaction_writer": "producer.transaction_owner",
 }
 __all__ = ["TopicPartition", *_MODULES]
 

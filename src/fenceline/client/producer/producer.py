@@ -306,7 +306,7 @@ class AsyncProducer(AsyncClient):
             raise
 
     async def join_transaction(self, handle: TransactionHandle) -> None:
-        """Write in the transaction of another process: see `transaction_handle`. This producer cannot end it.
+        """Write in the transaction of another process: see `transaction_owner`. This producer cannot end it.
 
         `transactional.id` must be the handle's. Requires transaction.version 2. Everything that is written to a
         partition within one transaction must be written by one producer: sequence numbers start at 0.

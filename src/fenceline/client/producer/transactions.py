@@ -134,11 +134,7 @@ class ProducerTransactions:
     def join(self, producer: ProducerIdAndEpoch) -> None:
         """Write in the transaction of another process, which alone ends it (X69)."""
         self.state.expect("join_transaction", _P.UNINITIALIZED)
-        if self._requests.is_version_2() is not True:
-            raise OperatorError(
-                "Writing in the transaction of another process requires transaction.version 2",
-                "Upgrade the feature (Kafka 4.0 and newer: kafka-features upgrade --feature transaction.version=2).",
-            )
+        check_version_2(self._requests.is_version_2())
         self._is_joined = True
         self.state.producer = producer
         self.state.move(_P.INITIALIZING)
@@ -257,6 +253,15 @@ class ProducerTransactions:
                 f"{call} is not possible: this producer writes in the transaction of another process",
                 "Its owner ends the transaction; call leave_transaction when everything is written.",
             )
+
+
+def check_version_2(is_version_2: bool | None) -> None:
+    """Raise OperatorError if the cluster does not have the protocol with which processes can share a transaction."""
+    if not is_version_2:
+        raise OperatorError(
+            "A transaction of several processes requires transaction.version 2, which this cluster does not have",
+            "Upgrade the feature (Kafka 4.0 and newer): kafka-features upgrade --feature transaction.version=2.",
+        )
 
 
 def committed_offsets(
