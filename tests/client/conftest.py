@@ -26,7 +26,8 @@ _numbers = itertools.count()
 @pytest.fixture(scope="package")
 def kafka_bootstrap() -> Iterator[str]:
     """Apache Kafka, started once for all tests that use it."""
-    with small_kafka(overrides={**_SETTINGS, "transaction.state.log.num.partitions": "2"}) as broker:
+    overrides = {**_SETTINGS, "transaction.state.log.num.partitions": "2", "log.cleaner.backoff.ms": "200"}
+    with small_kafka(overrides=overrides) as broker:
         yield broker.bootstrap
 
 
