@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -47,6 +48,7 @@ from fenceline.client.core.fetch_wire import (
 )
 from fenceline.client.core.fetched import Fetched
 from fenceline.client.core.metadata import LeaderAndEpoch
+from fenceline.client.core.offsets import reset_spec
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 
@@ -486,8 +488,9 @@ class Fetcher:
             )
             self._delay([tp])
             return
-        _log.warning("%s: offset %d is out of range, resetting to %s", tp, position.offset, policy)
-        self._positions.await_reset(tp, policy)
+        to = reset_spec(policy, int(time.time() * 1000))
+        _log.warning("%s: offset %d is out of range, resetting to %s", tp, position.offset, to)
+        self._positions.await_reset(tp, to)
 
     # -- inside
 

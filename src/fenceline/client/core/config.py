@@ -7,6 +7,7 @@ with an unsupported value is rejected with the reason; an unknown one is logged 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from fenceline.errors import OperatorError
 
 _log = logging.getLogger("fenceline.client")
+_BY_DURATION: Final = "by_duration:"
 
 
 class Property(NamedTuple):
@@ -78,13 +80,34 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(str(part).strip() for part in parts if str(part).strip())
 
 
-def _reset(value: Any) -> str:
-    text = str(value).strip().lower()
+_DURATION: Final = re.compile(
+    r"P(?!$)(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:[.,](\d{1,9}))?S)?)?", re.IGNORECASE
+)
+
+
+def _duration_ms(text: str) -> int:
+    """An ISO 8601 duration PnDTnHnMn.nS, as in Java's clients."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"must have the form by_duration:PnDTnHnMn.nS, for example by_duration:PT1H; {text!r} is not that"
+        )
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
+    fraction_ms = int((found[5] or "").ljust(9, "0")[:3])
+    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + fraction_ms
+
+
+def _reset(value: Any) -> str | int:
+    """earliest, latest or none; for by_duration (KIP-1106) the duration in ms."""
+    text = str(value).strip()
+    if text.lower().startswith(_BY_DURATION):
+        return _duration_ms(text[len(_BY_DURATION) :])
+    text = text.lower()
     text = {"smallest": "earliest", "beginning": "earliest", "largest": "latest", "end": "latest", "error": "none"}.get(
         text, text
     )
     if text not in ("earliest", "latest", "none"):
-        raise ValueError("must be earliest, latest or none")
+        raise ValueError("must be earliest, latest, none or by_duration:PnDTnHnMn.nS")
     return text
 
 
@@ -352,8 +375,6 @@ def _check_transactional(values: Mapping[str, Any]) -> None:
 
 def _jaas(text: str) -> dict[str, Any]:
     """User and password of Java's `sasl.jaas.config`, for settings that were written for Spark's Kafka connector."""
-    import re
-
     if "PlainLoginModule" not in text and "ScramLoginModule" not in text:
         raise OperatorError(
             "sasl.jaas.config names an unsupported login module", "Use PlainLoginModule or ScramLoginModule."
