@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -38,8 +38,8 @@ from fenceline.client.core.errors import (
     error_code,
 )
 from fenceline.client.core.fetch_memory import FetchMemory
+from fenceline.client.core.fetch_session import IncrementalFetch, PartitionFetch
 from fenceline.client.core.fetch_wire import (
-    PartitionFetch,
     diverging_end,
     fetch_error,
     fetch_once,
@@ -87,6 +87,7 @@ class Fetcher:
         self._memory = FetchMemory(config["queued.max.bytes"])
         self._is_full = False
         self._in_flight: dict[int, asyncio.Task[None]] = {}
+        self._sessions: defaultdict[int, IncrementalFetch] = defaultdict(IncrementalFetch)
         self._requests = PositionRequests(
             cluster, positions, config, on_answers=self._requests_answered, delay=self._delay, report=self._report
         )
@@ -326,12 +327,16 @@ class Fetcher:
                 partitions[rotation:] + partitions[:rotation], key=lambda tp: self._buffered_by_tp.get(tp, 0)
             )
             wanted = []
+            session = self._sessions[node_id]
             for tp in order:
                 state = self._positions.get(tp)
                 if state is None or state.fetch_position is None or state.phase is not Phase.FETCHING:
                     continue
                 position = state.fetch_position
                 asked[tp] = state.serial, position
+                if state.high_watermark < 0 and tp in session:
+                    # The broker would leave out a partition without news, but its ends are not known here any more.
+                    session.end()
                 wanted.append(
                     PartitionFetch(
                         tp,
@@ -351,6 +356,7 @@ class Fetcher:
                 self._config,
                 max_bytes=max_bytes,
                 rack_id=self._config["client.rack"],
+                session=session,
             )
             for tp, answer in answers.items():
                 state = self._positions.get(tp)
