@@ -66,8 +66,9 @@ def test_invalid_values_are_rejected_with_a_message(settings: dict[str, object],
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"group.protocol": "consumer"}, "KIP-848"),
-        ({"group.protocol": "streams"}, "one of classic"),
+        ({"group.protocol": "streams"}, "one of classic, consumer"),
+        ({"group.protocol": "consumer", "session.timeout.ms": 10_000}, "has no meaning with group.protocol=consumer"),
+        ({"group.protocol": "consumer", "partition.assignment.strategy": "range"}, r"group\.remote\.assignor"),
         ({"on.truncation": "callback"}, "the function itself"),
         ({"on.truncation": "ignore"}, "fail, rewind, latest, reset or a function"),
         ({"auto.offset.reset": "sometimes"}, "earliest, latest, none or by_duration"),

@@ -116,9 +116,7 @@ def _isolation(value: Any) -> str:
 
 
 def _group_protocol(value: Any) -> str:
-    if str(value).strip().lower() == "consumer":
-        raise ValueError("must be classic: a group of the consumer protocol (KIP-848) accepts classic members too")
-    return _one_of("classic")(value)
+    return _one_of("classic", "consumer")(value)
 
 
 def _on_truncation(value: Any) -> Any:
@@ -181,6 +179,7 @@ _CONSUMER: Final[dict[str, Property]] = {
     "group.id": Property(None, _text),
     "group.instance.id": Property(None, _text),
     "group.protocol": Property("classic", _group_protocol),
+    "group.remote.assignor": Property(None, _name),
     "session.timeout.ms": Property(45_000, _integer(1)),
     "heartbeat.interval.ms": Property(3_000, _integer(1)),
     "max.poll.interval.ms": Property(300_000, _integer(1)),
@@ -350,6 +349,8 @@ def _check_combinations(kind: str, values: dict[str, Any], given: Mapping[str, A
             _check_transactional(values)
     if values.get("bootstrap.controllers") and values["bootstrap.servers"]:
         raise OperatorError("bootstrap.servers and bootstrap.controllers are mutually exclusive", "Set one of the two.")
+    if kind == "consumer" and values["group.protocol"] == "consumer":
+        _check_consumer_protocol(given)
     if kind == "consumer" and values["heartbeat.interval.ms"] >= values["session.timeout.ms"]:
         raise OperatorError(
             "heartbeat.interval.ms must be lower than session.timeout.ms", "Use a third of session.timeout.ms."
@@ -358,6 +359,16 @@ def _check_combinations(kind: str, values: dict[str, Any], given: Mapping[str, A
         raise OperatorError(
             f"security.protocol={values['security.protocol']} requires a user", "Set sasl.username and sasl.password."
         )
+
+
+def _check_consumer_protocol(given: Mapping[str, Any]) -> None:
+    for spelled in given:
+        name = spelled.replace("_", ".") if "." not in spelled else spelled
+        if name in ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"):
+            remedy = "group.remote.assignor chooses one of the brokers' assignors"
+            if name != "partition.assignment.strategy":
+                remedy = f"set consumer.{name} of the group on the brokers"
+            raise OperatorError(f"{name} has no meaning with group.protocol=consumer", f"Remove it; {remedy}.")
 
 
 def _check_transactional(values: Mapping[str, Any]) -> None:
