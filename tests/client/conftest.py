@@ -17,6 +17,8 @@ _SETTINGS = {
     "offsets.topic.num.partitions": "4",
     "group.min.session.timeout.ms": "1000",
     "group.initial.rebalance.delay.ms": "0",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.heartbeat.interval.ms": "500",
     # Keep records with timestamps of 1970: Kafka first checks retention 30 s after its start.
     "log.retention.ms": "-1",
 }

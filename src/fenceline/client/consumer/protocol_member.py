@@ -236,7 +236,10 @@ class ConsumerProtocolMember:
                         return
             if not failures and self._protocol.is_due:
                 continue
+            # Not later than the caller's time to poll is over.
             pause_ms = float(self._interval_ms)
+            if self._protocol.is_member:
+                pause_ms = min(pause_ms, max(1.0, self._config["max.poll.interval.ms"] - idle_ms + 1))
             if failures:
                 self._kick.clear()
                 backoff = self._config["retry.backoff.ms"], self._config["retry.backoff.max.ms"]
