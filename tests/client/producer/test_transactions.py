@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
+import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +28,7 @@ from fenceline.ids import TopicPartition
 from fenceline.records.batch import iter_headers
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
-from tests.client.scripted_cluster import HANG_UP, SILENT, ScriptedCluster
+from tests.client.scripted_cluster import HANG_UP, REFUSE, SILENT, ScriptedCluster
 
 _QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "reconnect.backoff.max.ms": 5}
 _SMALL = {**_QUICK, "batch.size": 200, "linger.ms": 0, "transactional.id": "tx"}
@@ -456,3 +457,60 @@ def test_silence_during_an_abort(cluster: ScriptedCluster, version: int) -> None
         lost.exception(60)
         producer.abort_transaction()
     assert _ends(cluster) == [False]
+
+
+def test_an_abort_does_not_wait_for_partitions_that_cannot_be_added(cluster: ScriptedCluster) -> None:
+    cluster.transaction_version = 1
+    cluster.add_topic("t", 2)
+    with Producer(cluster.bootstrap, **{**_SMALL, "max.block.ms": 10_000}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        cluster.fault_rule = lambda key: code if key is ApiKey.ADD_PARTITIONS_TO_TXN else None
+        waiting = producer.send("t", b"a", partition=0)
+        eventually(lambda: cluster.seen[ApiKey.ADD_PARTITIONS_TO_TXN] >= 2, "a retry")
+        producer.abort_transaction()
+        with pytest.raises(TransactionAborted):
+            waiting.result(0)
+        cluster.fault_rule = None
+        with producer.transaction():
+            producer.send("t", b"b", partition=1)
+    assert cluster.logs[TopicPartition("t", 1)].values() == [b"b"]
+    assert _ends(cluster) == [False, True]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_faults_cause_no_loss_duplicate_or_reordering(cluster: ScriptedCluster, version: int, seed: int) -> None:
+    """Every request may fail in a way that a retry resolves; each transaction is committed."""
+    rng = random.Random(seed)
+    tps = cluster.add_topic("t", 3)
+    faults = [HANG_UP, REFUSE, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NOT_ENOUGH_REPLICAS]
+    keys = {
+        ApiKey.PRODUCE,
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.END_TXN,
+    }
+
+    def rule(key: ApiKey) -> object:
+        if key in keys and rng.random() < 0.05:
+            log = cluster.logs[rng.choice(tps)]
+            log.elect(3 - log.leader)
+        return rng.choice(faults) if key in keys and rng.random() < 0.25 else None
+
+    values: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
+    with Producer(cluster.bootstrap, **_SMALL) as producer:
+        producer.init_transactions()
+        cluster.fault_rule = rule
+        for number in range(15):
+            with producer.transaction():
+                for index in range(rng.randrange(30)):
+                    partition = rng.randrange(3)
+                    values[partition].append(b"%d:%d" % (number, index))
+                    producer.send("t", values[partition][-1], partition=partition)
+                producer.send_offsets_to_transaction({TP: CommittedOffset(number, 0)}, "group")
+            assert cluster.committed[TP] == (number, 0)
+        cluster.fault_rule = None
+    assert {tp.partition: cluster.logs[tp].values() for tp in tps} == values
+    assert set(_ends(cluster)) == {True}

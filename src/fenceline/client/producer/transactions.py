@@ -173,6 +173,9 @@ class ProducerTransactions:
         self._wake()
         await self._flush(deadline.left_ms)
         if self._adding is not None and not self._adding.done():
+            if self.state.phase is _P.ABORTING:
+                # A request that is on its way comes before EndTxn: both use the same connection.
+                self._adding.cancel()
             await asyncio.wait({self._adding}, timeout=deadline.left_ms / 1000)
             if not self._adding.done():
                 raise TimedOut(f"partitions were not added to the transaction within {deadline.timeout_ms:.0f} ms")
