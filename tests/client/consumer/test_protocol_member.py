@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.client import Admin, Consumer, NewTopic, Producer
+from fenceline.client import Admin, CommittedOffset, Consumer, NewTopic, Producer
 from fenceline.client.core.errors import CommitFailedError
 from fenceline.errors import PeerError
 from fenceline.ids import TopicPartition
@@ -144,10 +144,15 @@ def test_a_commit_of_a_former_membership_fails(topic: str, join: Callable[..., C
     _assigned([consumer], topic)
     tp = TopicPartition(topic, 0)
     consumer.commit({tp: 0})
-    consumer._async._group._protocol.fenced()
+    core = consumer._async
+    captured = core._capture_commit({tp: CommittedOffset(0)})
+    core._group._protocol.fenced()
     with pytest.raises(CommitFailedError):
         consumer.commit({tp: 0})
     _assigned([consumer], topic)
+    # The partition is assigned again, but another member may have committed it meanwhile.
+    with pytest.raises(CommitFailedError, match="not a member any more"):
+        consumer._run(core._send_commit(captured, None))
     consumer.commit({tp: 0})
 
 
