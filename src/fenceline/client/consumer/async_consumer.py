@@ -140,7 +140,9 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
         """The group and this member, for `send_offsets_to_transaction` of a producer (KIP-447). Raises OperatorError
         without group.id."""
         group_id = self._require_group()
-        return ConsumerGroupMetadata(group_id, *(self._member.membership if self._member is not None else NO_MEMBER))
+        return ConsumerGroupMetadata(
+            group_id, *(self._member.membership if self._member is not None else NO_MEMBER)[:3]
+        )
 
     # -- poll
 

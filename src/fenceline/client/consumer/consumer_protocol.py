@@ -65,8 +65,8 @@ class ConsumerProtocol:
         self.instance_id = instance_id
         self.phase = ProtocolPhase.UNSUBSCRIBED
         self.epoch = 0
-        self.first_epoch = 0
-        """The epoch with which the member joined last: commits of older ones belong to a former membership."""
+        self.joined = 0
+        """How often the member has joined: commits from before belong to a former membership."""
         self.owned: TopicPartitionIds = frozenset()
         self.target: TopicPartitionIds = frozenset()
         self._topics: frozenset[str] = frozenset()
@@ -138,7 +138,7 @@ class ConsumerProtocol:
             return
         self._told = self._sent
         if self.epoch == 0:
-            self.first_epoch = epoch
+            self.joined += 1
         self.epoch = epoch
         if assignment is not None:
             self.target = frozenset((topic_id, index) for topic_id, indexes in assignment.items() for index in indexes)

@@ -74,7 +74,7 @@ class ConsumerProtocolMember:
         protocol = self._protocol
         if not protocol.is_member:
             return Membership()
-        return Membership(protocol.epoch, protocol.member_id, protocol.instance_id)
+        return Membership(protocol.epoch, protocol.member_id, protocol.instance_id, protocol.joined)
 
     @property
     def needs_join(self) -> bool:
@@ -137,7 +137,7 @@ class ConsumerProtocolMember:
 
         async def attempt() -> bool:
             now = self.membership
-            if made.generation_id < max(1, self._protocol.first_epoch) or now.member_id != made.member_id:
+            if not made.member_id or (now.member_id, now.joined) != (made.member_id, made.joined):
                 raise self._commit_failed(ErrorCode.UNKNOWN_MEMBER_ID, "this consumer is not a member any more")
             try:
                 await commit_once(

@@ -19,11 +19,14 @@ from fenceline.wire.apis import ApiKey
 
 
 class Membership(NamedTuple):
-    """The member that commits: (-1, "", None) without membership."""
+    """The member that commits: (-1, "", None) without membership. `joined`: how often it has joined the group, where
+    the generation does not show that (KIP-848: a member that joins again may have the same epoch).
+    """
 
     generation_id: int = -1
     member_id: str = ""
     group_instance_id: str | None = None
+    joined: int = 0
 
 
 NO_MEMBER: Final = Membership()
