@@ -20,7 +20,7 @@ from fenceline.log.core.file_names import LOG_SUFFIX, offset_in
 from fenceline.log.verify.findings import Report
 from fenceline.log.verify.places import Place
 from fenceline.log.verify.segment import Flaw, Rows, SegmentWalk
-from fenceline.log.verify.verify import Settings, verify_group
+from fenceline.log.verify.verify import VerifySettings, verify_group
 from fenceline.records.arrow import ArrowDecoder
 from pyspark_fenceline.common import workers
 from pyspark_fenceline.common.schema import arrow_schema, client_columns, to_spark
@@ -29,7 +29,7 @@ from pyspark_fenceline_segments.options import Mode, SegmentOptions
 from pyspark_fenceline_segments.planning import SegmentFile, replica_of
 
 if TYPE_CHECKING:
-    from fenceline.log.verify.findings import Finding
+    from fenceline.log.verify.findings import LogFinding
 
 BATCH_BYTES: Final = 8 << 20
 """Approximate size of the records in one record batch."""
@@ -131,7 +131,7 @@ def _is_damage(file: SegmentFile, flaw: Flaw) -> bool:
 
 
 def _findings(options: SegmentOptions, partition: PlacesPartition, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    settings = Settings(deep=options.deep, allow_gaps=options.allow_gaps)
+    settings = VerifySettings(deep=options.deep, allow_gaps=options.allow_gaps)
     for report in partition.reports:
         yield from _report_rows(report, target)
     for group in partition.groups:
@@ -146,7 +146,7 @@ def _report_rows(report: Report, target: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
-def _finding_row(report: Report, finding: Finding) -> dict[str, object]:
+def _finding_row(report: Report, finding: LogFinding) -> dict[str, object]:
     where = report.topic_partition
     return {
         "severity": finding.severity.value,

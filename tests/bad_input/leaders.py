@@ -12,7 +12,7 @@ from uuid import UUID
 from fenceline.ids import TopicPartition
 from fenceline.log.core.config import LogConfig
 from fenceline.log.partition.partition_log import PartitionLog
-from fenceline.losses.cutting import Cut
+from fenceline.losses.cutting import LogCut
 from fenceline.metadata.image import Endpoint
 from fenceline.node.clock import SystemClock
 from fenceline.node.replication.replica import Replica
@@ -124,7 +124,7 @@ class Host:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self.failures: list[tuple[TopicPartition, Any]] = []
-        self.cuts: list[Cut] = []
+        self.cuts: list[LogCut] = []
 
     def replication_endpoint(self, node_id: int) -> Endpoint:
         return Endpoint("PLAINTEXT", "127.0.0.1", self._leader.port, 0)
@@ -132,7 +132,7 @@ class Host:
     def storage_failed(self, replica: Replica, error: Any) -> None:
         self.failures.append((replica.topic_partition, error))
 
-    def cut_log(self, replica: Replica, cut: Cut) -> None:
+    def cut_log(self, replica: Replica, cut: LogCut) -> None:
         self.cuts.append(cut)
         if cut.truncates_fully:
             replica.log.truncate_fully_and_start_at(cut.offset)

@@ -12,7 +12,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.node.replication import leader_duties, leader_link, link_work
-from fenceline.replica.follower import Phase
+from fenceline.replica.follower import FollowerPhase
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.fetch import FetchedPartition, FetchPartition
 from tests.bad_input.leaders import EPOCH, TOPIC, Follower, Leader, batch, play_story, response_for
@@ -201,7 +201,7 @@ def test_disk_failure_during_a_follower_append(number: int, lines: list[Line]) -
         assert follower.end(0) == 2
         assert disk.peek(f"/data/{TOPIC}-0/{0:020d}.log") == batch(0) + batch(1)
         assert {(where.partition, error.errno) for where, error in follower.host.failures} == {(0, number)}
-        assert follower.phase_of(0) in (Phase.WAITING, Phase.FETCHING)
+        assert follower.phase_of(0) in (FollowerPhase.WAITING, FollowerPhase.FETCHING)
         disk.number = 0
         await follower.until(lambda: follower.end(0) == 6)
         assert disk.peek(f"/data/{TOPIC}-0/{0:020d}.log") == b"".join(batch(offset) for offset in range(6))

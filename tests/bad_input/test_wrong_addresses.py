@@ -18,7 +18,7 @@ from fenceline.quorum.duties import Level, LogLine, Peer, Send
 from fenceline.quorum.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
-    FetchRequest,
+    QuorumFetchRequest,
     VoteRequest,
     VoteResponse,
 )
@@ -85,7 +85,7 @@ async def failure_reason(host: str, port: int) -> str:
         unanswered=lambda request_id, refused: None,
         watch=SimpleNamespace(request_failed=note, reachable=lambda address: None),  # type: ignore[arg-type]
     )
-    peers.send(Send(Peer(-2, host, port), 1, FetchRequest("c", 9, 0, 0, 0, UUID(int=9))))
+    peers.send(Send(Peer(-2, host, port), 1, QuorumFetchRequest("c", 9, 0, 0, 0, UUID(int=9))))
     async with asyncio.timeout(PATIENCE_S):
         reason = await reported
     await peers.close()
@@ -117,7 +117,7 @@ def test_duration_of_refused_connections() -> None:
             unanswered=lambda request_id, refused: unanswered.put_nowait(refused),
         )
         port = free_port()
-        request = FetchRequest("c", 9, 0, 0, 0, UUID(int=9))
+        request = QuorumFetchRequest("c", 9, 0, 0, 0, UUID(int=9))
         assert peers.refused_for_s(1) == 0.0
         peers.send(Send(Peer(1, "127.0.0.1", port), 1, request))
         assert await unanswered.get()

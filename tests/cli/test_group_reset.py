@@ -12,7 +12,7 @@ from fenceline.cli.group_reset import Target, new_offsets, target_of
 from fenceline.cli.groups import _described_if_there, _summed
 from fenceline.client.core.offsets import CommittedOffset, OffsetAndEpoch
 from fenceline.errors import ErrorCode, OperatorError, PeerError
-from fenceline.groups.messages import Rewind
+from fenceline.groups.messages import CommittedRewind
 from fenceline.ids import TopicPartition
 
 ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -131,7 +131,7 @@ def test_a_shift_needs_a_committed_offset() -> None:
     ],
 )
 def test_committed_offsets_are_marked(offset: int, epoch_end: int, is_rewound: bool, expected: list[Mark]) -> None:
-    rewind = Rewind(1, 2, 3, 4, 5) if is_rewound else None
+    rewind = CommittedRewind(1, 2, 3, 4, 5) if is_rewound else None
     found = marks_of(CommittedOffset(offset, 3), log_start=10, log_end=100, epoch_end=epoch_end, rewind=rewind)
     assert found == expected
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fenceline.cli import quorum_view
-from fenceline.client.admin.quorum import Endpoint, QuorumDescription, ReplicaStatus
+from fenceline.client.admin.quorum import ControllerAddress, QuorumDescription, ReplicaStatus
 
 NOW_MS = 1_000_000
 
 
 def replica(node: int, *, end: int = 100, fetched: int | None = NOW_MS - 100, caught_up: int = NOW_MS) -> ReplicaStatus:
-    endpoints = (Endpoint("CONTROLLER", "host", 9093),)
+    endpoints = (ControllerAddress("CONTROLLER", "host", 9093),)
     return ReplicaStatus(node, None, end, 100 - end, fetched, caught_up, endpoints)
 
 

@@ -18,7 +18,7 @@ from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import CommitFailedError, broker_error
-from fenceline.client.core.group_requests import Membership
+from fenceline.client.core.group_requests import CommitMembership
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
@@ -91,10 +91,10 @@ class Coordinator:
         offsets: Mapping[TopicPartition, CommittedOffset],
         deadline: Deadline,
         *,
-        membership: Membership | None = None,
+        membership: CommitMembership | None = None,
         **_: Any,
     ) -> None:
-        member = membership or Membership()
+        member = membership or CommitMembership()
         self.sent.append((offsets[TP].offset, member.generation_id, member.member_id))
         await asyncio.sleep(0)
         if len(self.sent) == 1:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fenceline.client.consumer.positions import Phase, Position, Positions, Verdict
+from fenceline.client.consumer.positions import Position, PositionPhase, Positions, ValidationResult
 from fenceline.client.core.epoch_history import EpochStart
 from fenceline.client.core.metadata import LeaderAndEpoch
 from fenceline.client.core.offsets import EpochEnd, OffsetAndEpoch
@@ -142,9 +142,9 @@ class Story:
         verdict = self.positions.complete_validation(_TP, checked, query, end)
         self.after_an_answer(checked, verdict)
 
-    def after_an_answer(self, checked: Position, verdict: Verdict) -> None:
-        if verdict is Verdict.VALID:
-            assert self.state.phase is Phase.FETCHING
+    def after_an_answer(self, checked: Position, verdict: ValidationResult) -> None:
+        if verdict is ValidationResult.VALID:
+            assert self.state.phase is PositionPhase.FETCHING
             if checked.is_exact:
                 self.assert_nothing_given_is_missing()
             assert checked.offset <= max(len(self.leader.records), self.leader.log_start)
@@ -206,7 +206,7 @@ class Story:
                 self.reset("earliest")
             elif self.positions.validation_query(_TP) is not None:
                 self.validate()
-                if self.state.phase is Phase.FETCHING and self.state.truncation is None:
+                if self.state.phase is PositionPhase.FETCHING and self.state.truncation is None:
                     self.reset("earliest")
             return
         starts, epoch = [], last
@@ -286,7 +286,7 @@ class Story:
                 self.restart()
             case "reset":
                 self.reset("latest" if b % 2 else "earliest")
-        if self.state.phase is Phase.AWAIT_RESET:
+        if self.state.phase is PositionPhase.AWAIT_RESET:
             self.reset("latest" if self.state.reset_to == "latest" else "earliest")
 
     def settle(self) -> None:
@@ -295,10 +295,10 @@ class Story:
             self.hear(0)
         for _ in range(200):
             self.hear(0)
-            if self.state.phase is Phase.FETCHING:
+            if self.state.phase is PositionPhase.FETCHING:
                 break
             self.validate()
-        assert self.state.phase is Phase.FETCHING, "validation terminates"
+        assert self.state.phase is PositionPhase.FETCHING, "validation terminates"
         self.assert_nothing_given_is_missing()
 
 

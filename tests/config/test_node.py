@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.config.listeners import Listener
+from fenceline.config.listeners import ListenerConfig
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 
@@ -19,7 +19,7 @@ def test_without_any_settings() -> None:
     config = NodeConfig.load(None, {}, {"HOME": "/home/me"})
     assert config.node_id == 1
     assert config.process_roles == {"broker", "controller"}
-    assert config.listeners == (Listener("PLAINTEXT", "", 9092),)
+    assert config.listeners == (ListenerConfig("PLAINTEXT", "", 9092),)
     assert config.advertised_listeners[0].host
     assert config.log_dirs == (Path("/home/me/.local/share/fenceline"),)
     assert config.metadata_log_dir == config.log_dirs[0]
@@ -122,8 +122,8 @@ def test_controller_listeners_are_not_for_clients() -> None:
         },
         {},
     )
-    assert config.listeners == (Listener("PLAINTEXT", "127.0.0.1", 0),)
-    assert config.controller_listeners == (Listener("CONTROLLER", "127.0.0.1", 9093),)
+    assert config.listeners == (ListenerConfig("PLAINTEXT", "127.0.0.1", 0),)
+    assert config.controller_listeners == (ListenerConfig("CONTROLLER", "127.0.0.1", 9093),)
     assert config.advertised_listeners == config.listeners
 
 
@@ -158,7 +158,7 @@ def test_a_controller_only_node() -> None:
     )
     assert (config.is_broker, config.is_controller, config.can_reach_others) == (False, True, True)
     assert config.listeners == ()
-    assert config.advertised_controller_listeners == (Listener("CONTROLLER", "one.example", 9093),)
+    assert config.advertised_controller_listeners == (ListenerConfig("CONTROLLER", "one.example", 9093),)
     assert config.quorum_voters == ((1, "one.example", 9093), (2, "::1", 9094))
 
 

@@ -10,10 +10,10 @@ from fenceline.controller.controller import Controller
 from fenceline.controller.requests import (
     BrokerHeartbeat,
     CreateTopics,
-    NewTopic,
     RegisterBroker,
     RegisterBrokerAnswer,
     Request,
+    TopicToCreate,
     WriteBootstrapRecords,
 )
 from fenceline.controller.state import ControllerSettings
@@ -87,7 +87,7 @@ class Cluster:
         """A topic with these assignments; the request must succeed."""
         answer = self.ask(
             CreateTopics(
-                (NewTopic(name, assignments=tuple(enumerate(replicas)), configs=tuple((configs or {}).items())),)
+                (TopicToCreate(name, assignments=tuple(enumerate(replicas)), configs=tuple((configs or {}).items())),)
             )
         )
         assert not answer.topics[0].outcome.failed, answer

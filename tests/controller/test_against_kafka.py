@@ -21,9 +21,9 @@ from fenceline.controller.requests import (
     FeatureUpdate,
     IncrementalAlterConfigs,
     NewPartitions,
-    NewTopic,
-    Outcome,
+    RequestOutcome,
     TopicReference,
+    TopicToCreate,
     UnregisterBroker,
     UpdateFeatures,
     UpgradeType,
@@ -75,7 +75,7 @@ class Case(NamedTuple):
     name: str
 
 
-def _flattened(item: Any, outcome: Outcome) -> tuple[Any, int, str | None]:
+def _flattened(item: Any, outcome: RequestOutcome) -> tuple[Any, int, str | None]:
     return item, int(outcome.code), outcome.message
 
 
@@ -87,7 +87,7 @@ def _or_error(items: list[Any], ask: Callable[[], Items]) -> Items:
         return [(item, int(error.code), error.message) for item in items]
 
 
-def create(*topics: NewTopic, validate_only: bool = False) -> Case:
+def create(*topics: TopicToCreate, validate_only: bool = False) -> Case:
     def here(cluster: Cluster) -> Items:
         return _or_error(
             [topic.name for topic in topics],
@@ -235,8 +235,8 @@ def unregister(broker: int) -> Case:
     return Case(here, there, f"unregister {broker}")
 
 
-def _manual(name: str, *assignments: tuple[int, tuple[int, ...]], **more: int) -> NewTopic:
-    return NewTopic(name, assignments=assignments, **more)
+def _manual(name: str, *assignments: tuple[int, tuple[int, ...]], **more: int) -> TopicToCreate:
+    return TopicToCreate(name, assignments=assignments, **more)
 
 
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
@@ -249,23 +249,41 @@ MV, GROUP, TRANSACTION, ELR = (
 UNKNOWN_ID = UUID(int=0x1234567890ABCDEF1234567890ABCDEF)
 
 CASES = (
-    create(NewTopic("good", 2, 1), NewTopic("a.b", 1, 1), NewTopic("Bad name", 1, 1), NewTopic("", 1, 1)),
-    create(NewTopic(".", 1, 1), NewTopic("..", 1, 1), NewTopic("x" * 250, 1, 1), NewTopic("x" * 249, 1, 1)),
-    create(NewTopic("good", 1, 1)),
-    create(NewTopic("a_b", 1, 1)),
-    create(NewTopic("dup", 1, 1), NewTopic("dup", 2, 1)),
-    create(NewTopic("z.z", 1, 1), NewTopic("z_z", 1, 1)),
-    create(NewTopic("none", 0, 1), NewTopic("minus", -2, 1), NewTopic("no-copy", 1, 0), NewTopic("minus-copy", 1, -2)),
-    create(NewTopic("two", 1, 2)),
-    create(NewTopic("large", 10_001, 1)),
-    create(NewTopic("c1", 1, 1, configs=(("retention.ms", "abc"),)), NewTopic("c2", 1, 1, configs=(("nope", "1"),))),
-    create(NewTopic("c3", 1, 1, configs=(("retention.ms", None),))),
-    create(NewTopic("c4", 1, 1, configs=(("min.insync.replicas", "40000"), ("cleanup.policy", "compact")))),
+    create(
+        TopicToCreate("good", 2, 1),
+        TopicToCreate("a.b", 1, 1),
+        TopicToCreate("Bad name", 1, 1),
+        TopicToCreate("", 1, 1),
+    ),
+    create(
+        TopicToCreate(".", 1, 1),
+        TopicToCreate("..", 1, 1),
+        TopicToCreate("x" * 250, 1, 1),
+        TopicToCreate("x" * 249, 1, 1),
+    ),
+    create(TopicToCreate("good", 1, 1)),
+    create(TopicToCreate("a_b", 1, 1)),
+    create(TopicToCreate("dup", 1, 1), TopicToCreate("dup", 2, 1)),
+    create(TopicToCreate("z.z", 1, 1), TopicToCreate("z_z", 1, 1)),
+    create(
+        TopicToCreate("none", 0, 1),
+        TopicToCreate("minus", -2, 1),
+        TopicToCreate("no-copy", 1, 0),
+        TopicToCreate("minus-copy", 1, -2),
+    ),
+    create(TopicToCreate("two", 1, 2)),
+    create(TopicToCreate("large", 10_001, 1)),
+    create(
+        TopicToCreate("c1", 1, 1, configs=(("retention.ms", "abc"),)),
+        TopicToCreate("c2", 1, 1, configs=(("nope", "1"),)),
+    ),
+    create(TopicToCreate("c3", 1, 1, configs=(("retention.ms", None),))),
+    create(TopicToCreate("c4", 1, 1, configs=(("min.insync.replicas", "40000"), ("cleanup.policy", "compact")))),
     create(_manual("m1", (0, (1,)), num_partitions=1), _manual("m2", (0, (1,)), replication_factor=1)),
     create(_manual("m3", (0, (1,)), (0, (1,))), _manual("m4", (0, (7,))), _manual("m5", (0, (1, 1)))),
     create(_manual("m6", (0, ())), _manual("m7", (1, (1,))), _manual("m8", (0, (1,)), (1, (1,)))),
-    create(NewTopic("__cluster_metadata", 1, 1)),
-    create(NewTopic("only-asked", 3, 1), NewTopic("Bad name", 1, 1), validate_only=True),
+    create(TopicToCreate("__cluster_metadata", 1, 1)),
+    create(TopicToCreate("only-asked", 3, 1), TopicToCreate("Bad name", 1, 1), validate_only=True),
     create(),
     grow(NewPartitions("good", 2)),
     grow(NewPartitions("good", 1), NewPartitions("none", 3)),

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from fenceline.controller.brokers import BrokerState, begin_sessions, state_of
+from fenceline.controller.brokers import BrokerControlState, begin_sessions, state_of
 from fenceline.controller.requests import FenceStaleBroker, RegisterBroker, UnregisterBroker
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import SUPPORTED, Levels
@@ -24,7 +24,7 @@ def test_a_new_broker_is_fenced_and_its_epoch_is_the_offset_of_its_first_record(
     cluster = Cluster(0)
     offset = cluster.controller.next_offset
     assert cluster.register(1) == offset
-    assert state_of(cluster.image.brokers[1]) is BrokerState.FENCED
+    assert state_of(cluster.image.brokers[1]) is BrokerControlState.FENCED
 
 
 def test_unfenced_only_after_it_has_applied_its_registration() -> None:

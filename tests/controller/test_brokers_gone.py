@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from fenceline.controller.brokers import BrokerState, begin_sessions, state_of
+from fenceline.controller.brokers import BrokerControlState, begin_sessions, state_of
 from fenceline.controller.partition_requests import AlterPartition, IsrChange, IsrMember
 from fenceline.controller.requests import FenceEndedBroker, FenceStaleBroker, RegisterBroker
 from fenceline.controller.sessions import Sessions
@@ -118,9 +118,9 @@ def test_the_last_in_sync_replica_stays_in_the_isr_and_leads_again(cluster: Clus
 
 def test_gone_in_controlled_shutdown(cluster: Cluster) -> None:
     cluster.heartbeat(1, want_shut_down=True)
-    assert state_of(cluster.image.brokers[1]) is BrokerState.CONTROLLED_SHUTDOWN
+    assert state_of(cluster.image.brokers[1]) is BrokerControlState.CONTROLLED_SHUTDOWN
     gone(cluster, since_ms=cluster.now_ms)
-    assert state_of(cluster.image.brokers[1]) is BrokerState.FENCED
+    assert state_of(cluster.image.brokers[1]) is BrokerControlState.FENCED
 
 
 def test_an_uncommitted_report_may_be_repeated(cluster: Cluster) -> None:

@@ -14,8 +14,8 @@ from fenceline.controller.requests import (
     ConfigOperation,
     FeatureUpdate,
     IncrementalAlterConfigs,
-    Outcome,
     RegisterController,
+    RequestOutcome,
     UpdateFeatures,
     UpgradeType,
     WriteBootstrapRecords,
@@ -38,9 +38,11 @@ SET, DELETE, APPEND, SUBTRACT = ConfigOperation
 TOPIC = ConfigResource(T, "t")
 
 
-def _change(cluster: Cluster, resource: ConfigResource, *changes: tuple[str, ConfigOperation, str | None]) -> Outcome:
+def _change(
+    cluster: Cluster, resource: ConfigResource, *changes: tuple[str, ConfigOperation, str | None]
+) -> RequestOutcome:
     request = IncrementalAlterConfigs(((resource, tuple(ConfigChange(*change) for change in changes)),))
-    outcome: Outcome = cluster.ask(request).resources[0].outcome
+    outcome: RequestOutcome = cluster.ask(request).resources[0].outcome
     return outcome
 
 
@@ -140,9 +142,9 @@ def test_a_new_cluster_has_the_levels_of_4_3_and_their_min_isr() -> None:
     assert dict(cluster.image.config(B, "")) == {"min.insync.replicas": "1"}
 
 
-def _update(cluster: Cluster, *updates: tuple[str, int, int]) -> Outcome:
+def _update(cluster: Cluster, *updates: tuple[str, int, int]) -> RequestOutcome:
     request = UpdateFeatures(tuple(FeatureUpdate(name, level, UpgradeType(kind)) for name, level, kind in updates))
-    outcome: Outcome = cluster.ask(request).outcome
+    outcome: RequestOutcome = cluster.ask(request).outcome
     return outcome
 
 

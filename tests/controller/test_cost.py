@@ -33,9 +33,9 @@ from fenceline.controller.requests import (
     CreateTopics,
     FenceStaleBroker,
     IncrementalAlterConfigs,
-    NewTopic,
     RegisterBroker,
     Request,
+    TopicToCreate,
     UnregisterBroker,
 )
 from fenceline.metadata.features import SUPPORTED
@@ -79,7 +79,7 @@ def _cluster(others: int) -> Cluster:
     for number in range(others):
         cluster.create(f"other-{number}", (3, 4, 5), (4, 5, 3))
     cluster.ask(BalanceLeaders())  # an index is built once, at its first use
-    cluster.ask(CreateTopics((NewTopic("warm_up", 1, 1),), validate_only=True))
+    cluster.ask(CreateTopics((TopicToCreate("warm_up", 1, 1),), validate_only=True))
     return cluster
 
 
@@ -134,7 +134,7 @@ REQUESTS: Final[dict[str, Callable[[Cluster], Request]]] = {
     "a topic's config": _config("retention.ms", "1"),
     "a topic's min.insync.replicas": _config("min.insync.replicas", "2"),
     "unclean elections for all": _config("unclean.leader.election.enable", "true", ""),
-    "a new topic": lambda cluster: CreateTopics((NewTopic("new", assignments=((0, (1, 2)),)),)),
+    "a new topic": lambda cluster: CreateTopics((TopicToCreate("new", assignments=((0, (1, 2)),)),)),
 }
 
 

@@ -31,8 +31,8 @@ from fenceline.controller.requests import (
     CreateTopics,
     FenceStaleBroker,
     IncrementalAlterConfigs,
-    NewTopic,
     RegisterBroker,
+    TopicToCreate,
     UnregisterBroker,
 )
 from fenceline.metadata.features import SUPPORTED, Levels
@@ -84,7 +84,7 @@ def beat(broker: int, *, differs: str = "", **more: Any) -> Step:
 
 def create(name: str, *replicas: tuple[int, ...], **configs: str) -> Step:
     named = tuple((key.replace("_", "."), value) for key, value in configs.items())
-    topic = NewTopic(name, assignments=tuple(enumerate(replicas)), configs=named)
+    topic = TopicToCreate(name, assignments=tuple(enumerate(replicas)), configs=named)
     differs = "a new topic has no eligible replicas to forget" if "min_insync_replicas" in configs else ""
     return Step(f"create {name}", lambda side: CreateTopics((topic,)), differs)
 

@@ -14,8 +14,8 @@ from fenceline.controller.requests import (
     CreateTopics,
     DeleteTopics,
     NewPartitions,
-    NewTopic,
     TopicReference,
+    TopicToCreate,
 )
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import ConfigResourceType
@@ -26,7 +26,7 @@ from tests.controller.helpers import Cluster
 def test_records_come_as_topic_configs_partitions() -> None:
     """C22; recovery.md V5: the leader has recovered, epochs begin at 0."""
     cluster = Cluster(1)
-    topic = NewTopic("t", 2, 1, configs=(("retention.ms", "1000"),))
+    topic = TopicToCreate("t", 2, 1, configs=(("retention.ms", "1000"),))
     answer = cluster.ask(CreateTopics((topic,))).topics[0]
     assert [type(record) for record in cluster.records] == [TopicRecord, ConfigRecord, PartitionRecord, PartitionRecord]
     assert cluster.records[2] == PartitionRecord(
@@ -37,14 +37,14 @@ def test_records_come_as_topic_configs_partitions() -> None:
 
 def test_validate_only_checks_and_writes_nothing() -> None:
     cluster = Cluster(1)
-    answer = cluster.ask(CreateTopics((NewTopic("t", 1, 1), NewTopic("a b", 1, 1)), validate_only=True))
+    answer = cluster.ask(CreateTopics((TopicToCreate("t", 1, 1), TopicToCreate("a b", 1, 1)), validate_only=True))
     assert cluster.records == []
     assert [topic.outcome.code for topic in answer.topics] == [ErrorCode.NONE, ErrorCode.INVALID_TOPIC_EXCEPTION]
 
 
 def test_one_bad_topic_does_not_affect_the_others() -> None:
     cluster = Cluster(1)
-    cluster.ask(CreateTopics((NewTopic("good", 1, 1), NewTopic("a b", 1, 1))))
+    cluster.ask(CreateTopics((TopicToCreate("good", 1, 1), TopicToCreate("a b", 1, 1))))
     assert list(cluster.image.topics_by_name) == ["good"]
 
 
@@ -54,7 +54,7 @@ def test_names_that_differ_only_in_a_dot_collide() -> None:
     invalid, exists = ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_ALREADY_EXISTS
 
     def codes(*names: str) -> list[ErrorCode]:
-        answer = cluster.ask(CreateTopics(tuple(NewTopic(name, 1, 1) for name in names)))
+        answer = cluster.ask(CreateTopics(tuple(TopicToCreate(name, 1, 1) for name in names)))
         return [topic.outcome.code for topic in answer.topics]
 
     assert codes("a.b_c", "a-b_c") == [ErrorCode.NONE] * 2
@@ -65,15 +65,15 @@ def test_names_that_differ_only_in_a_dot_collide() -> None:
 
 def test_defaults_apply() -> None:
     cluster = Cluster(2, default_partition_count=3, default_replication_factor=2)
-    answer = cluster.ask(CreateTopics((NewTopic("t"),))).topics[0]
+    answer = cluster.ask(CreateTopics((TopicToCreate("t"),))).topics[0]
     assert (answer.num_partitions, answer.replication_factor) == (3, 2)
 
 
 def test_more_than_ten_thousand_partitions_fail_the_request() -> None:
     cluster = Cluster(1)
     for request in (
-        CreateTopics((NewTopic("t", 10_001, 1),)),
-        CreateTopics((NewTopic("t", 6000, 1), NewTopic("u", 6000, 1))),
+        CreateTopics((TopicToCreate("t", 10_001, 1),)),
+        CreateTopics((TopicToCreate("t", 6000, 1), TopicToCreate("u", 6000, 1))),
     ):
         with pytest.raises(PeerError) as error:
             cluster.ask(request)
@@ -102,7 +102,7 @@ def test_replicas_on_fenced_brokers_are_not_in_sync() -> None:
 def test_no_active_broker() -> None:
     cluster = Cluster(0)
     cluster.register(1)
-    answer = cluster.ask(CreateTopics((NewTopic("auto", 1, 1), NewTopic("manual", assignments=((0, (1,)),)))))
+    answer = cluster.ask(CreateTopics((TopicToCreate("auto", 1, 1), TopicToCreate("manual", assignments=((0, (1,)),)))))
     assert [topic.outcome.code for topic in answer.topics] == [
         ErrorCode.INVALID_REPLICATION_FACTOR,
         ErrorCode.INVALID_REPLICA_ASSIGNMENT,

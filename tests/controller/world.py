@@ -37,8 +37,8 @@ from fenceline.controller.requests import (
     FenceStaleBroker,
     IncrementalAlterConfigs,
     NewPartitions,
-    NewTopic,
     TopicReference,
+    TopicToCreate,
     UnregisterBroker,
     UpdateFeatures,
     UpgradeType,
@@ -185,17 +185,19 @@ class World:
             return
         self._topic_number += 1
         if rng.random() < 0.3:
-            topic = NewTopic(f"t{self._topic_number}", rng.randint(1, 3), rng.randint(1, 3))
+            topic = TopicToCreate(f"t{self._topic_number}", rng.randint(1, 3), rng.randint(1, 3))
         else:
             size = rng.randint(1, 4)
             replicas = [tuple(rng.sample(BROKERS, size)) for _ in range(rng.randint(1, 3))]
-            topic = NewTopic(f"t{self._topic_number}", assignments=tuple(enumerate(replicas)))
+            topic = TopicToCreate(f"t{self._topic_number}", assignments=tuple(enumerate(replicas)))
         configs = []
         if rng.random() < 0.5:
             configs.append(("min.insync.replicas", str(rng.randint(1, 3))))
         if rng.random() < 0.2:
             configs.append(("unclean.leader.election.enable", "true"))
-        topic = NewTopic(topic.name, topic.num_partitions, topic.replication_factor, topic.assignments, tuple(configs))
+        topic = TopicToCreate(
+            topic.name, topic.num_partitions, topic.replication_factor, topic.assignments, tuple(configs)
+        )
         answer = self.ask(CreateTopics((topic,)))
         assert answer is None or answer.topics[0].outcome.failed == (not self.cluster.records)
 

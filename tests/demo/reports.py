@@ -8,11 +8,11 @@ from fenceline.demo.report import (
     DemoReport,
     Event,
     LeadershipPeriod,
-    LostRange,
+    ReportedRange,
+    ReportedSpan,
+    ReportedTable,
     RowState,
     Sample,
-    Span,
-    TableState,
 )
 
 LOST_FROM, LOST_TO, END = 31_000, 38_500, 84_000
@@ -34,7 +34,7 @@ def unclean_election_report() -> DemoReport:
             LeadershipPeriod(1, 2, 2, 90.0, None, 70_000, END),
         ],
         lost=[
-            LostRange(
+            ReportedRange(
                 1, LOST_FROM, LOST_TO, 0, 7_500, "d106e4a2718a", "committed", "divergence", 2, 61.25,
                 "flights-1 was truncated: offset 38500 <read> in epoch 0",
             )
@@ -48,22 +48,22 @@ def unclean_election_report() -> DemoReport:
             Event(68.0, "The stream rewinds to 31,000"),
         ],
         isolated=(45.0, 66.0),
-        before=TableState(
+        before=ReportedTable(
             "before",
             [
-                Span(0, 0, 60_000, 0, RowState.MATCHING),
-                Span(1, 0, LOST_FROM, 0, RowState.MATCHING),
-                Span(1, LOST_FROM, LOST_TO, 0, RowState.STALE),
-                Span(1, LOST_FROM, 40_000, 1, RowState.MISSING),
+                ReportedSpan(0, 0, 60_000, 0, RowState.MATCHING),
+                ReportedSpan(1, 0, LOST_FROM, 0, RowState.MATCHING),
+                ReportedSpan(1, LOST_FROM, LOST_TO, 0, RowState.STALE),
+                ReportedSpan(1, LOST_FROM, 40_000, 1, RowState.MISSING),
             ],
         ),
-        after=TableState(
+        after=ReportedTable(
             "after",
             [
-                Span(0, 0, 60_000, 0, RowState.MATCHING),
-                Span(1, 0, LOST_FROM, 0, RowState.MATCHING),
-                Span(1, LOST_FROM, 70_000, 1, RowState.MATCHING),
-                Span(1, 70_000, END, 2, RowState.MATCHING),
+                ReportedSpan(0, 0, 60_000, 0, RowState.MATCHING),
+                ReportedSpan(1, 0, LOST_FROM, 0, RowState.MATCHING),
+                ReportedSpan(1, LOST_FROM, 70_000, 1, RowState.MATCHING),
+                ReportedSpan(1, 70_000, END, 2, RowState.MATCHING),
             ],
         ),
         repair_text="7,500 stale rows of flights-1 were deleted with batch 12.",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenceline.demo.aggregate import Hourly, Sums
+from fenceline.demo.aggregate import FlightSums, Hourly
 from fenceline.errors import InternalError
 
 Flight = tuple[int, str, float | None]
@@ -38,7 +38,7 @@ def changes(kind: str, rows: list[Flight]) -> list[dict[str, Any]]:
     ]
 
 
-def summed(rows: list[Flight]) -> dict[tuple[datetime, str], Sums]:
+def summed(rows: list[Flight]) -> dict[tuple[datetime, str], FlightSums]:
     made = Hourly()
     made.apply(changes("insert", rows), 0)
     return made.cells

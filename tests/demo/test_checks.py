@@ -11,9 +11,9 @@ import pytest
 
 from fenceline.demo.checks import LossCounts, Tables, check, check_loss
 from fenceline.demo.delays import delays
-from fenceline.demo.flights import Expected
+from fenceline.demo.flights import ExpectedFlights
 
-EXPECTED = Expected(
+EXPECTED = ExpectedFlights(
     flights=4, distance_miles=1000, departure_delay_minutes=30.0, by_carrier={"AA": 3, "UA": 1}, hours=2
 )
 ENDS = {0: 3, 1: 1, 2: 0}

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from fenceline.client.core.epoch_history import EpochStart
 from fenceline.demo.leader_history import LeaderHistory
-from fenceline.demo.logs import Run, compare_with_logs, epochs_in, runs_of
-from fenceline.demo.loss import NO_LEADER, Leader
-from fenceline.demo.report import RowState, Span
+from fenceline.demo.logs import LogRun, compare_with_logs, epochs_in, runs_of
+from fenceline.demo.loss import NO_LEADER, LeaderAtLoss
+from fenceline.demo.report import ReportedSpan, RowState
 from pyspark_fenceline.common.log_matching import LogEpochs
 
 CUT = LogEpochs(2, 0, 100, (EpochStart(0, 0), EpochStart(2, 40)))
@@ -31,11 +31,11 @@ def rows(*given: tuple[int, int, int]) -> pa.Table:
 def test_rows_become_runs() -> None:
     assert runs_of(rows()) == []
     given = [(1, 5, 0), (0, 0, 0), (0, 1, 0), (0, 3, 0), (0, 2, 1), (1, 6, 0)]
-    assert runs_of(rows(*given)) == [Run(0, 0, 2, 0), Run(0, 2, 3, 1), Run(0, 3, 4, 0), Run(1, 5, 7, 0)]
+    assert runs_of(rows(*given)) == [LogRun(0, 0, 2, 0), LogRun(0, 2, 3, 1), LogRun(0, 3, 4, 0), LogRun(1, 5, 7, 0)]
 
 
 def test_duplicate_rows_are_one_run() -> None:
-    assert runs_of(rows((0, 1, 0), (0, 1, 0), (0, 2, 0))) == [Run(0, 1, 3, 0)]
+    assert runs_of(rows((0, 1, 0), (0, 1, 0), (0, 2, 0))) == [LogRun(0, 1, 3, 0)]
 
 
 def test_an_epoch_ends_where_the_next_one_starts() -> None:
@@ -44,24 +44,24 @@ def test_an_epoch_ends_where_the_next_one_starts() -> None:
 
 
 def test_before_and_after_a_repair() -> None:
-    before = compare_with_logs("before", [Run(0, 0, 40, 0), Run(0, 40, 70, 1)], {0: CUT}, {0: 60})
+    before = compare_with_logs("before", [LogRun(0, 0, 40, 0), LogRun(0, 40, 70, 1)], {0: CUT}, {0: 60})
     assert list(before.spans) == [
-        Span(0, 0, 40, 0, RowState.MATCHING),
-        Span(0, 40, 60, 2, RowState.MISSING),
-        Span(0, 40, 70, 1, RowState.STALE),
+        ReportedSpan(0, 0, 40, 0, RowState.MATCHING),
+        ReportedSpan(0, 40, 60, 2, RowState.MISSING),
+        ReportedSpan(0, 40, 70, 1, RowState.STALE),
     ]
-    after = compare_with_logs("after", [Run(0, 0, 40, 0), Run(0, 40, 100, 2)], {0: CUT})
+    after = compare_with_logs("after", [LogRun(0, 0, 40, 0), LogRun(0, 40, 100, 2)], {0: CUT})
     assert {span.state for span in after.spans} == {RowState.MATCHING}
     assert after.count(RowState.MATCHING) == 100
 
 
 def test_only_the_middle_of_a_run_may_match() -> None:
     view = LogEpochs(3, 0, 30, (EpochStart(0, 0), EpochStart(1, 10), EpochStart(3, 20)))
-    found = compare_with_logs("now", [Run(0, 5, 25, 1)], {0: view})
+    found = compare_with_logs("now", [LogRun(0, 5, 25, 1)], {0: view})
     assert [span for span in found.spans if span.state is not RowState.MISSING] == [
-        Span(0, 5, 10, 1, RowState.STALE),
-        Span(0, 10, 20, 1, RowState.MATCHING),
-        Span(0, 20, 25, 1, RowState.STALE),
+        ReportedSpan(0, 5, 10, 1, RowState.STALE),
+        ReportedSpan(0, 10, 20, 1, RowState.MATCHING),
+        ReportedSpan(0, 20, 25, 1, RowState.STALE),
     ]
     assert found.count(RowState.MISSING) == 20
 
@@ -87,11 +87,11 @@ def test_a_row_matches_where_the_log_has_its_epoch(log: list[tuple[int, int]], h
 
 def test_leaders_become_leadership_periods() -> None:
     history = LeaderHistory()
-    history.record(1.0, {0: Leader(1, 0)})
-    history.record(2.0, {0: Leader(1, 0)})
-    history.record(5.0, {0: Leader(NO_LEADER, 1)})
-    history.record(6.0, {0: Leader(2, 2)})
-    history.record(7.0, {0: Leader(1, 0)})  # a late response
+    history.record(1.0, {0: LeaderAtLoss(1, 0)})
+    history.record(2.0, {0: LeaderAtLoss(1, 0)})
+    history.record(5.0, {0: LeaderAtLoss(NO_LEADER, 1)})
+    history.record(6.0, {0: LeaderAtLoss(2, 2)})
+    history.record(7.0, {0: LeaderAtLoss(1, 0)})  # a late response
     first, second = history.periods({0: CUT}, unclean={(0, 2)})
     assert (first.leader, first.epoch, first.from_s, first.to_s, first.end_offset) == (1, 0, 1.0, 6.0, 40)
     assert (second.leader, second.epoch, second.to_s, second.start_offset) == (2, 2, None, 40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fenceline.demo.loss import NO_LEADER, Leader, Loss, run_loss
+from fenceline.demo.loss import NO_LEADER, DemoLoss, LeaderAtLoss, run_loss
 from fenceline.errors import OperatorError
 
 
@@ -30,10 +30,10 @@ class SimulatedPartition:
     def _second_after(self, what: str, happens: str) -> bool:
         return happens != self.stuck and what in self._since and self.now >= self._since[what] + 1
 
-    def leader(self) -> Leader:
+    def leader(self) -> LeaderAtLoss:
         if "isolate 2" not in self.done:
-            return Leader(2, 4)
-        return Leader(3, 5) if self._second_after("isolate 2", "election") else Leader(NO_LEADER, 4)
+            return LeaderAtLoss(2, 4)
+        return LeaderAtLoss(3, 5) if self._second_after("isolate 2", "election") else LeaderAtLoss(NO_LEADER, 4)
 
     def in_sync(self) -> frozenset[int]:
         if self.stuck == "follower":
@@ -71,7 +71,7 @@ class SimulatedPartition:
         return self._second_after("reconnect 2", "receipt")
 
 
-def run(partition: SimulatedPartition, events: list[tuple[float, str]]) -> Loss:
+def run(partition: SimulatedPartition, events: list[tuple[float, str]]) -> DemoLoss:
     def record(text: str) -> float:
         events.append((partition.now, text))
         return partition.now
@@ -85,7 +85,7 @@ def test_the_order_of_the_steps() -> None:
     partition, events = SimulatedPartition(), list[tuple[float, str]]()
     loss = run(partition, events)
     assert partition.done == ["isolate 2 from brokers", "write", "isolate 2", "write to successor", "reconnect 2"]
-    assert (loss.leader, loss.successor, loss.records) == (Leader(2, 4), Leader(3, 5), 7_500)
+    assert (loss.leader, loss.successor, loss.records) == (LeaderAtLoss(2, 4), LeaderAtLoss(3, 5), 7_500)
     assert 0 == loss.isolated_s < loss.reconnected_s == partition.now
     assert [at for at, _ in events] == sorted(at for at, _ in events)
     assert [text for _, text in events] == [

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from fenceline.demo.cluster import Cluster
+from fenceline.demo.cluster import DemoCluster
 from fenceline.demo.feed import Feed
 from fenceline.demo.leader_history import LeaderHistory
 from fenceline.demo.logs import read_logs
-from fenceline.demo.scenario import BusyPartition, Scenario
+from fenceline.demo.scenario import BusyPartition, DemoScenario
 from fenceline.demo.timeline import Timeline
 from fenceline.demo.watcher import Watcher, lost_ranges
 from fenceline.local_cluster.cluster import LocalCluster
@@ -46,7 +46,7 @@ def test_records_of_an_isolated_leader_are_lost_and_sent_again(
     if not can_isolate:
         monkeypatch.setattr(LocalCluster, "isolate", refuse)
     timeline, leaders = Timeline(), LeaderHistory()
-    with Cluster(tmp_path / "cluster", "flights", 2, BUSY) as cluster:
+    with DemoCluster(tmp_path / "cluster", "flights", 2, BUSY) as cluster:
         cluster.create_topic()
         watcher = Watcher(cluster.bootstrap, "flights", range(2), timeline)
         months = iter([month(KEPT, "kept"), month(LOST, "lost"), month(NEXT, "next"), month(5, "last")])
@@ -57,7 +57,7 @@ def test_records_of_an_isolated_leader_are_lost_and_sent_again(
             return watcher.has_read(ends)
 
         stage = BusyPartition(cluster, feed, readers_caught_up)
-        scenario = Scenario(stage, feed, timeline, before=1, pause_s=0.0)
+        scenario = DemoScenario(stage, feed, timeline, before=1, pause_s=0.0)
         for worker in (watcher, scenario):
             worker.start()
         try:

@@ -8,7 +8,7 @@ import pytest
 
 from fenceline.client.core.errors import LogTruncationError
 from fenceline.demo.watcher import ReportedTruncation, lost_ranges
-from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.losses.receipt import LossCause, LossClass, Receipt
 
 RECEIPT = Receipt(
     id="d106e4a2718a55aa11bb22cc",
@@ -22,7 +22,7 @@ RECEIPT = Receipt(
     size_bytes=5_000,
     loss_class=LossClass.COMMITTED,
     known_by="high watermark",
-    cause=Cause.DIVERGENCE,
+    cause=LossCause.DIVERGENCE,
     reason="",
     replica=2,
     leader=3,

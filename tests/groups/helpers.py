@@ -8,20 +8,20 @@ from random import Random
 from typing import Any
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.model import ClassicGroup
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import (
-    Answer,
-    Append,
+    AppendGroupRecords,
+    ClassicHeartbeat,
     CommitRequest,
     DeleteOffsetsRequest,
     Duty,
     FetchOffsetsRequest,
-    HeartbeatRequest,
+    GroupAnswer,
     JoinRequest,
     KeyValue,
     LeaveRequest,
-    MemberIdentity,
+    LeavingMember,
     Now,
     OffsetRewound,
     OffsetToCommit,
@@ -69,7 +69,7 @@ class World:
         self.now = Now(START_MS, 0)
         self.rng = Random(7)
         self.log: dict[int, list[KeyValue]] = {}
-        self.held: list[Append] = []
+        self.held: list[AppendGroupRecords] = []
         self.hold_appends = False
         self.batches: list[tuple[KeyValue, ...]] = []
         self.reported: list[OffsetRewound] = []
@@ -109,7 +109,7 @@ class World:
     def shard(self, group_id: str = GROUP) -> Shard:
         return self.coordinator._active[self.coordinator.partition_of(group_id)]
 
-    def group(self, group_id: str = GROUP) -> Group:
+    def group(self, group_id: str = GROUP) -> ClassicGroup:
         return self.shard(group_id).state.classic[group_id]
 
     # --- duties ----------------------------------------
@@ -117,20 +117,20 @@ class World:
     def do(self, duties: list[Duty]) -> None:
         for duty in duties:
             match duty:
-                case Answer(ticket, outcome):
+                case GroupAnswer(ticket, outcome):
                     assert isinstance(ticket, Ticket)
                     assert ticket.outcome is None, f"answered twice: {ticket}, then {outcome}"
                     ticket.outcome = outcome
                 case OffsetRewound():
                     self.reported.append(duty)
-                case Append() if self.hold_appends or self.held:
+                case AppendGroupRecords() if self.hold_appends or self.held:
                     # A log keeps the order: later writes are held, too.
                     self.held.append(duty)
-                case Append():
+                case AppendGroupRecords():
                     self._append(duty)
         self.coordinator.check()
 
-    def _append(self, duty: Append) -> None:
+    def _append(self, duty: AppendGroupRecords) -> None:
         self.log.setdefault(duty.partition, []).extend(duty.records)
         self.batches.append(duty.records)
         self.do(self.coordinator.appended(duty.partition, duty.write_id, self.now))
@@ -183,13 +183,13 @@ class World:
 
     def heartbeat(self, member_id: str, generation: int, *, group: str = GROUP, instance: str | None = None) -> Any:
         ticket = Ticket("heartbeat")
-        request = HeartbeatRequest(group, generation, member_id, instance)
+        request = ClassicHeartbeat(group, generation, member_id, instance)
         self.do(self.coordinator.heartbeat(ticket, request, self.now))
         return ticket.outcome.error
 
     def leave(self, *members: tuple[str, str | None], group: str = GROUP) -> Ticket:
         ticket = Ticket("leave")
-        request = LeaveRequest(group, tuple(MemberIdentity(*each) for each in members))
+        request = LeaveRequest(group, tuple(LeavingMember(*each) for each in members))
         self.do(self.coordinator.leave(ticket, request, self.now))
         return ticket
 

@@ -13,11 +13,11 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import (
-    Answer,
-    Append,
+    AppendGroupRecords,
     CommitRequest,
     Duty,
     FetchOffsetsRequest,
+    GroupAnswer,
     KeyValue,
     Now,
     OffsetToCommit,
@@ -36,7 +36,7 @@ class Broker:
     def __init__(self) -> None:
         self.coordinator = GroupCoordinator(GroupSettings(), Random(1), 1)
         self.loading: tuple[Shard, int] | None = None
-        self.under_way: list[tuple[int, Append]] = []
+        self.under_way: list[tuple[int, AppendGroupRecords]] = []
         """End offset and write."""
 
 
@@ -73,13 +73,13 @@ class Story:
     def _do(self, broker: Broker, duties: list[Duty]) -> None:
         for duty in duties:
             match duty:
-                case Answer(ticket, outcome):
+                case GroupAnswer(ticket, outcome):
                     assert isinstance(ticket, Ticket)
                     ticket.outcome = outcome
-                case Append() if broker is not self._now_leading or duty.leader_epoch != self.epoch:
+                case AppendGroupRecords() if broker is not self._now_leading or duty.leader_epoch != self.epoch:
                     code = ErrorCode.NOT_LEADER_OR_FOLLOWER
                     self._do(broker, broker.coordinator.append_failed(0, duty.write_id, code, NOW))
-                case Append():
+                case AppendGroupRecords():
                     self.log.extend(duty.records)
                     broker.under_way.append((len(self.log), duty))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.messages import Append
+from fenceline.groups.messages import AppendGroupRecords
 from tests.groups.helpers import GROUP, Ticket, World
 
 
-def _late(world: World, duty: Append) -> None:
+def _late(world: World, duty: AppendGroupRecords) -> None:
     world.do(world.coordinator.append_is_late(duty.partition, duty.write_id, world.now))
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from fenceline.errors import InternalError
 from fenceline.groups import records
-from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.model import ClassicGroup
 from fenceline.groups.classic.records import group_tombstone, new_group_record
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import KeyValue, Now
 from fenceline.groups.offsets import records as offset_records
-from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.offsets.packed import are_packed, is_not_below, is_packed, pack, unpack
 from fenceline.groups.offsets.records import OffsetCommitKey, OffsetCommitValue, offset_record, offset_tombstone
 from fenceline.groups.replay import _MANY
@@ -45,7 +45,7 @@ def _offset(rng: Random) -> KeyValue:
         return offset_tombstone(slot)
     return offset_record(
         slot,
-        CommittedOffset(
+        StoredOffset(
             rng.choice((rng.randrange(50), rng.randrange(2**62))),
             rng.randrange(-1, 5),
             rng.choice(("", "", "", "m")),
@@ -66,7 +66,7 @@ def _group(rng: Random) -> KeyValue:
     name = f"g{rng.randrange(4)}"
     if rng.random() < 0.5:
         return group_tombstone(name)
-    return new_group_record(Group(name, START_MS))
+    return new_group_record(ClassicGroup(name, START_MS))
 
 
 def _foreign_group(rng: Random) -> KeyValue:
@@ -116,7 +116,7 @@ def _commit(rng: Random) -> list[KeyValue]:
     if rng.random() < 0.3:
         return [offset_tombstone(slot) for slot in slots]
     batch = [
-        offset_record(slot, CommittedOffset(rng.randrange(50), rng.randrange(4), "", START_MS, -1, topic_id))
+        offset_record(slot, StoredOffset(rng.randrange(50), rng.randrange(4), "", START_MS, -1, topic_id))
         for slot in slots
     ]
     if rng.random() < 0.3:
@@ -141,7 +141,7 @@ def test_batch_replay_of_many_commits_equals_record_by_record_replay(seed: int) 
 
 
 def test_undecodable_key_among_many_stops_the_load() -> None:
-    pairs = [offset_record(OffsetSlot("g", "t", index), CommittedOffset(1, 2, "", 3)) for index in range(_MANY)]
+    pairs = [offset_record(OffsetSlot("g", "t", index), StoredOffset(1, 2, "", 3)) for index in range(_MANY)]
     broken = b"\x00\x01\x00\x09" + pairs[0][0][4:]
     for batch in ([(broken, pairs[0][1]), *pairs], [*pairs, (broken, pairs[0][1])], [(broken, pairs[0][1])] * _MANY):
         with pytest.raises(InternalError, match="cannot be read"):
@@ -163,7 +163,7 @@ def test_values_are_packed_only_if_each_of_them_is() -> None:
 @pytest.mark.parametrize("topic_id", IDS)
 @pytest.mark.parametrize(("metadata", "expire_ms"), [("", -1), ("m", -1), ("", 5)])
 def test_value_is_packed_if_its_bytes_hold_every_field(topic_id: UUID, metadata: str, expire_ms: int) -> None:
-    offset = CommittedOffset(2**62, 7, metadata, START_MS, expire_ms, topic_id)
+    offset = StoredOffset(2**62, 7, metadata, START_MS, expire_ms, topic_id)
     _, value = offset_record(OffsetSlot("g", "t", 0), offset)
     assert value is not None
     assert is_packed(value) is (metadata == "" and expire_ms == -1)
@@ -172,8 +172,8 @@ def test_value_is_packed_if_its_bytes_hold_every_field(topic_id: UUID, metadata:
 
 
 def test_values_of_other_versions_or_tags_are_not_packed() -> None:
-    _, plain = offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3))
-    _, with_id = offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3, -1, IDS[1]))
+    _, plain = offset_record(OffsetSlot("g", "t", 0), StoredOffset(1, 2, "", 3))
+    _, with_id = offset_record(OffsetSlot("g", "t", 0), StoredOffset(1, 2, "", 3, -1, IDS[1]))
     assert plain is not None
     assert with_id is not None
     assert is_packed(plain)
@@ -181,7 +181,7 @@ def test_values_of_other_versions_or_tags_are_not_packed() -> None:
     version_3 = b"\x00\x03" + plain[2:14] + b"\x00\x00" + plain[15:23]
     assert len(version_3) == len(plain), "only the content distinguishes them"
     metadata = "\0" * 8 + "\x01\x00\x10" + "\0" * 7
-    _, with_metadata = offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, metadata, 3))
+    _, with_metadata = offset_record(OffsetSlot("g", "t", 0), StoredOffset(1, 2, metadata, 3))
     assert with_metadata is not None
     assert (len(with_metadata), with_metadata[23:26]) == (len(with_id), with_id[23:26])
     for other in (
@@ -198,7 +198,7 @@ def test_values_of_other_versions_or_tags_are_not_packed() -> None:
 
 def test_is_not_below_compares_offsets() -> None:
     def packed(offset: int) -> bytes:
-        _, value = offset_record(OffsetSlot("g", "t", 0), CommittedOffset(offset, 2, "", 3))
+        _, value = offset_record(OffsetSlot("g", "t", 0), StoredOffset(offset, 2, "", 3))
         assert value is not None
         return value
 
@@ -218,7 +218,7 @@ def test_is_not_below_compares_offsets() -> None:
     ],
 )
 def test_undecodable_key_stops_the_load(key: bytes) -> None:
-    _, value = offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3))
+    _, value = offset_record(OffsetSlot("g", "t", 0), StoredOffset(1, 2, "", 3))
     with pytest.raises(InternalError, match="cannot be read"):
         _shard().replaying().batch([_Record(key, value)], NOW)
 
@@ -230,8 +230,8 @@ def test_offsets_are_encoded_as_by_the_schema(seed: int) -> None:
     slot = OffsetSlot("gr\u00fcn" * rng.randrange(1, 9), "t" * rng.randrange(1, 250), rng.randrange(2**31))
     offset, epoch, at_ms = rng.randrange(2**63), rng.randrange(-1, 2**31), rng.randrange(2**63)
     topic_id = rng.choice((ZERO_UUID, UUID(int=rng.randrange(1, 2**128))))
-    key, value = offset_record(slot, CommittedOffset(offset, epoch, "", at_ms, -1, topic_id))
+    key, value = offset_record(slot, StoredOffset(offset, epoch, "", at_ms, -1, topic_id))
     assert key == b"\x00\x01" + offset_records._OFFSET_KEY.encode(0, OffsetCommitKey(*slot))
     body = OffsetCommitValue(offset, epoch, "", at_ms, -1, topic_id)
     assert value == b"\x00\x04" + offset_records._OFFSET_VALUE.encode(4, body)
-    assert records.decode(key, value) == (slot, CommittedOffset(offset, epoch, "", at_ms, -1, topic_id))
+    assert records.decode(key, value) == (slot, StoredOffset(offset, epoch, "", at_ms, -1, topic_id))

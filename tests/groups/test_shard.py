@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from immutables import Map
 
-from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.model import ClassicGroup
 from fenceline.groups.shard import Shard
 from fenceline.groups.timers import TimerKind
 from tests.groups.consumer_world import AT_ONCE, ConsumerWorld
 from tests.groups.helpers import GROUP, World
 
 
-def _classic() -> tuple[World, Group, str]:
+def _classic() -> tuple[World, ClassicGroup, str]:
     world = World()
     members = world.stable("a", "b")
     return world, world.group(), members["b"]
@@ -37,7 +37,9 @@ def _disarm(shard: Shard, kind: TimerKind, member_id: str = "") -> None:
         (lambda shard, group, _: shard.state.offsets._undos.update({7: {("g", "t", 0): None}}), "belong together"),
     ],
 )
-def test_broken_invariant_of_a_classic_group_is_found(damage: Callable[[Shard, Group, str], object], why: str) -> None:
+def test_broken_invariant_of_a_classic_group_is_found(
+    damage: Callable[[Shard, ClassicGroup, str], object], why: str
+) -> None:
     world, group, member_id = _classic()
     world.shard().check()
     damage(world.shard(), group, member_id)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from fenceline.log.core.disk import OsDisk
-from fenceline.log.verify.verify import Report, Settings, Severity, find_places, verify_places
+from fenceline.log.verify.verify import Report, Severity, VerifySettings, find_places, verify_places
 from fenceline.records.batch import iter_headers
 from fenceline.testing.apache_kafka import run_tool, small_kafka
 from tests.conftest import need_apache_kafka
@@ -42,7 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
 
 def verified(path: Path) -> dict[str, Report]:
     disk = OsDisk()
-    reports = verify_places(disk, find_places(disk, [str(path)]), Settings(deep=True, sequences=True))
+    reports = verify_places(disk, find_places(disk, [str(path)]), VerifySettings(deep=True, sequences=True))
     return {Path(report.path).name: report for report in reports}
 
 

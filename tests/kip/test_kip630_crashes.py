@@ -17,7 +17,7 @@ from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.node.metadata import snapshot_files
 from fenceline.node.metadata.metadata_log import MetadataLog
 from fenceline.node.metadata.snapshot_files import SnapshotDamaged
-from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, QuorumLogEnd, SnapshotId
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 from tests.kip.snapshot_directory import (
@@ -184,7 +184,7 @@ def test_second_power_loss_during_start() -> None:
 
 def test_crash_while_the_log_is_reset() -> None:
     """G24: at any moment the directory holds the log, or the acknowledged end is recorded."""
-    done: dict[str, LogEnd] = {}
+    done: dict[str, QuorumLogEnd] = {}
     seen: set[str] = set()
 
     def boot(disk: Disk) -> MetadataLog:

@@ -33,10 +33,10 @@ from fenceline.quorum.duties import (
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import SnapshotId, VotersAt
 from fenceline.quorum.messages import (
-    FetchRequest,
-    FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     VoteRequest,
 )
 from fenceline.testing.node import EmbeddedNode
@@ -97,7 +97,7 @@ def test_fetch_below_the_log_start_returns_the_newest_snapshot_id() -> None:
     assert newer is not None
     machine.log.forget_before(older)
     answer = machine.ask(machine.fetch(2, 1, 1))
-    assert isinstance(answer, FetchResponse)
+    assert isinstance(answer, QuorumFetchResponse)
     assert (answer.snapshot_id, answer.partition_error_code, answer.records) == (newer, ErrorCode.NONE, b"")
     assert machine.found(ServeRecords) == []
 
@@ -223,7 +223,7 @@ def test_follower_stops_fetching_and_requests_the_snapshot_from_0() -> None:
     """§ Fetch, response handling 1; N33."""
     machine = _offered()
     assert machine.found(BeginDownload) == [BeginDownload(THEIRS, 2)]
-    assert machine.sent(FetchRequest) == {}
+    assert machine.sent(QuorumFetchRequest) == {}
     machine.do(machine.quorum.download_begun(0, THEIRS, 0))
     ask = machine.sent(FetchSnapshotRequest)[2]
     assert (ask.snapshot_id, ask.position, ask.current_leader_epoch) == (THEIRS, 0, 3)
@@ -255,7 +255,7 @@ def test_complete_file_is_verified_frozen_and_loaded() -> None:
     machine.log.load_snapshot(THEIRS)
     machine.do(machine.quorum.snapshot_loaded(0))
     assert machine.found(AdvanceHighWatermark)[-1].offset == THEIRS.end_offset
-    again = machine.sent(FetchRequest)[2]
+    again = machine.sent(QuorumFetchRequest)[2]
     assert (again.fetch_offset, again.last_fetched_epoch) == (THEIRS.end_offset, THEIRS.epoch)
 
 
@@ -280,7 +280,7 @@ def test_mismatched_response_returns_to_fetching(changed: dict[str, Any]) -> Non
     assert machine.found(DropDownload) == [DropDownload(THEIRS)]
     assert machine.found(LogLine)
     machine.pass_time(1000)
-    assert machine.sent(FetchRequest).keys() == {2}
+    assert machine.sent(QuorumFetchRequest).keys() == {2}
 
 
 @pytest.mark.parametrize("offered", [SnapshotId(-1, 3), SnapshotId(5, -1), SnapshotId(0, 0)])

@@ -22,7 +22,7 @@ from fenceline.node.api.handlers import broker_partition_requests
 from fenceline.node.replication import replication
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
-from fenceline.replica.fetcher import Fetcher, FetchLimits
+from fenceline.replica.fetcher import FetchLimits, ReplicaFetcher
 from fenceline.replica.follower import FollowerState
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchResponse
@@ -356,7 +356,7 @@ def test_rejected_replica_backs_off_and_truncates_nothing() -> None:
     log = MemoryLog()
     log.append([3] * 5)
     limits = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000, backoff_ms=1_000)
-    following = Fetcher(replica_id=2, broker_epoch=102, limits=limits)
+    following = ReplicaFetcher(replica_id=2, broker_epoch=102, limits=limits)
     state = FollowerState("topic", bytes(16), 0, 4, log)
     following.follow(state)
     now_ms, pauses = 0, []

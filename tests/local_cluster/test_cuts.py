@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from fenceline.local_cluster import socket_cuts
-from fenceline.local_cluster.cuts import Cut, NetworkCuts, outbound_address
+from fenceline.local_cluster.cuts import NetworkCut, NetworkCuts, outbound_address
 from fenceline.local_cluster.socket_cuts import CutsUnavailable
 from fenceline.testing.waiting import eventually
 from tests.testing.echo_peer import LOST_AFTER_RETRANSMITS, Connection, Peer, need_cuts
@@ -59,7 +59,7 @@ def test_isolation_cuts_open_connections(cluster: Cluster) -> None:
     for near, far in ((dialled, taken), (called, answered), (asking, serving)):
         passes(near, far, "a")
         passes(far, near, "b")
-    cluster.cuts.isolate(1, [Cut()])
+    cluster.cuts.isolate(1, [NetworkCut()])
     for near, far in ((dialled, taken), (called, answered), (asking, serving)):
         is_lost(near, far, "c")
         is_lost(far, near, "d")
@@ -73,7 +73,7 @@ def test_isolation_cuts_open_connections(cluster: Cluster) -> None:
 
 
 def test_isolation_cuts_new_connections(cluster: Cluster) -> None:
-    cluster.cuts.isolate(1, [Cut()])
+    cluster.cuts.isolate(1, [NetworkCut()])
     hanging = [cluster[1].dial(cluster[2]), cluster[2].dial(cluster[1]), cluster.client.dial(cluster[1])]
     for each in hanging:
         each.wait_lost()
@@ -89,7 +89,7 @@ def test_isolation_cuts_new_connections(cluster: Cluster) -> None:
 
 def test_a_node_is_cut_off_from_one_other_node(cluster: Cluster) -> None:
     cut_off = cluster[1].connect(cluster[2])
-    cluster.cuts.isolate(1, [Cut(peer=2)])
+    cluster.cuts.isolate(1, [NetworkCut(peer=2)])
     is_lost(*cut_off, "x")
     hanging = cluster[2].dial(cluster[1])
     passes(*cluster[1].connect(cluster[3]), "others")
@@ -102,7 +102,7 @@ def test_a_node_is_cut_off_from_one_other_node(cluster: Cluster) -> None:
 @pytest.mark.parametrize("inbound", [True, False])
 def test_only_one_direction_is_cut(cluster: Cluster, inbound: bool) -> None:
     ours, theirs = cluster[1].connect(cluster[2])
-    cluster.cuts.isolate(1, [Cut(peer=2, inbound=inbound, outbound=not inbound)])
+    cluster.cuts.isolate(1, [NetworkCut(peer=2, inbound=inbound, outbound=not inbound)])
     lost, kept = ((theirs, ours), (ours, theirs)) if inbound else ((ours, theirs), (theirs, ours))
     is_lost(*lost, "lost")
     passes(*kept, "kept")
@@ -115,7 +115,7 @@ def test_only_one_direction_is_cut(cluster: Cluster, inbound: bool) -> None:
 
 def test_a_request_arrives_and_the_response_does_not(cluster: Cluster) -> None:
     asking, serving = cluster.client.connect(cluster[1])
-    cluster.cuts.isolate(1, [Cut(inbound=False)])
+    cluster.cuts.isolate(1, [NetworkCut(inbound=False)])
     passes(asking, serving, "question")
     is_lost(serving, asking, "answer")
     cluster.cuts.heal(1)
@@ -125,7 +125,7 @@ def test_a_request_arrives_and_the_response_does_not(cluster: Cluster) -> None:
 def test_a_connection_accepted_during_a_cut_is_cut(cluster: Cluster) -> None:
     asking = cluster.client.dial(cluster[1])
     asking.wait_state(ESTABLISHED)
-    cluster.cuts.isolate(1, [Cut()])
+    cluster.cuts.isolate(1, [NetworkCut()])
     serving = cluster[1].accept()
     # The socket cannot be filtered before it is accepted; the watch finds it soon afterwards.
     sent = 0
@@ -148,7 +148,7 @@ def test_a_restarted_node_stays_cut_off(cluster: Cluster) -> None:
             {("127.0.0.1", again.port): 1, ("127.0.0.1", cluster[2].port): 2},
             lambda: {node: peer.pid for node, peer in cluster.nodes.items() if node != 3},
         )
-        cluster.cuts.isolate(1, [Cut()])
+        cluster.cuts.isolate(1, [NetworkCut()])
         cluster[1].kill()
         cluster.nodes[1] = again
         hanging: list[Connection] = []
@@ -165,11 +165,11 @@ def test_a_restarted_node_stays_cut_off(cluster: Cluster) -> None:
 
 def test_healing_a_node_keeps_the_cuts_of_others(cluster: Cluster) -> None:
     pair = cluster[1].connect(cluster[2])
-    cluster.cuts.isolate(1, [Cut()])
-    cluster.cuts.isolate(2, [Cut()])
+    cluster.cuts.isolate(1, [NetworkCut()])
+    cluster.cuts.isolate(2, [NetworkCut()])
     cluster.cuts.heal(1)
     assert cluster.cuts.of(1) == []
-    assert cluster.cuts.of(2) == [Cut()]
+    assert cluster.cuts.of(2) == [NetworkCut()]
     is_lost(*pair, "x")
     passes(*cluster.client.connect(cluster[1]), "healed")
     cluster.cuts.heal(2)
@@ -179,15 +179,15 @@ def test_healing_a_node_keeps_the_cuts_of_others(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("cut", "lost"),
     [
-        (Cut(), {(1, 2), (1, 3), (1, None), (2, 1), (3, 1), (None, 1)}),
-        (Cut(outbound=False), {(2, 1), (3, 1), (None, 1)}),
-        (Cut(inbound=False), {(1, 2), (1, 3), (1, None)}),
-        (Cut(peer=2), {(1, 2), (2, 1)}),
-        (Cut(peer=2, outbound=False), {(2, 1)}),
-        (Cut(peer=3, inbound=False), {(1, 3)}),
+        (NetworkCut(), {(1, 2), (1, 3), (1, None), (2, 1), (3, 1), (None, 1)}),
+        (NetworkCut(outbound=False), {(2, 1), (3, 1), (None, 1)}),
+        (NetworkCut(inbound=False), {(1, 2), (1, 3), (1, None)}),
+        (NetworkCut(peer=2), {(1, 2), (2, 1)}),
+        (NetworkCut(peer=2, outbound=False), {(2, 1)}),
+        (NetworkCut(peer=3, inbound=False), {(1, 3)}),
     ],
 )
-def test_each_cut_loses_its_directions(cut: Cut, lost: set[tuple[int | None, int | None]]) -> None:
+def test_each_cut_loses_its_directions(cut: NetworkCut, lost: set[tuple[int | None, int | None]]) -> None:
     cuts = NetworkCuts({("127.0.0.1", port): port for port in (1, 2, 3)}, dict)
     cuts.isolate(1, [cut])
     everybody = (1, 2, 3, None)
@@ -199,6 +199,6 @@ def test_each_cut_loses_its_directions(cut: Cut, lost: set[tuple[int | None, int
 def test_without_permission_nothing_changes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_cuts.sys, "platform", "darwin")
     with pytest.raises(CutsUnavailable):
-        cluster.cuts.isolate(1, [Cut()])
+        cluster.cuts.isolate(1, [NetworkCut()])
     assert cluster.cuts.of(1) == []
     assert not cluster.cuts.is_lost(1, 2)

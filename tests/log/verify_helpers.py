@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from fenceline.log.core.disk import Disk
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.log.verify.findings import Severity
-from fenceline.log.verify.verify import Report, Settings, find_places, verify_places
+from fenceline.log.verify.verify import Report, VerifySettings, find_places, verify_places
 from tests.log.helpers import DIRECTORY, SMALL, append, open_log
 
-QUIET = Settings(wait=lambda seconds: None)
+QUIET = VerifySettings(wait=lambda seconds: None)
 
 
 def content_of(disk: Disk, path: str) -> bytes:
@@ -51,7 +51,7 @@ def rain(disk: Disk, directory: str = DIRECTORY, *, epochs: Sequence[int] = (0, 
     return log
 
 
-def verified(disk: Disk, *paths: str, settings: Settings = QUIET, compare: bool = True) -> list[Report]:
+def verified(disk: Disk, *paths: str, settings: VerifySettings = QUIET, compare: bool = True) -> list[Report]:
     places = find_places(disk, paths or (DIRECTORY,))
     return list(verify_places(disk, places, settings, compare_replicas=compare))
 

@@ -11,9 +11,9 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import Disk
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.losses.check import Stored, stored_batches
-from fenceline.losses.cutting import Cut
+from fenceline.losses.cutting import LogCut
 from fenceline.losses.folder import ReceiptFolder
-from fenceline.losses.receipt import Cause, Receipt
+from fenceline.losses.receipt import LossCause, Receipt
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
 from fenceline.testing.sim_disk import SimDisk
@@ -67,11 +67,11 @@ def a_safe_history(disk: SimDisk, rng: Random) -> tuple[list[Stored], int]:
     return stored_batches(log), log.advance_high_watermark(rng.randint(0, log.log_end_offset))
 
 
-def cut(offset: int, *, truncates_fully: bool = False, time_ms: int = 7_000, **fields: Any) -> Cut:
-    return Cut(
+def cut(offset: int, *, truncates_fully: bool = False, time_ms: int = 7_000, **fields: Any) -> LogCut:
+    return LogCut(
         offset,
         truncates_fully,
-        Cause.LEADER_STARTS_LATER if truncates_fully else Cause.DIVERGENCE,
+        LossCause.LEADER_STARTS_LATER if truncates_fully else LossCause.DIVERGENCE,
         "a test",
         REPLICA,
         LEADER,

@@ -17,10 +17,10 @@ from fenceline.log.core.lost_batches import LostBatches
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.log.recovery.note import RecoveryNote, write_note
 from fenceline.losses.check import Stored, complaints, lost_between, stored_batches
-from fenceline.losses.cutting import Cut, cut_log, resolve_pending
+from fenceline.losses.cutting import LogCut, cut_log, resolve_pending
 from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.folder import ReceiptFolder
-from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.losses.receipt import LossCause, LossClass, Receipt
 from fenceline.records.batch import assign_in_place
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -264,7 +264,7 @@ def test_loss_classes() -> None:
 
 
 def emptied(
-    *, config: LogConfig | None = None, cause: Cause = Cause.LEADER_STARTS_LATER, below: int = 0, **fields: Any
+    *, config: LogConfig | None = None, cause: LossCause = LossCause.LEADER_STARTS_LATER, below: int = 0, **fields: Any
 ) -> Receipt:
     """The receipt of a log of epoch 1, with timestamps of 1 s, whose leader's log starts at 100. `below`: the number of
     records past the high watermark."""
@@ -279,7 +279,7 @@ def emptied(
 
 def test_records_that_the_leader_deleted_before_have_expired() -> None:
     receipt = emptied(clean_since=1)
-    assert (receipt.loss_class, receipt.cause) == (LossClass.EXPIRED, Cause.LEADER_STARTS_LATER)
+    assert (receipt.loss_class, receipt.cause) == (LossClass.EXPIRED, LossCause.LEADER_STARTS_LATER)
     assert "no leader after epoch 1 was elected uncleanly" in receipt.known_by
 
 
@@ -290,7 +290,7 @@ def test_records_that_an_unclean_leader_may_never_have_had_are_not_expired() -> 
     assert "or may never have had them" in receipt.known_by
     assert emptied().loss_class is LossClass.COMMITTED, "the elections are unknown"
     assert emptied(clean_since=1, below=1).loss_class is LossClass.COMMITTED
-    assert emptied(clean_since=1, cause=Cause.DIVERGENCE).loss_class is LossClass.COMMITTED
+    assert emptied(clean_since=1, cause=LossCause.DIVERGENCE).loss_class is LossClass.COMMITTED
 
 
 def test_records_that_the_leader_may_have_had_may_be_acknowledged() -> None:
@@ -301,7 +301,9 @@ def test_records_that_the_leader_may_have_had_may_be_acknowledged() -> None:
     receipt = emptied(below=100, unanswered_ends=ends)
     assert receipt.loss_class is LossClass.MAYBE_ACKNOWLEDGED
     assert "the leader's log starts at 100" in receipt.known_by
-    assert emptied(below=100, unanswered_ends=ends, cause=Cause.DIVERGENCE).loss_class is LossClass.NEVER_ACKNOWLEDGED
+    assert (
+        emptied(below=100, unanswered_ends=ends, cause=LossCause.DIVERGENCE).loss_class is LossClass.NEVER_ACKNOWLEDGED
+    )
 
 
 @pytest.mark.parametrize(
@@ -446,7 +448,7 @@ def test_cut_is_resumed_when_the_disk_fills_at_any_step(seed: int, anew: bool, o
             return
 
 
-def refusal(disk: FullDisk, log: PartitionLog, wanted: Cut, can_go: list[str]) -> StorageError | None:
+def refusal(disk: FullDisk, log: PartitionLog, wanted: LogCut, can_go: list[str]) -> StorageError | None:
     """The result of a cut. `can_go`: evidence that is deleted when the disk is full, which frees no space."""
 
     def make_room() -> bool:
@@ -512,7 +514,7 @@ def test_truncation_by_recovery_has_a_receipt(seed: int) -> None:
     if cut_anything or report.torn_bytes or report.cut_bytes:
         assert receipts
     for receipt in receipts:
-        assert receipt.cause is Cause.RECOVERY
+        assert receipt.cause is LossCause.RECOVERY
         assert receipt.start_offset >= safe
         assert receipt.end_offset_exclusive >= receipt.start_offset
         assert receipt.size_bytes > 0 or "counted by their offsets" in receipt.known_by

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.ids import TopicPartition
 from fenceline.losses.receipt import Receipt
 from fenceline.metadata.image import Endpoint
@@ -31,7 +31,7 @@ class Coordinator:
         self.starts = {0: 0}
         leader.offsets = self._offsets
         self.is_reached = True
-        self.groups: list[tuple[OffsetSlot, CommittedOffset]] = []
+        self.groups: list[tuple[OffsetSlot, StoredOffset]] = []
         self.receipts: list[Receipt] = []
         self.tell(leader=LEADER)
 
@@ -69,7 +69,7 @@ class Coordinator:
     def commits(self, group: str, offset: int) -> None:
         topic_id = self.image.topics_by_name[TOPIC].id
         self.groups = [each for each in self.groups if each[0].group_id != group]
-        self.groups.append((OffsetSlot(group, TOPIC, 0), CommittedOffset(offset, 5, "", 0, topic_id=topic_id)))
+        self.groups.append((OffsetSlot(group, TOPIC, 0), StoredOffset(offset, 5, "", 0, topic_id=topic_id)))
 
     async def check(self) -> list[tuple[str, int, int]]:
         """The losses reported now."""

@@ -24,7 +24,7 @@ from fenceline.node.replication.follower_truncation import cut_of
 from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.node.replication.replica import Replica
 from fenceline.node.storage.storage_trouble import StorageTrouble
-from fenceline.replica.follower import Cause, CutTo, FollowerState, RestartAt
+from fenceline.replica.follower import CutTo, FollowerState, RestartAt, TruncationCause
 from fenceline.testing.sim_disk import SimDisk
 from tests.losses.helpers import TOPIC_ID, open_log, receipts_of, write
 from tests.node.controller_helpers import StillClock
@@ -94,7 +94,7 @@ class Stage:
         self.replica.end_leadership()
         assert all(waiter.code is ErrorCode.NOT_LEADER_OR_FOLLOWER for waiter in self.waiters)
         state = FollowerState("rain", TOPIC_ID.bytes, 3, leader_epoch, self.log)
-        self.keeper.cut(self.replica, cut_of(self.replica, CutTo(state, 0, Cause.DIVERGENCE), 2, 7, 9_000))
+        self.keeper.cut(self.replica, cut_of(self.replica, CutTo(state, 0, TruncationCause.DIVERGENCE), 2, 7, 9_000))
         (receipt,) = receipts_of(self.disk)
         return receipt
 
@@ -123,7 +123,7 @@ def test_loss_class_of_records_below_the_leaders_log_start(clean_since: int, los
     stage.replica.clean_since = clean_since
     state = FollowerState("rain", TOPIC_ID.bytes, 3, 6, stage.log)
     stage.keeper.cut(
-        stage.replica, cut_of(stage.replica, RestartAt(state, 100, Cause.LEADER_STARTS_LATER), 2, 7, 9_000)
+        stage.replica, cut_of(stage.replica, RestartAt(state, 100, TruncationCause.LEADER_STARTS_LATER), 2, 7, 9_000)
     )
     (receipt,) = receipts_of(stage.disk)
     assert receipt.loss_class is loss_class
@@ -132,7 +132,7 @@ def test_loss_class_of_records_below_the_leaders_log_start(clean_since: int, los
 def test_every_cause_of_a_follower_has_a_name_in_receipts() -> None:
     from fenceline.losses import receipt
 
-    assert {cause.name.lower() for cause in Cause} <= {cause.value for cause in receipt.Cause}
+    assert {cause.name.lower() for cause in TruncationCause} <= {cause.value for cause in receipt.LossCause}
 
 
 def test_receipt_is_due_until_it_is_delivered() -> None:

@@ -20,8 +20,8 @@ from fenceline.client.producer.producer import Producer
 from fenceline.ids import TopicPartition
 from fenceline.log.core.disk import OsDisk
 from fenceline.losses.cutting import cut_log
-from fenceline.losses.folder import Outbox, ReceiptFolder
-from fenceline.losses.receipt import Cause, LossClass, Receipt, receipt_id
+from fenceline.losses.folder import ReceiptFolder, ReceiptOutbox
+from fenceline.losses.receipt import LossCause, LossClass, Receipt, receipt_id
 from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
@@ -68,7 +68,7 @@ def receipt(topic: str, **fields: Any) -> Receipt:
         "partition": 0,
         "start_offset": 5,
         "end_offset_exclusive": 9,
-        "cause": Cause.DIVERGENCE,
+        "cause": LossCause.DIVERGENCE,
         "replica": 1,
         "time_ms": 1_700_000_000_123,
     }
@@ -123,7 +123,7 @@ def test_deleted_topic_with_unread_records_is_reported(node: EmbeddedNode) -> No
 
 def test_receipts_are_delivered_after_a_restart(node: EmbeddedNode) -> None:
     node.kill()
-    outbox = Outbox(OsDisk(), str(node.log_dir))
+    outbox = ReceiptOutbox(OsDisk(), str(node.log_dir))
     first = receipt("gone")
     outbox.mark_due(first)
     node.start()
@@ -194,7 +194,7 @@ def test_stray_directory_is_listed_exported_and_deleted_with_its_evidence(node: 
     assert all(Path(path).parent == stray / "lost+found" for each in found for path in each["evidence"])
     exported = [json.loads(run(node, "export", f"rain-0@{offset}", "--json")) for offset in (3, 9)]
     assert [record["value"] for records in exported for record in records][-len(values) :] == values
-    outbox = Outbox(OsDisk(), str(node.log_dir))
+    outbox = ReceiptOutbox(OsDisk(), str(node.log_dir))
     eventually(lambda: not outbox.due())
     node.stop()
     node.start()
@@ -232,7 +232,7 @@ def test_first_segments_removed_by_an_operator_are_reported(node: EmbeddedNode) 
 def test_commands_without_losses_and_with_unknown_names(node: EmbeddedNode) -> None:
     assert run(node, "list").strip().startswith("There are no loss receipts.")
     assert "no loss receipt" in run(node, "show", "nothing-0", code=1)
-    Outbox(OsDisk(), str(node.log_dir)).mark_due(receipt("gone"))
+    ReceiptOutbox(OsDisk(), str(node.log_dir)).mark_due(receipt("gone"))
     node.stop()
     node.start()
     eventually(lambda: listed(node, "gone"), "a receipt")
@@ -243,7 +243,7 @@ def test_commands_without_losses_and_with_unknown_names(node: EmbeddedNode) -> N
 def test_failed_export_is_reported(node: EmbeddedNode, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_bytes(b"")
-    Outbox(OsDisk(), str(node.log_dir)).mark_due(receipt("gone", evidence=(str(kept),)))
+    ReceiptOutbox(OsDisk(), str(node.log_dir)).mark_due(receipt("gone", evidence=(str(kept),)))
     node.stop()
     node.start()
     eventually(lambda: listed(node, "gone"), "a receipt")

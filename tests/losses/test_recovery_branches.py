@@ -29,8 +29,8 @@ from fenceline.losses import removed_partitions
 from fenceline.losses.check import stored_batches
 from fenceline.losses.cutting import cut_log, resolve_pending
 from fenceline.losses.evidence import EvidenceReader
-from fenceline.losses.folder import Outbox
-from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.losses.folder import ReceiptOutbox
+from fenceline.losses.receipt import LossCause, LossClass, Receipt
 from fenceline.node.losses.keeper import LossKeeper
 from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.records.batch import iter_headers
@@ -89,7 +89,7 @@ def test_torn_end() -> None:
     last = used(disk).segments[-1]
     shorten(disk, last.path, last.size_bytes - 5)
     log, (receipt,) = reopened(disk)
-    assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.cause) == (29, 30, Cause.RECOVERY)
+    assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.cause) == (29, 30, LossCause.RECOVERY)
     assert log.log_end_offset == 29
 
 
@@ -226,7 +226,7 @@ def test_missing_first_segments(clean: bool, start: int) -> None:
     again, (receipt,) = reopened(disk, recovery_point=30, high_watermark=30, log_start_offset=start, **fields)
     assert (again.log_start_offset, again.log_end_offset) == (begins, 30)
     assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (start, begins, begins - start)
-    assert (receipt.loss_class, receipt.cause, receipt.evidence) == (LossClass.COMMITTED, Cause.RECOVERY, ())
+    assert (receipt.loss_class, receipt.cause, receipt.evidence) == (LossClass.COMMITTED, LossCause.RECOVERY, ())
     assert "first segment files of the log are missing" in receipt.reason
     again.close(clean=False)
     open_log(disk, recovery_point=30, high_watermark=30)
@@ -252,7 +252,7 @@ def test_end_below_the_log_start() -> None:
     again, (receipt,) = reopened(disk, log_start_offset=25, high_watermark=30)
     assert (again.log_start_offset, again.log_end_offset) == (25, 25)
     assert (receipt.start_offset, receipt.end_offset_exclusive) == (0, end)
-    assert (receipt.loss_class, receipt.cause) == (LossClass.EXPIRED, Cause.RECOVERY)
+    assert (receipt.loss_class, receipt.cause) == (LossClass.EXPIRED, LossCause.RECOVERY)
     assert len(receipt.evidence) == 2
 
 
@@ -380,7 +380,7 @@ def test_stray_directory(lost_from: int, high_watermark: int) -> None:
     removed = RemovedPartition(aside, disk, TopicPartition("rain", 3), 0)
     (receipt,) = removed_partitions.resolve_pending(removed, replica=REPLICA, now_ms=9_000)
     assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (lost_from, 30, 30 - lost_from)
-    assert (receipt.cause, receipt.reason, receipt.leader_epochs) == (Cause.SET_ASIDE, reason, (1,))
+    assert (receipt.cause, receipt.reason, receipt.leader_epochs) == (LossCause.SET_ASIDE, reason, (1,))
     known = high_watermark > lost_from
     assert receipt.loss_class is (LossClass.COMMITTED if known else LossClass.MAYBE_ACKNOWLEDGED)
     kept = sum(header.record_count for header, _ in EvidenceReader(disk, receipt, receipt.evidence).batches())
@@ -413,13 +413,13 @@ def test_moved_replica(lost_from: int, high_watermark: int) -> None:
     keeper.keep_rest(log_dir, removed, lost_from, "a test")
     (receipt,) = keeper.next_due(10)
     assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (lost_from, 30, 30 - lost_from)
-    assert (receipt.cause, receipt.reason) == (Cause.SET_ASIDE, "a test")
+    assert (receipt.cause, receipt.reason) == (LossCause.SET_ASIDE, "a test")
     known = high_watermark > lost_from
     assert receipt.loss_class is (LossClass.COMMITTED if known else LossClass.MAYBE_ACKNOWLEDGED)
     kept = sum(header.record_count for header, _ in EvidenceReader(disk, receipt, receipt.evidence).batches())
     assert kept == receipt.records
     assert not [name for name in disk.listdir(removed.path) if name.endswith((".log", ".index"))]
-    assert [each.id for each in Outbox(disk, "/data").due()] == [receipt.id]
+    assert [each.id for each in ReceiptOutbox(disk, "/data").due()] == [receipt.id]
 
 
 @pytest.mark.parametrize("keeps_evidence", [False, True])

@@ -16,7 +16,7 @@ from fenceline.losses import quarantine, removed_partitions
 from fenceline.losses.check import complaints, lost_between, stored_batches
 from fenceline.losses.cutting import cut_log
 from fenceline.losses.evidence import EvidenceReader, places
-from fenceline.losses.folder import Outbox, ReceiptFolder
+from fenceline.losses.folder import ReceiptFolder, ReceiptOutbox
 from fenceline.losses.receipt import Receipt
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
@@ -47,7 +47,7 @@ def test_receipts_of_a_deleted_directory_report_the_evidence_as_deleted() -> Non
     rescued = removed_partitions.move_receipts_to_outbox(removed(disk, DIRECTORY), "/data", with_evidence=False)
     assert by_id(rescued) == by_id(losses)
     assert all(receipt.evidence == () and "removed" in receipt.evidence_note for receipt in rescued)
-    outbox = Outbox(disk, "/data")
+    outbox = ReceiptOutbox(disk, "/data")
     assert by_id(outbox.due()) == by_id(losses)
     for receipt in rescued:
         outbox.mark_reported(receipt)
@@ -70,7 +70,7 @@ def test_receipts_of_a_stray_directory_name_the_new_place_of_the_evidence() -> N
     assert removed_partitions.move_receipts_to_outbox(removed(disk), "/data", with_evidence=True) == [], (
         "a second call finds nothing"
     )
-    outbox = Outbox(disk, "/data")
+    outbox = ReceiptOutbox(disk, "/data")
     for receipt in rescued:
         outbox.mark_reported(receipt)
     assert by_id(list(outbox.contents().receipts)) == by_id(losses), "the receipts still identify the evidence"
@@ -80,7 +80,7 @@ def test_evidence_of_a_stray_directory_expires_by_age_and_with_the_directory() -
     disk = SimDisk()
     old, middle, new = three_losses(disk)
     removed_partitions.move_receipts_to_outbox(put_aside(disk), "/data", with_evidence=True)
-    folders = [ReceiptFolder(disk, ASIDE), Outbox(disk, "/data")]
+    folders = [ReceiptFolder(disk, ASIDE), ReceiptOutbox(disk, "/data")]
     swept = quarantine.sweep(disk, folders, now_ms=10_101, max_age_ms=100, max_bytes=-1)
     ((folder, changed),) = swept.changed
     assert (changed.id, changed.evidence, folder) == (old.id, (), folders[1])
@@ -119,7 +119,7 @@ def test_interrupted_cut_is_reported_after_a_crash_at_any_step(seed: int, with_e
         gone = removed(disk, high_watermark=high_watermark)
         removed_partitions.resolve_pending(gone, replica=REPLICA, now_ms=2)
         removed_partitions.move_receipts_to_outbox(gone, "/data", with_evidence=with_evidence)
-        receipts = Outbox(disk, "/data").due()
+        receipts = ReceiptOutbox(disk, "/data").due()
         after = stored_batches(open_log(disk, ASIDE))
         assert complaints(receipts, lost_between(before, after)) == []
         assert all(disk.peek(path) for receipt in receipts for path in receipt.evidence)
@@ -190,7 +190,7 @@ def test_records_of_a_stray_directory_are_reported_once_after_a_crash_at_any_ste
             survived = False
         life.forget()
         start(disk)
-        receipts = Outbox(disk, "/data").due()
+        receipts = ReceiptOutbox(disk, "/data").due()
         after = stored_batches(open_log(disk, ASIDE))
         assert after == before[: len(after)]
         lost = [batch for batch in before if batch.next_offset > lost_from]
@@ -212,4 +212,4 @@ def test_deletion_on_a_full_disk_frees_space_for_its_own_receipts() -> None:
     (receipt,) = removed_partitions.resolve_pending(gone, replica=REPLICA, now_ms=1)
     removed_partitions.move_receipts_to_outbox(gone, "/data", with_evidence=False)
     assert (receipt.id, receipt.records, receipt.topic_id) == (planned.id, planned.records, planned.topic_id)
-    assert by_id(Outbox(disk, "/data").due()) == [planned.id]
+    assert by_id(ReceiptOutbox(disk, "/data").due()) == [planned.id]

@@ -8,8 +8,8 @@ import pytest
 
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.losses.check import complaints, lost_between, stored_batches
-from fenceline.losses.cutting import Cut, cut_log
-from fenceline.losses.receipt import Cause
+from fenceline.losses.cutting import LogCut, cut_log
+from fenceline.losses.receipt import LossCause
 from fenceline.records.build import build_batch
 from fenceline.replica.follower import FollowerState
 from fenceline.testing.sim_disk import SimDisk
@@ -47,7 +47,7 @@ def test_receipts_are_the_difference_of_the_two_logs(seed: int) -> None:
             if log.latest_epoch < 0 or (epoch == log.latest_epoch and end >= log.log_end_offset):
                 break
             duty = state.on_divergence(epoch, end)
-            cut = Cut(duty.offset, False, Cause.DIVERGENCE, "", REPLICA, 1, last_epoch + 1, 1_000 + turn)
+            cut = LogCut(duty.offset, False, LossCause.DIVERGENCE, "", REPLICA, 1, last_epoch + 1, 1_000 + turn)
             cut_log(disk, log, cut)
             state.resume()
         lost = lost_between(before, stored_batches(leader))

@@ -19,7 +19,7 @@ from fenceline.node.clock import SystemClock
 from fenceline.node.replication.absent_brokers import NO_ABSENT, AbsentBrokers
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetch_session import FetchSessions
-from fenceline.replica.follower import Phase
+from fenceline.replica.follower import FollowerPhase
 from fenceline.wire.fetch import FetchedPartition, FetchResponse, encode_response, parse_request
 from tests.node.desk import Desk, run_story
 from tests.node.socket_leader import LEADER, NEVER_MS, WAIT_S, SocketLeader, empty_log, following
@@ -83,7 +83,7 @@ async def _until(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-def _phase(fetchers: ReplicaFetchers, index: int) -> Phase:
+def _phase(fetchers: ReplicaFetchers, index: int) -> FollowerPhase:
     return fetchers._links[LEADER].fetcher.states[TOPIC_ID.bytes, index].phase
 
 
@@ -99,7 +99,7 @@ def test_other_partitions_of_the_leader_are_replicated(large: list[int], capfd: 
             for each in replicas:
                 fetchers.follow(each, LEADER, 3)
             await _until(lambda: all(each.log.log_end_offset == 1 for each in small))
-            assert [_phase(fetchers, index) for index in large] == [Phase.WAITING] * len(large)
+            assert [_phase(fetchers, index) for index in large] == [FollowerPhase.WAITING] * len(large)
             assert all(replicas[index].log.log_end_offset == 0 for index in large)
             fetchers.check_connections()
             assert absent.current() is NO_ABSENT, "this node closed the connection; the leader is alive"

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from fenceline.config.node import NodeConfig
-from fenceline.controller.requests import BrokerHeartbeat, CreateTopics, NewTopic, RegisterBroker
+from fenceline.controller.requests import BrokerHeartbeat, CreateTopics, RegisterBroker, TopicToCreate
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import encode_uuid
 from fenceline.metadata.features import SUPPORTED
@@ -20,7 +20,7 @@ from fenceline.metadata.image import Endpoint
 from fenceline.node.controller_node import ControllerNode
 from fenceline.node.logs import redirect
 from fenceline.node.metadata.format import format_directory, parse_initial_controllers
-from fenceline.node.net.peer_connection import ConnectionLost, PeerConnection, open_peer
+from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost, open_peer
 from fenceline.testing.apache_kafka import free_port
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
@@ -135,7 +135,7 @@ def test_a_request_is_answered_through_any_controller(tmp_path: Path) -> None:
         async with three(tmp_path) as cluster:
             await join(await cluster.leader())
             for node_id, node in cluster.running.items():
-                answer = await node.controller.submit(CreateTopics((NewTopic(f"t{node_id}", 1, 1),)))
+                answer = await node.controller.submit(CreateTopics((TopicToCreate(f"t{node_id}", 1, 1),)))
                 assert not answer.topics[0].outcome.failed
             for node in cluster.running.values():
                 await eventually(lambda node=node: {"t1", "t2", "t3"} == set(node.controller.image.topics_by_name))
@@ -152,7 +152,7 @@ def test_pending_requests_fail_when_the_leader_resigns(tmp_path: Path) -> None:
             await join(leader)
             for node_id in [each for each in cluster.running if each != leader.node_id]:
                 await cluster.stop(node_id)
-            waiting = leader.controller.active.submit(CreateTopics((NewTopic("never", 1, 1),)))
+            waiting = leader.controller.active.submit(CreateTopics((TopicToCreate("never", 1, 1),)))
             with pytest.raises(PeerError) as reported:
                 await asyncio.wait_for(waiting, WAIT_S)
             assert reported.value.code is ErrorCode.NOT_CONTROLLER
@@ -167,7 +167,7 @@ def test_stopping_leader_is_replaced(tmp_path: Path) -> None:
         async with three(tmp_path) as cluster:
             old = await cluster.leader()
             await join(old)
-            await old.controller.submit(CreateTopics((NewTopic("kept", 1, 1),)))
+            await old.controller.submit(CreateTopics((TopicToCreate("kept", 1, 1),)))
             epoch = old.controller.epoch
             await cluster.stop(old.node_id)
             new = await cluster.leader()
@@ -266,7 +266,7 @@ def test_describe_cluster_by_endpoint_type(tmp_path: Path) -> None:
             assert {(each.broker_id, each.port) for each in answer.brokers} == set(enumerate(cluster.ports, 1))
             answer = await connection.call(ApiKey.DESCRIBE_CLUSTER, 1, {"endpoint_type": 1}, 10)
             assert answer.error_code is ErrorCode.MISMATCHED_ENDPOINT_TYPE
-            with pytest.raises(ConnectionLost):
+            with pytest.raises(PeerConnectionLost):
                 await connection.call(ApiKey.LIST_OFFSETS, 5, {}, 10)
 
     run(story)

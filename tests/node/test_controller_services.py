@@ -20,7 +20,7 @@ from fenceline.config.node import NodeConfig
 from fenceline.metadata.features import SUPPORTED
 from fenceline.node.controller_node import ControllerNode
 from fenceline.node.metadata.format import format_directory, parse_initial_controllers
-from fenceline.node.net.peer_connection import ConnectionLost, PeerConnection, open_peer
+from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost, open_peer
 from fenceline.testing.apache_kafka import free_port
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
@@ -62,7 +62,7 @@ class Side:
         """The answer, or a string if the connection is closed instead."""
         try:
             return await (await self.connect()).call(key, version, fields, WAIT_S)
-        except ConnectionLost:
+        except PeerConnectionLost:
             return "closed"
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from fenceline.metadata.records import (
 )
 from fenceline.node.metadata.batches import record_batch
 from fenceline.node.metadata.metadata_log import MetadataLog
-from fenceline.node.metadata.replay import Transactions
+from fenceline.node.metadata.replay import MetadataTransactions
 from fenceline.records.decode import decode_all
 from fenceline.testing.sim_disk import SimDisk
 from tests.node.controller_helpers import driver, prepare
@@ -32,7 +32,7 @@ FIRST, SECOND = TopicRecord("first"), TopicRecord("second")
 
 
 def _seen(*records: MetadataRecord) -> list[MetadataRecord]:
-    transactions, seen = Transactions(), []
+    transactions, seen = MetadataTransactions(), []
     for record in records:
         transactions.apply(encode_record(record, 30), lambda value: seen.append(decode_record(value)))
     return seen

@@ -21,13 +21,13 @@ from fenceline.ids import TopicPartition
 from fenceline.log.core.config import LogConfig
 from fenceline.log.core.errors import StorageError, TruncationPending
 from fenceline.log.partition.partition_log import PartitionLog
-from fenceline.losses.cutting import Cut
-from fenceline.node.net.peer_connection import ConnectionLost
+from fenceline.losses.cutting import LogCut
+from fenceline.node.net.peer_connection import PeerConnectionLost
 from fenceline.node.replication import follower_truncation
 from fenceline.node.replication.replica import Replica
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import AskEnd, AskEpochEnd, FollowerState, Phase
+from fenceline.replica.follower import AskEnd, AskEpochEnd, FollowerPhase, FollowerState
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.fetch import FetchedPartition, FetchResponse
 from tests.log.helpers import batch
@@ -58,7 +58,7 @@ class Host:
     def storage_failed(self, replica: Any, error: StorageError) -> None:
         self.failed.append((replica.topic_partition.partition, error))
 
-    def cut_log(self, replica: Any, cut: Cut) -> None:
+    def cut_log(self, replica: Any, cut: LogCut) -> None:
         self.cut.append((replica.topic_partition.partition, cut.offset, replica.is_being_cut))
         if self.lacks_room:
             self.lacks_room -= 1
@@ -167,7 +167,7 @@ def test_invalid_records_are_fetched_again(records: bytes) -> None:
         )
         assert [each.log.log_end_offset for each in stage.replicas] == [5, 6]
         assert [each.high_watermark for each in stage.replicas] == [0, 6]
-        assert (stage.state(0).phase, stage.state(1).phase) == (Phase.WAITING, Phase.FETCHING)
+        assert (stage.state(0).phase, stage.state(1).phase) == (FollowerPhase.WAITING, FollowerPhase.FETCHING)
         assert stage.host.failed == []
         assert stage.ask() == [(1, 6)], "the failed partition waits, the other continues"
         stage.link.fetcher.on_connection_lost()
@@ -189,7 +189,7 @@ def test_disk_error_is_reported_and_other_partitions_continue() -> None:
         await stage.answer(fetched(0, records=records), fetched(1, records=records))
         assert [each.log.log_end_offset for each in stage.replicas] == [5, 6]
         assert [index for index, _ in stage.host.failed] == [0]
-        assert stage.state(0).phase is Phase.WAITING
+        assert stage.state(0).phase is FollowerPhase.WAITING
 
     run_story(story)
 
@@ -203,7 +203,7 @@ def test_internal_error_affects_one_partition(monkeypatch: pytest.MonkeyPatch) -
         records = bytes(batch(base_offset=5, leader_epoch=5))
         await stage.answer(fetched(0, records=records), fetched(1, records=records))
         assert stage.replicas[1].log.log_end_offset == 6
-        assert (stage.state(0).phase, stage.state(1).phase) == (Phase.WAITING, Phase.FETCHING)
+        assert (stage.state(0).phase, stage.state(1).phase) == (FollowerPhase.WAITING, FollowerPhase.FETCHING)
 
     run_story(story)
 
@@ -222,14 +222,14 @@ def test_failed_truncation_is_reported_and_retried() -> None:
         assert [index for index, _ in stage.host.failed] == [0]
         assert not stage.replicas[0].is_being_cut
         assert stage.host.ended == 1
-        assert (stage.state(0).phase, stage.replicas[1].log.log_end_offset) == (Phase.WAITING, 6)
+        assert (stage.state(0).phase, stage.replicas[1].log.log_end_offset) == (FollowerPhase.WAITING, 6)
         stage.host.disk_fails = False
         stage.link.fetcher.on_connection_lost()
         stage.clock.ms = stage.state(0).ready_at_ms
         assert stage.ask() == [(0, 5), (1, 6)]
         await stage.answer(fetched(0, diverging_epoch=(3, 2)))
         assert stage.replicas[0].log.log_end_offset == 2
-        assert stage.state(0).phase is Phase.FETCHING
+        assert stage.state(0).phase is FollowerPhase.FETCHING
 
     run_story(story)
 
@@ -244,7 +244,7 @@ def test_link_retries_after_a_truncation_without_effect(fails: bool, divergence:
         resting = asyncio.ensure_future(stage.link._pause(None))
         await asyncio.sleep(0)
         await stage.answer(fetched(0, diverging_epoch=divergence))
-        assert (len(stage.host.cut), stage.state(0).phase) == (1, Phase.WAITING)
+        assert (len(stage.host.cut), stage.state(0).phase) == (1, FollowerPhase.WAITING)
         await resting
 
     run_story(story)
@@ -274,7 +274,7 @@ def test_truncation_waits_for_space_for_its_receipt(monkeypatch: pytest.MonkeyPa
         assert stage.host.cut == [(0, 2, True)] * 3
         assert [error.disk_full for _, error in stage.host.failed] == [True, True]
         assert (stage.host.ended, stage.replicas[0].is_being_cut) == (1, False)
-        assert (stage.state(0).phase, stage.replicas[0].log.log_end_offset) == (Phase.FETCHING, 2)
+        assert (stage.state(0).phase, stage.replicas[0].log.log_end_offset) == (FollowerPhase.FETCHING, 2)
 
     run_story(story)
 
@@ -367,7 +367,7 @@ def test_rejected_offset_lookup_truncates_nothing_and_is_retried(answers: tuple[
         leader: Any = Leader(*answers)
         await stage.link.truncation.ask(leader, question)
         assert leader.asked == [(1, -1, EPOCH), (1, -4, EPOCH)][: len(answers)]
-        assert (stage.state(0).phase, stage.host.cut) == (Phase.WAITING, [])
+        assert (stage.state(0).phase, stage.host.cut) == (FollowerPhase.WAITING, [])
         stage.link.fetcher.on_connection_lost()
         stage.clock.ms = stage.state(0).ready_at_ms
         assert (0, 5) in stage.ask()
@@ -386,7 +386,7 @@ def test_log_out_of_range_is_truncated_or_restarted(answers: tuple[int, ...], cu
         await stage.run_truncations()
         assert stage.host.cut == [(0, cut, True)]
         log = stage.replicas[0].log
-        assert (log.log_end_offset, stage.state(0).phase) == (cut, Phase.FETCHING)
+        assert (log.log_end_offset, stage.state(0).phase) == (cut, FollowerPhase.FETCHING)
         assert log.log_start_offset == (0 if cut < 5 else cut)
 
     run_story(story)
@@ -403,7 +403,7 @@ def test_lookup_of_an_older_epoch_is_ignored(answer: int | ErrorCode) -> None:
         await stage.link.truncation.ask(leader, question)
         await stage.run_truncations()
         assert stage.host.cut == []
-        assert (stage.state(0).leader_epoch, stage.state(0).phase) == (EPOCH + 1, Phase.FETCHING)
+        assert (stage.state(0).leader_epoch, stage.state(0).phase) == (EPOCH + 1, FollowerPhase.FETCHING)
 
     run_story(story)
 
@@ -418,13 +418,13 @@ def test_unanswered_lookup_is_retried() -> None:
         assert len(questions) == 2
 
         def lose() -> None:
-            raise ConnectionLost("gone")
+            raise PeerConnectionLost("gone")
 
         leader: Any = Leader(meanwhile=lose)
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(PeerConnectionLost):
             await stage.link.truncation.ask_all(leader, questions)
         stage.link.fetcher.on_connection_lost()
-        assert [stage.state(index).phase for index in (0, 1)] == [Phase.WAITING] * 2
+        assert [stage.state(index).phase for index in (0, 1)] == [FollowerPhase.WAITING] * 2
         stage.clock.ms = max(stage.state(index).ready_at_ms for index in (0, 1))
         assert stage.ask() == [(0, 5), (1, 5)]
 
@@ -494,7 +494,7 @@ def test_rejected_epoch_lookup_is_retried(answer: ErrorCode) -> None:
         questions = await stage.answer(fetched(0, records=BEHIND))
         refusing: Any = EpochsOfLeader(answer)
         await stage.link.truncation.ask_all(refusing, questions)
-        assert (stage.state(0).phase, stage.replicas[0].log.log_end_offset) == (Phase.WAITING, 5)
+        assert (stage.state(0).phase, stage.replicas[0].log.log_end_offset) == (FollowerPhase.WAITING, 5)
         stage.link.fetcher.on_connection_lost()
         stage.clock.ms = stage.state(0).ready_at_ms
         assert (0, 5) in stage.ask()

@@ -14,7 +14,7 @@ import pytest
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.config import LogConfig
 from fenceline.node.replication import leader_duties
-from fenceline.replica.follower import Phase
+from fenceline.replica.follower import FollowerPhase
 from fenceline.wire.fetch import FetchResponse
 from tests.log.helpers import batch
 from tests.node.test_follower_failures import EPOCH, LEADER, Host, Stage, fetched
@@ -74,7 +74,7 @@ def test_next_fetch_waits_for_the_flush_after_flush_messages() -> None:
         await _turns()
         (flush,) = host.flushes
         assert flush[:2] == (0, 7)
-        assert stage.state(0).phase is Phase.FLUSHING
+        assert stage.state(0).phase is FollowerPhase.FLUSHING
         assert stage.ask() == [(1, 7)], "partition 0 has left the session: it acknowledges nothing"
         flush[2].set_result(None)
         await _turns()
@@ -93,11 +93,11 @@ def test_failed_flush_acknowledges_nothing_and_is_retried(monkeypatch: pytest.Mo
         await _turns()
         host.flushes[0][2].set_result(PeerError(ErrorCode.KAFKA_STORAGE_ERROR, "full"))
         await _turns()
-        assert stage.state(0).phase is Phase.FLUSHING
+        assert stage.state(0).phase is FollowerPhase.FLUSHING
         assert [(partition, end) for partition, end, _ in host.flushes] == [(0, 6), (0, 6)]
         host.flushes[1][2].set_result(None)
         await _turns()
-        assert stage.state(0).phase is Phase.FETCHING
+        assert stage.state(0).phase is FollowerPhase.FETCHING
 
     run(story)
 
@@ -110,11 +110,11 @@ def test_log_is_flushed_before_the_first_fetch_from_a_new_leader() -> None:
         stage.fetchers.follow(stage.replicas[0], LEADER, EPOCH + 1)
         await _turns()
         assert [(partition, end) for partition, end, _ in host.flushes] == [(0, 6), (0, 6)]
-        assert stage.state(0).phase is Phase.FLUSHING
+        assert stage.state(0).phase is FollowerPhase.FLUSHING
         for _, _, outcome in host.flushes:
             outcome.set_result(None)
         await _turns()
-        assert stage.state(0).phase is Phase.FETCHING
+        assert stage.state(0).phase is FollowerPhase.FETCHING
 
     run(story)
 

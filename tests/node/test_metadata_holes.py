@@ -17,7 +17,7 @@ from fenceline.node.metadata.promised_end import record_promised_end, valid_exte
 from fenceline.node.metadata.replay import NO_SNAPSHOT
 from fenceline.quorum.control_records import KRaftVoters, Voter
 from fenceline.quorum.duties import Send
-from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, QuorumLogEnd, SnapshotId
 from fenceline.quorum.messages import VoteRequest
 from fenceline.testing.sim_disk import SimDisk
 from tests.kip.snapshot_directory import DATA, DIRECTORY, EPOCH, VOTER, History, image_after, snapshot_of
@@ -74,7 +74,7 @@ def test_a_voter_starts_before_the_hole_and_keeps_its_promised_end(
     _tear(history, batches[-3] if segment_bytes == 300 else 9)
     opened = _open(history, 7, settings)
     assert opened.log.promised == end
-    assert opened.log.end == LogEnd(EPOCH, batches[-3] if segment_bytes == 300 else 9)
+    assert opened.log.end == QuorumLogEnd(EPOCH, batches[-3] if segment_bytes == 300 else 9)
     assert not opened.is_alone
     opened.quorum.start(0, None)
     duties = opened.quorum.tick(10_000)
@@ -114,7 +114,7 @@ def test_unflushed_log_of_a_broker_is_replaced_by_the_fetched_snapshot(torn: boo
     with pytest.raises(OperatorError):
         MetadataLog.open(deepcopy(disk), DATA, now_ms=0)
     opened = MetadataLog.open(disk, DATA, now_ms=0, votes=False)
-    assert (opened.start_offset, opened.end) == (200, LogEnd(fetched.epoch, 200))
+    assert (opened.start_offset, opened.end) == (200, QuorumLogEnd(fetched.epoch, 200))
     assert opened.replay().image == image
 
 
@@ -191,7 +191,7 @@ def test_voters_behind_the_hole_count() -> None:
     end = history.log.end
     _tear(history, 9)
     opened = _open(history, VOTER.voter_id, WITH_OTHERS, VOTER.voter_directory_id.int)
-    assert opened.log.promised == end == LogEnd(EPOCH + 1, end.offset)
+    assert opened.log.promised == end == QuorumLogEnd(EPOCH + 1, end.offset)
     assert not opened.is_alone
     duties = opened.quorum.start(0, opened.log.read_election())
     assert {duty.destination.host for duty in duties if isinstance(duty, Send)} == {"other"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fenceline.config.node import NodeConfig
-from fenceline.controller.requests import CreateTopics, NewTopic
+from fenceline.controller.requests import CreateTopics, TopicToCreate
 from fenceline.ids import METADATA_TOPIC_ID
 from fenceline.log.core.checkpoints import read_partition_metadata
 from fenceline.log.core.disk import replace_file
@@ -35,7 +35,7 @@ async def _three(root: Path, *node_ids: int, **settings: str) -> Three:
 
 
 async def _grow(leader: ControllerNode, name: str) -> None:
-    await leader.controller.submit(CreateTopics((NewTopic(name, 1, 1),)))
+    await leader.controller.submit(CreateTopics((TopicToCreate(name, 1, 1),)))
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 40, None])

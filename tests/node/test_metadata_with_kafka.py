@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.controller.requests import BrokerHeartbeat, CreateTopics, NewTopic
+from fenceline.controller.requests import BrokerHeartbeat, CreateTopics, TopicToCreate
 from fenceline.ids import decode_uuid
 from fenceline.log.core.disk import OsDisk
 from fenceline.log.core.meta_properties import read_meta
@@ -41,8 +41,8 @@ def kafka_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ConfigEntry,
         ConfigResource,
         NewPartitions,
-        NewTopic,
         ResourceType,
+        TopicToCreate,
     )
 
     root = tmp_path_factory.mktemp("kafka")
@@ -55,10 +55,10 @@ def kafka_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 future.result(60)
 
         names = [f"topic.{number}" for number in range(12)]
-        wait(admin.create_topics([NewTopic(name, 3, 1, config={"retention.ms": "86400000"}) for name in names]))
+        wait(admin.create_topics([TopicToCreate(name, 3, 1, config={"retention.ms": "86400000"}) for name in names]))
         wait(admin.create_partitions([NewPartitions(names[0], 6)]))
         wait(admin.delete_topics(names[1:3]))
-        wait(admin.create_topics([NewTopic(names[1], 1, 1)]))
+        wait(admin.create_topics([TopicToCreate(names[1], 1, 1)]))
         entries = [
             ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.APPEND),
             ConfigEntry("retention.ms", None, incremental_operation=AlterConfigOpType.DELETE),
@@ -72,7 +72,7 @@ def kafka_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         producer.flush(60)
         broker.stop()
         broker.start()
-        wait(admin.create_topics([NewTopic("later", 2, 1)]))
+        wait(admin.create_topics([TopicToCreate("later", 2, 1)]))
         broker.stop()
     return root / "data"
 
@@ -162,7 +162,7 @@ def test_a_kafka_directory_can_be_used_here(kafka_dir: Path, tmp_path: Path) -> 
         assert controller.epoch == 3
         assert _values(controller.image) == _values(whole)
         await join(controller, incarnation=9)
-        await controller.submit(CreateTopics((NewTopic("here", 1, 1),)))
+        await controller.submit(CreateTopics((TopicToCreate("here", 1, 1),)))
         await controller.stop()
 
     asyncio.run(story())
@@ -237,7 +237,7 @@ def test_kafkas_tools_read_our_log_and_our_snapshots(tmp_path: Path) -> None:
             await controller.start()
             previous = await join(controller, incarnation=life, previous=previous)
             for number in range(40):
-                topic = NewTopic(f"t{life}-{number}", 3, 1, configs=(("retention.ms", "1000"),))
+                topic = TopicToCreate(f"t{life}-{number}", 3, 1, configs=(("retention.ms", "1000"),))
                 await controller.submit(CreateTopics((topic,)))
             for _ in range(2):
                 await controller.submit(BrokerHeartbeat(1, previous, controller.image.offset, want_shut_down=True))
@@ -266,7 +266,7 @@ def test_kafka_starts_on_a_directory_of_this_project(tmp_path: Path) -> None:
         epoch = await join(controller, log_dir=decode_uuid(read_meta(OsDisk(), str(data))["directory.id"]))
         for number in range(30):
             await controller.submit(
-                CreateTopics((NewTopic(f"t{number}", 2, 1, configs=(("retention.ms", "9000000"),)),))
+                CreateTopics((TopicToCreate(f"t{number}", 2, 1, configs=(("retention.ms", "9000000"),)),))
             )
         for _ in range(2):
             await controller.submit(BrokerHeartbeat(1, epoch, controller.image.offset, want_shut_down=True))

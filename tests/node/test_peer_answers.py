@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES, AnswerTooLarge, ConnectionLost, PeerConnection
+from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES, AnswerTooLarge, PeerConnection, PeerConnectionLost
 from fenceline.wire.apis import ApiKey
 
 FETCH, VERSION = ApiKey.FETCH, 12
@@ -125,7 +125,7 @@ def test_malformed_input_closes_the_connection_and_fails_pending_requests(conten
         assert wire.is_aborted
         assert not connection.is_open
         for answer in answers:
-            with pytest.raises(ConnectionLost):
+            with pytest.raises(PeerConnectionLost):
                 answer.result()
 
     asyncio.run(story())
@@ -145,7 +145,7 @@ def test_the_reason_for_closing_reaches_pending_requests() -> None:
         connection, _ = connected()
         answer = connection.post(FETCH, VERSION, b"")
         connection.close("too slow")
-        with pytest.raises(ConnectionLost, match="too slow"):
+        with pytest.raises(PeerConnectionLost, match="too slow"):
             answer.result()
 
     asyncio.run(story())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.node.net.connection import MAX_PIPELINED, Connection, PendingAnswer
+from fenceline.node.net.connection import MAX_PIPELINED, PendingAnswer, ServerConnection
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 
@@ -61,11 +61,11 @@ class Node:
             max_request_bytes=1000,
             is_short_of_memory=False,
         )
-        self.connection = Connection(server, "PLAINTEXT")
+        self.connection = ServerConnection(server, "PLAINTEXT")
         self.wire = Wire()
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]
 
-    def _handle(self, connection: Connection, frame: memoryview) -> Any:
+    def _handle(self, connection: ServerConnection, frame: memoryview) -> Any:
         number, how = frame[-2], chr(frame[-1])
         self.handled.append(number)
         match how:

@@ -24,7 +24,7 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.log.core.checkpoints import encode_partition_metadata
 from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import replace_file
-from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.losses.receipt import LossCause, LossClass, Receipt
 from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
 from fenceline.node.storage import directory_assignments
 from fenceline.records.build import build_batch
@@ -224,7 +224,7 @@ def test_the_assigned_one_of_two_diverging_directories_is_used(named: int) -> No
         assert (receipt.start_offset, receipt.end_offset_exclusive) == lost, (
             "the records that the assigned directory lacks"
         )
-        assert (receipt.topic_id, receipt.cause) == (desk.topic_id, Cause.SET_ASIDE)
+        assert (receipt.topic_id, receipt.cause) == (desk.topic_id, LossCause.SET_ASIDE)
         assert all(path.startswith(f"{stray.path}/lost+found/") for path in receipt.evidence)
 
     run_with_directories(1, story)
@@ -254,7 +254,7 @@ def test_records_of_a_directory_without_a_topic_id_get_a_receipt(directories: in
             assert desk.partitions.directories.scan(log_dir) == []
         (receipt,) = recovered_receipts(desk)
         assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (0, 3, 3)
-        assert (receipt.topic, receipt.topic_id, receipt.cause) == (TOPIC, None, Cause.SET_ASIDE)
+        assert (receipt.topic, receipt.topic_id, receipt.cause) == (TOPIC, None, LossCause.SET_ASIDE)
         assert receipt.loss_class is LossClass.MAYBE_ACKNOWLEDGED, "no checkpoint is known to cover it"
         assert all(desk.disk.peek(path) for path in receipt.evidence)
         lead(desk, 0, mine(desk, 0), isr=(1,))

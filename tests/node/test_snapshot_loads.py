@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fenceline.config.node import NodeConfig
-from fenceline.controller.requests import CreateTopics, DeleteTopics, NewTopic, TopicReference
+from fenceline.controller.requests import CreateTopics, DeleteTopics, TopicReference, TopicToCreate
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.broker import Broker
@@ -45,7 +45,7 @@ async def _until(holds: Any) -> None:
 
 async def _with_topics(broker: Broker, *names: str) -> None:
     for name in names:
-        await broker.controller.submit(CreateTopics((NewTopic(name, 2, 1),)))
+        await broker.controller.submit(CreateTopics((TopicToCreate(name, 2, 1),)))
         for index in (0, 1):
             replica = broker.partitions.get(name, index)
             assert replica is not None

@@ -5,12 +5,20 @@ from __future__ import annotations
 from random import Random
 from typing import Any, TypeVar
 
-from fenceline.quorum.duties import Answer, AppendControlBatch, AppendFetched, Duty, PersistElection, Send, Truncate
+from fenceline.quorum.duties import (
+    AppendControlBatch,
+    AppendFetched,
+    Duty,
+    PersistElection,
+    QuorumAnswer,
+    Send,
+    Truncate,
+)
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import VotersAt
 from fenceline.quorum.messages import (
-    FetchRequest,
-    FetchResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     RequestMessage,
     ResponseMessage,
     VoteRequest,
@@ -84,7 +92,7 @@ class Machine:
     def ask(self, message: RequestMessage) -> Any:
         """The response to a request, None when it is parked."""
         self.do(self.quorum.request(self.now_ms, "t", message))
-        return next((duty.message for duty in self.duties if isinstance(duty, Answer)), None)
+        return next((duty.message for duty in self.duties if isinstance(duty, QuorumAnswer)), None)
 
     def found(self, kind: type[T]) -> list[T]:
         """Duties of one kind."""
@@ -122,7 +130,9 @@ class Machine:
         assert isinstance(role, Leader), role
         return role
 
-    def fetch(self, node_id: int, offset: int | None = None, epoch: int | None = None, **changed: Any) -> FetchRequest:
+    def fetch(
+        self, node_id: int, offset: int | None = None, epoch: int | None = None, **changed: Any
+    ) -> QuorumFetchRequest:
         """The fetch of node `node_id`, which has all records before `offset` (default: all)."""
         end = self.log.end_offset if offset is None else offset
         fields: dict[str, Any] = {
@@ -134,7 +144,7 @@ class Machine:
             "replica_directory_id": voter(node_id).voter_directory_id,
             "high_watermark": -1,
         }
-        return FetchRequest(**(fields | changed))
+        return QuorumFetchRequest(**(fields | changed))
 
     def entries(self, epoch: int, count: int) -> tuple[Entry, ...]:
         """Records of a leader that continue this log."""
@@ -148,5 +158,5 @@ class Machine:
     def fetched(self, **fields: Any) -> list[Duty]:
         """The leader responds to the pending fetch."""
         given: dict[str, Any] = {"leader_id": self.quorum.leader_id, "leader_epoch": self.quorum.epoch}
-        ask = self.request_id(self.quorum.leader_id, FetchRequest)
-        return self.reply(ask, FetchResponse(**(given | fields)))
+        ask = self.request_id(self.quorum.leader_id, QuorumFetchRequest)
+        return self.reply(ask, QuorumFetchResponse(**(given | fields)))

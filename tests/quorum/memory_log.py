@@ -14,7 +14,7 @@ from uuid import UUID
 
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import NO_PROMISED_END, EpochEnd, LogEnd, SnapshotId, VotersAt
+from fenceline.quorum.log_view import NO_PROMISED_END, QuorumEpochEnd, QuorumLogEnd, SnapshotId, VotersAt
 from fenceline.quorum.voter_set import VoterHistory
 
 LEVELS: Final = KRaftVersionFeature(0, 1)
@@ -59,37 +59,37 @@ class MemoryLog:
 
     # -- LogView -----------------------------------------------------------------------------------------------------
 
-    def _end_at(self, offset: int) -> LogEnd:
+    def _end_at(self, offset: int) -> QuorumLogEnd:
         if offset > self.start_offset:
-            return LogEnd(self.entries[offset - 1 - self.start_offset].epoch, offset)
+            return QuorumLogEnd(self.entries[offset - 1 - self.start_offset].epoch, offset)
         latest = self.latest_snapshot
-        return LogEnd(latest.epoch if latest is not None and latest.end_offset == offset else 0, offset)
+        return QuorumLogEnd(latest.epoch if latest is not None and latest.end_offset == offset else 0, offset)
 
     @property
     def end_offset(self) -> int:
         return self.start_offset + len(self.entries)
 
     @property
-    def end(self) -> LogEnd:
+    def end(self) -> QuorumLogEnd:
         return self._end_at(self.end_offset)
 
     @property
-    def flushed(self) -> LogEnd:
+    def flushed(self) -> QuorumLogEnd:
         return self._end_at(self.flushed_offset)
 
-    def end_offset_for_epoch(self, epoch: int) -> EpochEnd:
+    def end_offset_for_epoch(self, epoch: int) -> QuorumEpochEnd:
         """E13."""
         epochs = self._epochs
         if epoch < 0:
-            return EpochEnd(-1, -1)
+            return QuorumEpochEnd(-1, -1)
         if epochs and epoch == epochs[-1][0]:
-            return EpochEnd(epoch, self.end_offset)
+            return QuorumEpochEnd(epoch, self.end_offset)
         if not epochs or epoch > epochs[-1][0]:
-            return EpochEnd(-1, -1)
+            return QuorumEpochEnd(-1, -1)
         position = bisect_right(epochs, (epoch, 1 << 62))
         if position == 0:
-            return EpochEnd(epoch, epochs[0][1])
-        return EpochEnd(epochs[position - 1][0], epochs[position][1])
+            return QuorumEpochEnd(epoch, epochs[0][1])
+        return QuorumEpochEnd(epochs[position - 1][0], epochs[position][1])
 
     @property
     def earliest_snapshot(self) -> SnapshotId | None:

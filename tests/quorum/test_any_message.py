@@ -11,9 +11,9 @@ import pytest
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.quorum.control_records import KRaftVersionFeature, VoterEndpoint
 from fenceline.quorum.duties import (
-    Answer,
     BeginDownload,
     LoadSnapshot,
+    QuorumAnswer,
     Send,
     ServePiece,
     ServeRecords,
@@ -21,7 +21,7 @@ from fenceline.quorum.duties import (
     WritePiece,
 )
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import EpochEnd, SnapshotId
+from fenceline.quorum.log_view import QuorumEpochEnd, SnapshotId
 from fenceline.quorum.messages import (
     AddRaftVoterRequest,
     AddRaftVoterResponse,
@@ -32,11 +32,11 @@ from fenceline.quorum.messages import (
     DescribeQuorumRequest,
     EndQuorumEpochRequest,
     EndQuorumEpochResponse,
-    FetchRequest,
-    FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
-    NodeEndpoint,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
+    QuorumNodeEndpoint,
     RemoveRaftVoterRequest,
     RemoveRaftVoterResponse,
     ReplicaKey,
@@ -107,7 +107,7 @@ class RandomMessages:
             EndQuorumEpochRequest(
                 "c", m.node(), m.epoch(), (ReplicaKey(m.node()),) * m.rng.randrange(3), m.endpoints()
             ),
-            FetchRequest(
+            QuorumFetchRequest(
                 "c",
                 m.node(),
                 m.epoch(),
@@ -136,7 +136,7 @@ class RandomMessages:
             "partition_error_code": self.code(),
             "leader_id": self.rng.choice((self.machine.quorum.leader_id, self.node())),
             "leader_epoch": self.epoch(),
-            "node_endpoints": self.rng.choice(((), (NodeEndpoint(self.node(), "h", 7),))),
+            "node_endpoints": self.rng.choice(((), (QuorumNodeEndpoint(self.node(), "h", 7),))),
         }
         match sent.message:
             case VoteRequest():
@@ -145,13 +145,13 @@ class RandomMessages:
                 return BeginQuorumEpochResponse(**named)
             case EndQuorumEpochRequest():
                 return EndQuorumEpochResponse(**named)
-            case FetchRequest():
+            case QuorumFetchRequest():
                 what = self.rng.randrange(4)
                 log = self.machine.log
-                return FetchResponse(
+                return QuorumFetchResponse(
                     **named,
                     high_watermark=self.near(log.end_offset),
-                    diverging_epoch=EpochEnd(self.near(log.end.epoch), self.near(log.end_offset))
+                    diverging_epoch=QuorumEpochEnd(self.near(log.end.epoch), self.near(log.end_offset))
                     if what == 1
                     else None,
                     snapshot_id=self.snapshot() if what == 2 else None,
@@ -206,7 +206,7 @@ def exchange_random_messages(seed: int, steps: int) -> int:
             match duty:
                 case Send():
                     waiting.append(duty)
-                case Answer(token, _) | ServeRecords(token, _, _, _, _) | ServePiece(token, _, _, _, _):
+                case QuorumAnswer(token, _) | ServeRecords(token, _, _, _, _) | ServePiece(token, _, _, _, _):
                     assert token not in answered
                     answered.add(token)
                 case BeginDownload(snapshot_id, _):

@@ -11,7 +11,7 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import METADATA_TOPIC
 from fenceline.quorum.codec import API_OF, VERSIONS, requests, responses, version_for
 from fenceline.quorum.control_records import KRaftVersionFeature, VoterEndpoint
-from fenceline.quorum.log_view import EpochEnd, SnapshotId
+from fenceline.quorum.log_view import QuorumEpochEnd, SnapshotId
 from fenceline.quorum.messages import (
     AddRaftVoterRequest,
     AddRaftVoterResponse,
@@ -22,11 +22,11 @@ from fenceline.quorum.messages import (
     DescribeQuorumResponse,
     EndQuorumEpochRequest,
     EndQuorumEpochResponse,
-    FetchRequest,
-    FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
-    NodeEndpoint,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
+    QuorumNodeEndpoint,
     RemoveRaftVoterRequest,
     RemoveRaftVoterResponse,
     ReplicaKey,
@@ -43,15 +43,15 @@ from fenceline.wire.entities import read_request, read_response, unknown_fields,
 
 A, B = UUID(int=0xA), UUID(int=0xB)
 HERE = (VoterEndpoint("CONTROLLER", "localhost", 9093),)
-LEADER = (NodeEndpoint(2, "two", 9093),)
+LEADER = (QuorumNodeEndpoint(2, "two", 9093),)
 
 REQUESTS: list[RequestMessage] = [
     VoteRequest("cluster", 5, 1, 4, 77, A, 2, B, pre_vote=True),
     BeginQuorumEpochRequest("cluster", 2, 5, 1, A, HERE),
     EndQuorumEpochRequest("cluster", 2, 5, (ReplicaKey(3, A), ReplicaKey(1, B)), HERE),
-    FetchRequest("cluster", 3, 5, 77, 4, A, 500, 1, 1 << 20, 70),
-    FetchRequest("cluster", 3, 5, 77, 4, A, 500, 1, 1 << 20, -1),
-    FetchRequest("cluster", 3, 5, 77, 4, A, 500, 1, 1 << 20, None),
+    QuorumFetchRequest("cluster", 3, 5, 77, 4, A, 500, 1, 1 << 20, 70),
+    QuorumFetchRequest("cluster", 3, 5, 77, 4, A, 500, 1, 1 << 20, -1),
+    QuorumFetchRequest("cluster", 3, 5, 77, 4, A, 500, 1, 1 << 20, None),
     FetchSnapshotRequest("cluster", 3, 5, SnapshotId(70, 4), 1 << 33, 1 << 20, A),
     DescribeQuorumRequest(),
     AddRaftVoterRequest("cluster", 1000, 4, A, HERE, ack_when_committed=False),
@@ -66,10 +66,10 @@ RESPONSES: list[tuple[ApiKey, ResponseMessage]] = [
         BeginQuorumEpochResponse(ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH, 2, 5, LEADER),
     ),
     (ApiKey.END_QUORUM_EPOCH, EndQuorumEpochResponse(leader_id=-1, leader_epoch=5)),
-    (ApiKey.FETCH, FetchResponse(ErrorCode.NONE, ErrorCode.NONE, 2, 5, 70, 3, None, None, b"records", LEADER)),
-    (ApiKey.FETCH, FetchResponse(leader_id=2, leader_epoch=5, diverging_epoch=EpochEnd(4, 60))),
-    (ApiKey.FETCH, FetchResponse(leader_id=2, leader_epoch=5, snapshot_id=SnapshotId(60, 4))),
-    (ApiKey.FETCH, FetchResponse(partition_error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, leader_epoch=5)),
+    (ApiKey.FETCH, QuorumFetchResponse(ErrorCode.NONE, ErrorCode.NONE, 2, 5, 70, 3, None, None, b"records", LEADER)),
+    (ApiKey.FETCH, QuorumFetchResponse(leader_id=2, leader_epoch=5, diverging_epoch=QuorumEpochEnd(4, 60))),
+    (ApiKey.FETCH, QuorumFetchResponse(leader_id=2, leader_epoch=5, snapshot_id=SnapshotId(60, 4))),
+    (ApiKey.FETCH, QuorumFetchResponse(partition_error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, leader_epoch=5)),
     (
         ApiKey.FETCH_SNAPSHOT,
         FetchSnapshotResponse(
@@ -120,8 +120,8 @@ def test_older_versions_omit_fields_they_lack(message: RequestMessage) -> None:
         body = write_request(key, version, requests.request_fields(message, version))
         read = requests.read_request(key, version, read_request(key, version, body))
         assert type(read) is type(message)
-        if isinstance(message, FetchRequest):
-            assert isinstance(read, FetchRequest)
+        if isinstance(message, QuorumFetchRequest):
+            assert isinstance(read, QuorumFetchRequest)
             assert (read.replica_id, read.fetch_offset, read.last_fetched_epoch) == (3, 77, 4)
             assert read.high_watermark == (message.high_watermark if version >= 18 else None)
         if isinstance(message, VoteRequest):

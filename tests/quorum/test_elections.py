@@ -8,14 +8,14 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import ErrorCode, InternalError
-from fenceline.quorum.duties import Answer, PersistElection, Send, StopLeading
+from fenceline.quorum.duties import PersistElection, QuorumAnswer, Send, StopLeading
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import EpochEnd
+from fenceline.quorum.log_view import QuorumEpochEnd
 from fenceline.quorum.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
-    FetchRequest,
-    FetchResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     ReplicaKey,
     VoteRequest,
     VoteResponse,
@@ -43,8 +43,8 @@ def _follower(**options: Any) -> Machine:
     return Machine(election=ElectionState(3, leader_id=2), **options)
 
 
-def _answer(**fields: Any) -> FetchResponse:
-    return FetchResponse(**({"leader_id": 2, "leader_epoch": 3} | fields))
+def _answer(**fields: Any) -> QuorumFetchResponse:
+    return QuorumFetchResponse(**({"leader_id": 2, "leader_epoch": 3} | fields))
 
 
 def test_both_tables_name_every_role() -> None:
@@ -210,7 +210,7 @@ def test_votes(request_: VoteRequest, error: ErrorCode, granted: bool) -> None:
     if granted:
         kinds = [type(duty) for duty in machine.duties]
         last_write = len(kinds) - 1 - kinds[::-1].index(PersistElection)
-        assert last_write < kinds.index(Answer), "durable before the response"
+        assert last_write < kinds.index(QuorumAnswer), "durable before the response"
         assert machine.log.election is not None
         assert machine.log.election.voted_id == 2
         assert machine.ask(request_).vote_granted, "the same request again"
@@ -230,7 +230,7 @@ def test_another_cluster_is_ignored() -> None:
 def test_pre_votes_and_contact_with_the_leader() -> None:
     """K8, Q60; nothing changes at the node that responds."""
     machine = _follower()
-    first = machine.request_id(2, FetchRequest)
+    first = machine.request_id(2, QuorumFetchRequest)
     ask = _vote(3, pre_vote=True)
     assert machine.ask(ask).vote_granted, "nothing was fetched in this epoch yet"
     machine.reply(first, _answer(high_watermark=0))
@@ -244,10 +244,10 @@ def test_pre_votes_and_contact_with_the_leader() -> None:
 def test_a_dead_leader_is_replaced_without_waiting() -> None:
     """Its address refuses a connection: no fetch timeout is waited for; a lost connection alone is retried."""
     machine = _follower()
-    machine.do(machine.quorum.no_response(0, machine.request_id(2, FetchRequest), False))
+    machine.do(machine.quorum.no_response(0, machine.request_id(2, QuorumFetchRequest), False))
     assert machine.quorum.role == Follower(3, 2)
     machine.pass_time(20)
-    machine.do(machine.quorum.no_response(20, machine.request_id(2, FetchRequest), True))
+    machine.do(machine.quorum.no_response(20, machine.request_id(2, QuorumFetchRequest), True))
     assert machine.quorum.role == Prospective(3, 2)
     assert machine.sent(VoteRequest).keys() == {2, 3}
 
@@ -320,7 +320,7 @@ def test_only_truncation_below_the_high_watermark_is_fatal() -> None:
     machine.fetched(high_watermark=2)
     assert machine.quorum.high_watermark == 2
     with pytest.raises(InternalError, match="committed"):
-        machine.fetched(diverging_epoch=EpochEnd(2, 0))
+        machine.fetched(diverging_epoch=QuorumEpochEnd(2, 0))
 
 
 def test_a_shutdown_hands_over_and_ends_participation() -> None:

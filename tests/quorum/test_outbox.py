@@ -8,14 +8,14 @@ from uuid import UUID
 
 from fenceline.quorum.duties import Peer, Send
 from fenceline.quorum.messages import RequestMessage, VoteRequest
-from fenceline.quorum.outbox import Outbox
+from fenceline.quorum.outbox import QuorumOutbox
 from tests.quorum.machine import Machine
 
 PEER, OTHER = Peer(2, "n2", 2), Peer(3, "n3", 3)
 ASKED = VoteRequest("c", 1, 1, 0, 0, UUID(int=1), 2, UUID(int=2), pre_vote=True)
 
 
-def _miss(outbox: Outbox, now_ms: int, *, after_ms: int = 0) -> int:
+def _miss(outbox: QuorumOutbox, now_ms: int, *, after_ms: int = 0) -> int:
     """When the peer may be sent to again, after a request now that fails later."""
     duty = outbox.send(now_ms, PEER, ASKED)
     assert isinstance(duty, Send)
@@ -32,7 +32,7 @@ def _miss(outbox: Outbox, now_ms: int, *, after_ms: int = 0) -> int:
 
 
 def test_backoff_grows_while_a_peer_does_not_respond() -> None:
-    outbox = Outbox(2000, 20, Random(1))
+    outbox = QuorumOutbox(2000, 20, Random(1))
     now_ms, rests = 0, []
     for _ in range(20):
         again_ms = _miss(outbox, now_ms)
@@ -49,7 +49,7 @@ def test_backoff_grows_while_a_peer_does_not_respond() -> None:
 
 
 def test_a_long_timeout_counts_as_backoff() -> None:
-    outbox = Outbox(2000, 20, Random(1))
+    outbox = QuorumOutbox(2000, 20, Random(1))
     now_ms = 0
     for _ in range(20):
         assert _miss(outbox, now_ms, after_ms=2000) == now_ms + 2020

@@ -10,13 +10,13 @@ import pytest
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.quorum.duties import (
     AdvanceHighWatermark,
-    Answer,
     AppendFetched,
     BeginDownload,
     DropDownload,
     Lead,
     LoadSnapshot,
     LogLine,
+    QuorumAnswer,
     ServePiece,
     ServeRecords,
     Truncate,
@@ -25,15 +25,15 @@ from fenceline.quorum.duties import (
 )
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.fetches import Diverging, NeedsSnapshot, Valid, Verdict, validate_offset_and_epoch
-from fenceline.quorum.log_view import EpochEnd, SnapshotId
+from fenceline.quorum.log_view import QuorumEpochEnd, SnapshotId
 from fenceline.quorum.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     DescribeQuorumRequest,
-    FetchRequest,
-    FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
 )
 from tests.quorum.machine import Machine
 from tests.quorum.memory_log import MemoryLog, voter
@@ -120,12 +120,12 @@ def test_a_parked_fetch_ends_with_records_high_watermark_timeout_or_resignation(
     assert machine.ask(machine.fetch(3, high_watermark=99)) is None
     assert machine.ask(machine.fetch(4, high_watermark=0)).high_watermark == machine.log.end_offset
     machine.pass_time(500)
-    assert [duty.message.partition_error_code for duty in machine.found(Answer)] == [ErrorCode.NONE]  # type: ignore[union-attr]
+    assert [duty.message.partition_error_code for duty in machine.found(QuorumAnswer)] == [ErrorCode.NONE]  # type: ignore[union-attr]
 
     assert machine.ask(machine.fetch(3, high_watermark=99)) is None
     machine.do(machine.quorum.resign(machine.now_ms))
-    ended = machine.found(Answer)[0].message
-    assert isinstance(ended, FetchResponse)
+    ended = machine.found(QuorumAnswer)[0].message
+    assert isinstance(ended, QuorumFetchResponse)
     assert ended.partition_error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
@@ -133,9 +133,9 @@ def test_parked_fetches_are_bounded() -> None:
     machine = _leader(max_parked_fetches=2)
     for node_id in (11, 12, 13):
         machine.do(machine.quorum.request(machine.now_ms, node_id, machine.fetch(node_id, high_watermark=None)))
-    assert [duty.token for duty in machine.found(Answer)] == [11]
+    assert [duty.token for duty in machine.found(QuorumAnswer)] == [11]
     machine.do(machine.quorum.request(machine.now_ms, "again", machine.fetch(13, high_watermark=None)))
-    assert [duty.token for duty in machine.found(Answer)] == [13], "a replica has one parked fetch"
+    assert [duty.token for duty in machine.found(QuorumAnswer)] == [13], "a replica has one parked fetch"
 
 
 def test_a_voter_that_does_not_fetch_is_notified_again() -> None:
@@ -184,10 +184,10 @@ def _judged() -> MemoryLog:
         (0, 0, Valid()),
         (5, 1, Valid()),
         (12, 4, Valid()),
-        (6, 1, Diverging(EpochEnd(1, 5))),
-        (6, 2, Diverging(EpochEnd(1, 5))),
-        (13, 4, Diverging(EpochEnd(4, 12))),
-        (9, 7, Diverging(EpochEnd(4, 12))),
+        (6, 1, Diverging(QuorumEpochEnd(1, 5))),
+        (6, 2, Diverging(QuorumEpochEnd(1, 5))),
+        (13, 4, Diverging(QuorumEpochEnd(4, 12))),
+        (9, 7, Diverging(QuorumEpochEnd(4, 12))),
     ],
 )
 def test_verdicts_on_a_whole_log(offset: int, epoch: int, verdict: Verdict) -> None:
@@ -203,7 +203,7 @@ def test_verdicts_on_a_whole_log(offset: int, epoch: int, verdict: Verdict) -> N
         (7, 1, NeedsSnapshot(SnapshotId(7, 3))),
         (8, 2, NeedsSnapshot(SnapshotId(7, 3))),
         (7, 3, Valid()),
-        (9, 3, Diverging(EpochEnd(3, 8))),
+        (9, 3, Diverging(QuorumEpochEnd(3, 8))),
         (12, 4, Valid()),
     ],
 )
@@ -265,50 +265,50 @@ def _follower(**options: Any) -> Machine:
 def test_a_follower_appends_flushes_and_fetches_again() -> None:
     """Q28: the high watermark is the leader's, as far as the records are here."""
     machine = _follower(history=(3,))
-    assert machine.sent(FetchRequest)[2].fetch_offset == 1
+    assert machine.sent(QuorumFetchRequest)[2].fetch_offset == 1
     machine.fetched(records=machine.entries(3, 2), high_watermark=2)
     assert machine.log.end_offset == 3
     assert machine.found(AdvanceHighWatermark)[-1].offset == 2
-    again = machine.sent(FetchRequest)[2]
+    again = machine.sent(QuorumFetchRequest)[2]
     assert (again.fetch_offset, again.last_fetched_epoch, again.high_watermark) == (3, 3, 2)
 
 
 def test_no_fetch_is_sent_before_the_flush() -> None:
     """Q28."""
     machine = _follower()
-    ask = machine.request_id(2, FetchRequest)
+    ask = machine.request_id(2, QuorumFetchRequest)
     records = machine.entries(3, 1)
-    answer = FetchResponse(leader_id=2, leader_epoch=3, records=records, high_watermark=1)
+    answer = QuorumFetchResponse(leader_id=2, leader_epoch=3, records=records, high_watermark=1)
     duties = machine.quorum.response(0, ask, answer)
     assert [type(duty) for duty in duties] == [AppendFetched]
     machine.log.append_entry(records[0])
     assert machine.quorum.appended(0) == []
     machine.log.flushed_offset = 1
     machine.do(machine.quorum.flushed(0))
-    assert machine.sent(FetchRequest)[2].fetch_offset == 1
+    assert machine.sent(QuorumFetchRequest)[2].fetch_offset == 1
     assert machine.quorum.high_watermark == 1
 
 
 @pytest.mark.parametrize(
     ("diverging", "end"),
-    [(EpochEnd(1, 1), 1), (EpochEnd(1, 9), 2), (EpochEnd(2, 3), 2), (EpochEnd(0, 0), 0)],
+    [(QuorumEpochEnd(1, 1), 1), (QuorumEpochEnd(1, 9), 2), (QuorumEpochEnd(2, 3), 2), (QuorumEpochEnd(0, 0), 0)],
 )
-def test_a_diverging_log_is_truncated(diverging: EpochEnd, end: int) -> None:
+def test_a_diverging_log_is_truncated(diverging: QuorumEpochEnd, end: int) -> None:
     """Q29. The log is epochs 1 1 3 3 (ends of 1: 2, of 3: 4)."""
     machine = _follower(history=(1, 1, 3, 3))
     machine.fetched(diverging_epoch=diverging)
     assert machine.found(Truncate) == [Truncate(end)]
-    assert machine.sent(FetchRequest)[2].fetch_offset == end
+    assert machine.sent(QuorumFetchRequest)[2].fetch_offset == end
 
 
 def test_an_invalid_response_is_reported_and_the_fetch_retried() -> None:
     """G36."""
     machine = _follower(history=(3, 3))
-    machine.fetched(diverging_epoch=EpochEnd(-1, -1))
+    machine.fetched(diverging_epoch=QuorumEpochEnd(-1, -1))
     assert machine.found(LogLine)
-    assert machine.sent(FetchRequest) == {}
+    assert machine.sent(QuorumFetchRequest) == {}
     machine.pass_time(100)
-    assert machine.sent(FetchRequest).keys() == {2}
+    assert machine.sent(QuorumFetchRequest).keys() == {2}
 
 
 def test_records_that_cannot_be_appended_are_fetched_again() -> None:
@@ -325,7 +325,7 @@ def _downloading(size: int = 100) -> Machine:
     machine = _follower()
     machine.fetched(snapshot_id=SNAPSHOT)
     assert machine.found(BeginDownload) == [BeginDownload(SNAPSHOT, 2)]
-    assert machine.sent(FetchRequest) == {}
+    assert machine.sent(QuorumFetchRequest) == {}
     machine.do(machine.quorum.download_begun(0, SNAPSHOT, 0))
     return machine
 
@@ -358,7 +358,7 @@ def test_a_snapshot_is_fetched_in_chunks() -> None:
     machine.log.load_snapshot(SNAPSHOT)
     machine.do(machine.quorum.snapshot_loaded(0))
     assert machine.quorum.high_watermark == 20
-    fetch = machine.sent(FetchRequest)[2]
+    fetch = machine.sent(QuorumFetchRequest)[2]
     assert (fetch.fetch_offset, fetch.last_fetched_epoch) == (20, 2)
 
 
@@ -381,7 +381,7 @@ def test_an_unexpected_chunk_is_never_fatal(changed: dict[str, Any]) -> None:
     assert machine.found(DropDownload) == [DropDownload(SNAPSHOT)]
     assert machine.found(LogLine)
     machine.pass_time(100)
-    assert machine.sent(FetchRequest).keys() == {2}
+    assert machine.sent(QuorumFetchRequest).keys() == {2}
 
 
 @pytest.mark.parametrize("error", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_LEADER_EPOCH])
@@ -420,10 +420,10 @@ def test_a_download_resumes_if_the_same_node_offers_it_again(source: int, goes_o
 def test_an_unattached_node_finds_the_leader() -> None:
     """Q30, K11, Q15: the response names it, and the next fetch goes there at once."""
     machine = Machine()
-    (asked,) = machine.sent(FetchRequest)
-    answer = FetchResponse(partition_error_code=ErrorCode.FENCED_LEADER_EPOCH, leader_id=3, leader_epoch=5)
-    machine.reply(machine.request_id(asked, FetchRequest), answer)
-    assert machine.sent(FetchRequest)[3].current_leader_epoch == 5
+    (asked,) = machine.sent(QuorumFetchRequest)
+    answer = QuorumFetchResponse(partition_error_code=ErrorCode.FENCED_LEADER_EPOCH, leader_id=3, leader_epoch=5)
+    machine.reply(machine.request_id(asked, QuorumFetchRequest), answer)
+    assert machine.sent(QuorumFetchRequest)[3].current_leader_epoch == 5
 
 
 def test_a_voter_with_another_directory_id_does_not_count() -> None:

@@ -13,18 +13,18 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.quorum.control_records import Voter, VoterEndpoint
-from fenceline.quorum.duties import Answer, AppendControlBatch, AppendFetched, WritePiece
+from fenceline.quorum.duties import AppendControlBatch, AppendFetched, QuorumAnswer, WritePiece
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import EpochEnd, SnapshotId, VotersAt
+from fenceline.quorum.log_view import QuorumEpochEnd, SnapshotId, VotersAt
 from fenceline.quorum.messages import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,
     DescribeQuorumRequest,
     EndQuorumEpochRequest,
-    FetchRequest,
-    FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     RemoveRaftVoterRequest,
     RequestMessage,
     UpdateRaftVoterRequest,
@@ -122,7 +122,7 @@ def _requests(cluster_id: str | None) -> list[RequestMessage]:
         VoteRequest(cluster_id, 2, 2, 0, 0, D2),
         BeginQuorumEpochRequest(cluster_id, 2, 2, 1),
         EndQuorumEpochRequest(cluster_id, 2, 2),
-        FetchRequest(cluster_id, 2, 1, 0, 0, D2),
+        QuorumFetchRequest(cluster_id, 2, 1, 0, 0, D2),
         FetchSnapshotRequest(cluster_id, 2, 1, SnapshotId(2, 1), 0, 100, D2),
         AddRaftVoterRequest(cluster_id, 1000, 4, new.voter_directory_id, new.endpoints),
         RemoveRaftVoterRequest(cluster_id, 2, D2),
@@ -158,8 +158,8 @@ def test_records_that_arrive_after_leaving_the_leader_are_not_appended() -> None
     """testFetchResponseIgnoredAfterBecomingCandidate; Q15."""
     for role, steps in ((Prospective, ("to_prospective",)), (Candidate, ("to_candidate",))):
         machine = Machine(election=ElectionState(3, leader_id=2))
-        ask = machine.request_id(2, FetchRequest)
-        late = FetchResponse(leader_id=2, leader_epoch=3, records=machine.entries(3, 1), high_watermark=1)
+        ask = machine.request_id(2, QuorumFetchRequest)
+        late = QuorumFetchResponse(leader_id=2, leader_epoch=3, records=machine.entries(3, 1), high_watermark=1)
         for step in steps:
             getattr(machine, step)()
         machine.reply(ask, late)
@@ -193,8 +193,8 @@ def test_learning_of_a_newer_leader_completes_parked_fetches() -> None:
     machine = _then(None, "to_leader")()
     machine.do(machine.quorum.request(machine.now_ms, "parked", machine.fetch(2, high_watermark=None)))
     machine.ask(BeginQuorumEpochRequest("c", 3, 9, 1))
-    (answer,) = [duty.message for duty in machine.found(Answer) if duty.token == "parked"]
-    assert isinstance(answer, FetchResponse)
+    (answer,) = [duty.message for duty in machine.found(QuorumAnswer) if duty.token == "parked"]
+    assert isinstance(answer, QuorumFetchResponse)
     assert answer.partition_error_code is ErrorCode.FENCED_LEADER_EPOCH
     assert (answer.leader_id, answer.leader_epoch) == (3, 9)
 
@@ -204,7 +204,7 @@ def test_a_diverging_fetch_is_answered_at_once_and_does_not_count() -> None:
     machine = Machine(history=(1, 1, 1), election=ElectionState(3))
     machine.to_leader()
     answer = machine.ask(machine.fetch(2, 5, 2, max_wait_ms=500))
-    assert (answer.partition_error_code, answer.diverging_epoch) == (ErrorCode.NONE, EpochEnd(1, 3))
+    assert (answer.partition_error_code, answer.diverging_epoch) == (ErrorCode.NONE, QuorumEpochEnd(1, 3))
     assert (answer.records, answer.snapshot_id) == (b"", None)
     voters = {each.replica_id: each for each in machine.ask(DescribeQuorumRequest()).current_voters}
     assert voters[2].log_end_offset == -1

@@ -9,14 +9,14 @@ import pytest
 
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.quorum.control_records import KRaftVersion, KRaftVersionFeature, KRaftVoters, Voter, VoterEndpoint
-from fenceline.quorum.duties import Answer, AppendControlBatch, Send
+from fenceline.quorum.duties import AppendControlBatch, QuorumAnswer, Send
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import VotersAt
 from fenceline.quorum.messages import (
     AddRaftVoterRequest,
     ApiVersionsRequest,
     ApiVersionsResponse,
-    FetchRequest,
+    QuorumFetchRequest,
     RemoveRaftVoterRequest,
     RemoveRaftVoterResponse,
     UpdateRaftVoterRequest,
@@ -59,7 +59,7 @@ def _probed(machine: Machine, feature: KRaftVersionFeature = LEVELS) -> None:
 
 
 def _answers(machine: Machine) -> list[ErrorCode]:
-    return [duty.message.error_code for duty in machine.found(Answer)]
+    return [duty.message.error_code for duty in machine.found(QuorumAnswer)]
 
 
 def test_a_voter_is_added_when_caught_up_and_committed_by_the_new_majority() -> None:
@@ -76,9 +76,9 @@ def test_a_voter_is_added_when_caught_up_and_committed_by_the_new_majority() -> 
     assert [each.voter_id for each in record.voters] == [1, 2, 3, 4]
     assert _ids(machine) == [1, 2, 3, 4], "in force although it is not committed (Q40)"
     machine.do(machine.quorum.request(machine.now_ms, "g", machine.fetch(2)))
-    assert [duty for duty in machine.found(Answer) if duty.token == "t"] == [], "two of four are no majority"
+    assert [duty for duty in machine.found(QuorumAnswer) if duty.token == "t"] == [], "two of four are no majority"
     machine.do(machine.quorum.request(machine.now_ms, "h", machine.fetch(3)))
-    (done,) = [duty for duty in machine.found(Answer) if duty.token == "t"]
+    (done,) = [duty for duty in machine.found(QuorumAnswer) if duty.token == "t"]
     assert done.message.error_code is ErrorCode.NONE
 
 
@@ -88,7 +88,7 @@ def test_a_response_before_the_commit() -> None:
     machine.do(machine.quorum.request(machine.now_ms, "f", machine.fetch(4)))
     machine.ask(_add(ack_when_committed=False))
     _probed(machine)
-    assert next(duty.token for duty in machine.found(Answer)) == "t"
+    assert next(duty.token for duty in machine.found(QuorumAnswer)) == "t"
     assert machine.ask(_add(5)).error_code is ErrorCode.REQUEST_TIMED_OUT
 
 
@@ -173,7 +173,7 @@ def test_a_leader_removes_itself() -> None:
     assert isinstance(machine.quorum.role, Leader), "one of two is no majority"
     machine.do(machine.quorum.request(machine.now_ms, "g", machine.fetch(3)))
     assert isinstance(machine.quorum.role, Resigned)
-    assert next(duty for duty in machine.found(Answer) if duty.token == "t").message == RemoveRaftVoterResponse()
+    assert next(duty for duty in machine.found(QuorumAnswer) if duty.token == "t").message == RemoveRaftVoterResponse()
 
 
 def test_the_last_voter_cannot_be_removed() -> None:
@@ -319,5 +319,5 @@ def test_voter_sets_and_their_history() -> None:
 def test_a_single_voter_sends_no_requests() -> None:
     machine = Machine(voters=(1,))
     machine.pass_time(5000)
-    assert machine.sent(FetchRequest) == {}
+    assert machine.sent(QuorumFetchRequest) == {}
     assert machine.quorum.next_deadline_ms is None, "an idle quorum of one needs no timer"

@@ -13,8 +13,8 @@ import pytest
 from fenceline.errors import InternalError
 from fenceline.quorum.duties import Send
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId, VotersAt
-from fenceline.quorum.messages import EndQuorumEpochRequest, FetchRequest, ReplicaKey, VoteRequest
+from fenceline.quorum.log_view import NO_PROMISED_END, QuorumLogEnd, SnapshotId, VotersAt
+from fenceline.quorum.messages import EndQuorumEpochRequest, QuorumFetchRequest, ReplicaKey, VoteRequest
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.roles import Follower, Unattached
 from fenceline.quorum.settings import Address, QuorumSettings
@@ -28,7 +28,7 @@ def test_a_node_without_its_log_votes_only_for_logs_with_its_promised_end() -> N
     candidate.
     """
     machine = Machine(election=ElectionState(3), history=())
-    machine.log.promised = LogEnd(2, 8)
+    machine.log.promised = QuorumLogEnd(2, 8)
     assert not machine.ask(_vote(4, last_offset_epoch=2, last_offset=7)).vote_granted
     assert not machine.ask(_vote(4, last_offset_epoch=1, last_offset=90, pre_vote=True)).vote_granted
     assert machine.ask(_vote(4, last_offset_epoch=2, last_offset=8, pre_vote=True)).vote_granted
@@ -42,7 +42,7 @@ def test_a_node_without_its_log_votes_only_for_logs_with_its_promised_end() -> N
 def test_a_node_with_its_promised_end_again_may_become_candidate() -> None:
     """G24."""
     machine = Machine(election=ElectionState(3, leader_id=2), history=(2, 2))
-    machine.log.promised = LogEnd(2, 2)
+    machine.log.promised = QuorumLogEnd(2, 2)
     machine.pass_time(2500)
     assert machine.sent(VoteRequest) == {}
     machine.log.promised = NO_PROMISED_END
@@ -53,7 +53,7 @@ def test_a_node_with_its_promised_end_again_may_become_candidate() -> None:
 def test_a_node_with_a_truncated_log_votes_only_for_logs_with_its_promised_end() -> None:
     """G24: the rest of the log does not count if it ends before the promised end."""
     machine = Machine(election=ElectionState(5, leader_id=3), history=(1, 2, 2))
-    machine.log.promised = LogEnd(2, 8)
+    machine.log.promised = QuorumLogEnd(2, 8)
     machine.ask(EndQuorumEpochRequest("c", 3, 5, (ReplicaKey(1, voter(1).voter_directory_id),)))
     machine.pass_time(1)
     assert machine.sent(VoteRequest) == {}, "also if the resigning leader names it as its successor"
@@ -70,18 +70,18 @@ def test_the_only_voter_of_a_truncated_log_looks_for_a_leader() -> None:
     log = MemoryLog(VotersAt(-1, 1, (voter(1),)))
     log.append(1, ["old"])
     log.flushed_offset = log.end_offset
-    log.promised = LogEnd(1, 8)
+    log.promised = QuorumLogEnd(1, 8)
     quorum = Quorum(voter(1), log, QuorumSettings("c", bootstrap_servers=(Address("other", 9093),)), Random(1))
     duties = quorum.start(0, ElectionState(1, leader_id=1))
     duties += quorum.tick(30_000)
     assert not quorum.is_leader
-    assert {type(duty.message) for duty in duties if isinstance(duty, Send)} == {FetchRequest}
+    assert {type(duty.message) for duty in duties if isinstance(duty, Send)} == {QuorumFetchRequest}
 
 
 def test_its_own_earlier_candidacy_is_not_continued_without_the_log() -> None:
     """Q10, G24."""
     log = MemoryLog(VotersAt(-1, 1, tuple(voter(each) for each in (1, 2, 3))))
-    log.promised = LogEnd(2, 8)
+    log.promised = QuorumLogEnd(2, 8)
     me = voter(1)
     quorum = Quorum(me, log, QuorumSettings("c"), Random(1))
     quorum.start(0, ElectionState(5, voted_id=1, voted_directory_id=me.voter_directory_id))

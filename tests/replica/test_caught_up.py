@@ -9,7 +9,7 @@ import pytest
 
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.leader import InSyncRules, LeaderState
-from fenceline.replica.progress import Progress
+from fenceline.replica.progress import FollowerProgress
 
 LAG_MS = 1_000
 RULES = InSyncRules({1: 101, 2: 102}.get, LAG_MS)  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ EMPTY, END = 0, 10
 )
 def test_last_caught_up_time(fetches: list[tuple[int, int, int]], caught_up_ms: int | None) -> None:
     """testUpdateFetchState, testIsCaughtUp*: fetches are (offset, time, the leader's end before the read); E32."""
-    progress = Progress()
+    progress = FollowerProgress()
     for offset, at_ms, leader_end in fetches:
         progress.fetched(offset, 0, 102, leader_end, at_ms)
     assert progress.last_caught_up_ms == caught_up_ms
@@ -65,7 +65,7 @@ def test_caught_up_within_the_lag_time(
     offset: int, at_ms: int, leader_end: int, caught_up_ms: int | None, now_ms: int, expected: bool
 ) -> None:
     """testIsCaughtUpWhenReplicaIsCaughtUpToLogEnd, testShouldNotShrinkIsrIfFollowerCaughtUpToLogEnd; E34."""
-    progress = Progress(log_end_offset=offset, last_fetch_ms=at_ms, last_caught_up_ms=caught_up_ms)
+    progress = FollowerProgress(log_end_offset=offset, last_fetch_ms=at_ms, last_caught_up_ms=caught_up_ms)
     assert progress.is_caught_up(leader_end, now_ms, LAG_MS) is expected
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fenceline.log.core.epoch_cache import EpochCache
 from fenceline.replica.epoch_search import EpochSearch
-from fenceline.replica.follower import AskEpochEnd, FollowerState, Phase
+from fenceline.replica.follower import AskEpochEnd, FollowerPhase, FollowerState
 from tests.replica.histories import MemoryLog
 
 
@@ -131,7 +131,7 @@ def test_found_epochs_apply_only_to_the_gap_they_were_searched_for() -> None:
     state = FollowerState("topic", bytes(16), 0, leader_epoch=20, log=log)
     question = state.on_unknown_epoch(1, 150)
     assert question == AskEpochEnd(state, 0)
-    assert state.phase is Phase.LOOKING
+    assert state.phase is FollowerPhase.LOOKING
     assert state.epoch_starts == ()
     assert state.on_epoch_end(0, 100) is None
     assert state.epoch_starts == ((1, 100),)

@@ -10,7 +10,7 @@ import pytest
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.replica.fetch_session import FetchSessions, SessionAnswer
-from fenceline.replica.progress import Progress
+from fenceline.replica.progress import FollowerProgress
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
 TOPIC_ID = bytes(range(16))
@@ -284,7 +284,7 @@ class Partitions:
     def __init__(self) -> None:
         self.waiters: dict[int, set[Callable[[], None]]] = defaultdict(set)
 
-    def mark_idle(self, answer: SessionAnswer, progress: Progress | None = None) -> None:
+    def mark_idle(self, answer: SessionAnswer, progress: FollowerProgress | None = None) -> None:
         """No partition has anything new."""
         for each in answer.to_read():
             each.mark_idle(self.waiters[each.asked.index], progress)
@@ -354,7 +354,7 @@ def test_a_follower_of_unchanged_partitions_stays_in_sync_while_it_fetches(
     reader: Reader, partitions: Partitions
 ) -> None:
     """`epochs.md E32`: it is at the log's end with every fetch, though this is not recorded each time."""
-    progress = Progress()
+    progress = FollowerProgress()
     progress.fetched(5, 0, 102, 5, 1_000)
     partitions.mark_idle(reader.ask(wanted(0), now_ms=1_000), progress)
     reader.ask(now_ms=90_000)
@@ -367,7 +367,7 @@ def test_a_follower_of_unchanged_partitions_stays_in_sync_while_it_fetches(
 def test_a_request_of_an_outdated_process_is_read_in_full_and_proves_nothing(
     reader: Reader, sessions: FetchSessions, partitions: Partitions
 ) -> None:
-    progress = Progress()
+    progress = FollowerProgress()
     progress.fetched(5, 0, 102, 5, 1_000)
     partitions.mark_idle(reader.ask(wanted(0), wanted(1), now_ms=1_000), progress)
     asked = request(reader.session_id, 1, replica_id=2)

@@ -9,9 +9,9 @@ import pytest
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.compaction_bound import CompleteFrom
 from fenceline.replica.fetch_session import FetchSessions
-from fenceline.replica.fetcher import Fetcher, FetchLimits
+from fenceline.replica.fetcher import FetchLimits, ReplicaFetcher
 from fenceline.replica.follower import (
-    Append,
+    AppendFetchedBatches,
     ApplyOffsets,
     AskEnd,
     AskEpochEnd,
@@ -47,17 +47,17 @@ class Leader:
         return FetchResponse(plan.select(fetched), session_id=plan.session_id)
 
 
-def follow(fetcher: Fetcher, log: MemoryLog, *, epoch: int, index: int = 0) -> FollowerState:
+def follow(fetcher: ReplicaFetcher, log: MemoryLog, *, epoch: int, index: int = 0) -> FollowerState:
     state = FollowerState("topic", TOPIC, index, epoch, log)
     fetcher.follow(state)
     return state
 
 
-def fetcher() -> Fetcher:
-    return Fetcher(replica_id=2, broker_epoch=102, limits=LIMITS)
+def fetcher() -> ReplicaFetcher:
+    return ReplicaFetcher(replica_id=2, broker_epoch=102, limits=LIMITS)
 
 
-def run(fetcher: Fetcher, leader: Leader, *, rounds: int = 200, at_most: int = 100) -> dict[int, list[int]]:
+def run(fetcher: ReplicaFetcher, leader: Leader, *, rounds: int = 200, at_most: int = 100) -> dict[int, list[int]]:
     """Fetch until there is nothing new; returns the records that each partition truncated, in order (oldest record
     first each).
     """
@@ -78,7 +78,7 @@ def run(fetcher: Fetcher, leader: Leader, *, rounds: int = 200, at_most: int = 1
             log, leading = state.log, leader.logs[state.index]
             assert isinstance(log, MemoryLog)
             match duty:
-                case Append():
+                case AppendFetchedBatches():
                     log.append(list(duty.records))
                     fetcher.done(state)
                 case CutTo():

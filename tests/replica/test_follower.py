@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from fenceline.log.core.compaction_bound import CompleteFrom
-from fenceline.replica.follower import AskEnd, AskEpochEnd, AskStart, Cause, CutTo, FollowerState, Phase, RestartAt
+from fenceline.replica.follower import (
+    AskEnd,
+    AskEpochEnd,
+    AskStart,
+    CutTo,
+    FollowerPhase,
+    FollowerState,
+    RestartAt,
+    TruncationCause,
+)
 from tests.replica.histories import MemoryLog
 
 
@@ -40,15 +49,15 @@ def test_divergence(leader_epoch: int, leader_end: int, expected: int) -> None:
     """
     state = follower(HISTORY)
     duty = state.on_divergence(leader_epoch, leader_end)
-    assert duty == CutTo(state, expected, Cause.DIVERGENCE)
-    assert state.phase is Phase.CUTTING
+    assert duty == CutTo(state, expected, TruncationCause.DIVERGENCE)
+    assert state.phase is FollowerPhase.CUTTING
 
 
 def test_truncates_to_a_shorter_leader() -> None:
     """`epochs.md E28`."""
     state = follower(HISTORY)
     assert state.on_out_of_range() == AskEnd(state)
-    assert state.on_leader_end(12) == CutTo(state, 12, Cause.LEADER_IS_SHORTER)
+    assert state.on_leader_end(12) == CutTo(state, 12, TruncationCause.LEADER_IS_SHORTER)
 
 
 def test_restarts_at_a_later_leader_start() -> None:
@@ -56,7 +65,7 @@ def test_restarts_at_a_later_leader_start() -> None:
     state = follower(HISTORY)
     state.on_out_of_range()
     assert state.on_leader_end(60) == AskStart(state)
-    assert state.on_leader_start(50) == RestartAt(state, 50, Cause.LEADER_STARTS_LATER)
+    assert state.on_leader_start(50) == RestartAt(state, 50, TruncationCause.LEADER_STARTS_LATER)
 
 
 def test_epoch_unknown_to_the_leader_is_truncated() -> None:
@@ -64,7 +73,7 @@ def test_epoch_unknown_to_the_leader_is_truncated() -> None:
     state = follower(HISTORY)
     state.on_out_of_range()
     state.on_leader_end(17)
-    assert state.on_leader_start(0) == CutTo(state, 14, Cause.UNKNOWN_EPOCH)
+    assert state.on_leader_start(0) == CutTo(state, 14, TruncationCause.UNKNOWN_EPOCH)
 
 
 def test_empty_log_fetches_again() -> None:
@@ -72,7 +81,7 @@ def test_empty_log_fetches_again() -> None:
     state.on_out_of_range()
     state.on_leader_end(9)
     assert state.on_leader_start(2) is None
-    assert state.phase is Phase.FETCHING
+    assert state.phase is FollowerPhase.FETCHING
 
 
 def test_a_leader_that_starts_at_the_log_end_has_nothing_to_compare() -> None:
@@ -80,8 +89,8 @@ def test_a_leader_that_starts_at_the_log_end_has_nothing_to_compare() -> None:
     its log start without a receipt.
     """
     state = follower(HISTORY)
-    assert state.on_agreement(17) == RestartAt(state, 17, Cause.LEADER_STARTS_LATER)
-    assert state.phase is Phase.CUTTING
+    assert state.on_agreement(17) == RestartAt(state, 17, TruncationCause.LEADER_STARTS_LATER)
+    assert state.phase is FollowerPhase.CUTTING
 
 
 def test_a_leader_with_a_record_of_the_log_compares_it_once() -> None:
@@ -89,7 +98,7 @@ def test_a_leader_with_a_record_of_the_log_compares_it_once() -> None:
     state = follower(HISTORY)
     assert state.on_agreement(16) is None
     assert state.is_compared
-    assert state.phase is Phase.FETCHING
+    assert state.phase is FollowerPhase.FETCHING
     assert follower([], start=5).on_agreement(5) is None, "an empty log loses nothing"
 
 
@@ -101,9 +110,9 @@ def test_a_log_beyond_the_leaders_end_restarts_at_the_leaders_start(records: int
     state = follower([3] * records, start=500)
     state.on_out_of_range()
     assert state.on_leader_end(100) == AskStart(state)
-    assert state.phase is Phase.LOOKING
-    assert state.on_leader_start(20) == RestartAt(state, 20, Cause.LEADER_IS_SHORTER)
-    assert state.phase is Phase.CUTTING
+    assert state.phase is FollowerPhase.LOOKING
+    assert state.on_leader_start(20) == RestartAt(state, 20, TruncationCause.LEADER_IS_SHORTER)
+    assert state.phase is FollowerPhase.CUTTING
 
 
 @pytest.mark.parametrize(("leader_epoch", "leader_end"), [(2, 100), (-1, 400), (1, 500), (20, 500)])
@@ -112,7 +121,7 @@ def test_a_log_that_keeps_no_record_restarts_at_the_leaders_start(leader_epoch: 
     state = follower([2] * 5, start=500)
     state.may_lead = False
     assert state.on_divergence(leader_epoch, leader_end) == AskStart(state)
-    assert state.on_leader_start(300) == RestartAt(state, 300, Cause.DIVERGENCE)
+    assert state.on_leader_start(300) == RestartAt(state, 300, TruncationCause.DIVERGENCE)
 
 
 @pytest.mark.parametrize(("leader_epoch", "leader_end"), [(2, 100), (1, 500), (20, 500), (1, 510)])
@@ -123,8 +132,8 @@ def test_a_log_that_keeps_no_record_keeps_its_start_while_the_replica_may_lead(
     seed 36001086).
     """
     state = follower([2] * 5, start=500)
-    assert state.on_divergence(leader_epoch, leader_end) == CutTo(state, 500, Cause.DIVERGENCE)
-    assert state.phase is Phase.CUTTING
+    assert state.on_divergence(leader_epoch, leader_end) == CutTo(state, 500, TruncationCause.DIVERGENCE)
+    assert state.phase is FollowerPhase.CUTTING
 
 
 @pytest.mark.parametrize(("epochs", "deleted"), [([2] * 5, 1), ([1] * 4 + [2] * 5, 4), ([1, 1, 2, 2, 2], 2)])
@@ -133,8 +142,8 @@ def test_a_log_that_deleted_records_of_the_leader_keeps_its_start(epochs: list[i
     state = follower(epochs)
     state.log.forget_below(deleted)  # type: ignore[attr-defined]
     reported = epochs[deleted - 1]
-    assert state.on_divergence(reported, deleted) == CutTo(state, deleted, Cause.DIVERGENCE)
-    assert state.phase is Phase.CUTTING
+    assert state.on_divergence(reported, deleted) == CutTo(state, deleted, TruncationCause.DIVERGENCE)
+    assert state.phase is FollowerPhase.CUTTING
 
 
 def test_a_log_that_deleted_another_history_restarts_at_the_leaders_start() -> None:
@@ -143,7 +152,7 @@ def test_a_log_that_deleted_another_history_restarts_at_the_leaders_start() -> N
     state.may_lead = False
     state.log.forget_below(4)  # type: ignore[attr-defined]
     assert state.on_divergence(0, 4) == AskStart(state)
-    assert state.on_leader_start(0) == RestartAt(state, 0, Cause.DIVERGENCE)
+    assert state.on_leader_start(0) == RestartAt(state, 0, TruncationCause.DIVERGENCE)
 
 
 def test_records_left_below_the_leaders_start_are_truncated_as_well() -> None:
@@ -151,10 +160,10 @@ def test_records_left_below_the_leaders_start_are_truncated_as_well() -> None:
     the in-sync set with records that no leader compared.
     """
     state = follower([1] * 10)
-    duty = CutTo(state, 6, Cause.DIVERGENCE)
+    duty = CutTo(state, 6, TruncationCause.DIVERGENCE)
     assert state.on_divergence(1, 6, 6) == duty
     state.log.cut_to(6)  # type: ignore[attr-defined]
-    assert state.on_cut(duty) == RestartAt(state, 6, Cause.LEADER_STARTS_LATER)
+    assert state.on_cut(duty) == RestartAt(state, 6, TruncationCause.LEADER_STARTS_LATER)
     assert state.on_cut(duty) is None, "the response is not remembered"
 
 
@@ -172,25 +181,31 @@ def test_a_compacted_log_truncated_below_its_complete_offset_is_fetched_again() 
     )
     assert state.on_epoch_end(4, 10) == AskStart(state)
     shorter = state.on_leader_start(1)
-    assert shorter == CutTo(state, 10, Cause.DIVERGENCE)
+    assert shorter == CutTo(state, 10, TruncationCause.DIVERGENCE)
     state.log.cut_to(10)  # type: ignore[attr-defined]
-    assert state.on_cut(shorter) == RestartAt(state, 1, Cause.DIVERGENCE, leader_has_all=True)
-    assert state.phase is Phase.CUTTING
+    assert state.on_cut(shorter) == RestartAt(state, 1, TruncationCause.DIVERGENCE, leader_has_all=True)
+    assert state.phase is FollowerPhase.CUTTING
 
 
 @pytest.mark.parametrize(
     ("answers", "leader_start", "offset", "cause", "is_cut"),
     [
         ([(9, 17)], 2, 2, None, False),  # all of it
-        ([(9, 15)], 2, 15, Cause.DIVERGENCE, True),
-        ([(8, 30), (6, 20), (3, 9), (2, 8)], 2, 8, Cause.DIVERGENCE, True),  # 9, 7 and 4 are absent
-        ([(1, 30), (0, 3)], 2, 3, Cause.DIVERGENCE, True),
-        ([(-1, -1)] * 5, 2, 2, Cause.DIVERGENCE, False),  # none of it
-        ([(9, 17)], 17, 17, Cause.LEADER_STARTS_LATER, False),  # records that cannot be compared count as lost
+        ([(9, 15)], 2, 15, TruncationCause.DIVERGENCE, True),
+        ([(8, 30), (6, 20), (3, 9), (2, 8)], 2, 8, TruncationCause.DIVERGENCE, True),  # 9, 7 and 4 are absent
+        ([(1, 30), (0, 3)], 2, 3, TruncationCause.DIVERGENCE, True),
+        ([(-1, -1)] * 5, 2, 2, TruncationCause.DIVERGENCE, False),  # none of it
+        (
+            [(9, 17)],
+            17,
+            17,
+            TruncationCause.LEADER_STARTS_LATER,
+            False,
+        ),  # records that cannot be compared count as lost
     ],
 )
 def test_a_log_that_lacks_records_compaction_relied_on_is_compared_first(
-    answers: list[tuple[int, int]], leader_start: int, offset: int, cause: Cause | None, is_cut: bool
+    answers: list[tuple[int, int]], leader_start: int, offset: int, cause: TruncationCause | None, is_cut: bool
 ) -> None:
     """`operations`, seed 9320170: emptied without a comparison, it lost without a receipt the records that its leader
     did not have.
@@ -206,12 +221,12 @@ def test_a_log_that_lacks_records_compaction_relied_on_is_compared_first(
         following = state.on_epoch_end(*answer)
     assert asked == sorted(asked, reverse=True)
     assert following == AskStart(state)
-    assert state.phase is Phase.LOOKING
+    assert state.phase is FollowerPhase.LOOKING
     duty = state.on_leader_start(leader_start)
     if is_cut:
-        assert duty == CutTo(state, offset, Cause.DIVERGENCE)
+        assert duty == CutTo(state, offset, TruncationCause.DIVERGENCE)
     else:
-        assert duty == RestartAt(state, offset, cause or Cause.DIVERGENCE, leader_has_all=cause is None)
+        assert duty == RestartAt(state, offset, cause or TruncationCause.DIVERGENCE, leader_has_all=cause is None)
     assert state.comparison is None
 
 
@@ -246,7 +261,7 @@ def test_before_the_first_fetch(complete_from: CompleteFrom, clean_since: int, b
     assert empty.on_follow(clean_since) is None, "it may lead, and ended below the committed records (game 25000129)"
     empty.may_lead = False
     if begins_anew:
-        assert empty.on_follow(clean_since) == RestartAt(empty, 0, Cause.DIVERGENCE, leader_has_all=True)
+        assert empty.on_follow(clean_since) == RestartAt(empty, 0, TruncationCause.DIVERGENCE, leader_has_all=True)
 
 
 @pytest.mark.parametrize("may_lead", [False, True])
@@ -256,7 +271,9 @@ def test_an_empty_log_above_the_leaders_start_restarts_there_unless_it_may_lead(
     """
     state = follower([], start=17)
     state.may_lead = may_lead
-    assert state.on_agreement(7, had_records=False) == (None if may_lead else RestartAt(state, 7, Cause.DIVERGENCE))
+    assert state.on_agreement(7, had_records=False) == (
+        None if may_lead else RestartAt(state, 7, TruncationCause.DIVERGENCE)
+    )
     assert state.is_compared is may_lead
     state.log.begin_anew(7)  # type: ignore[attr-defined]
     assert state.on_agreement(7) is None
@@ -273,7 +290,7 @@ def test_an_empty_log_is_checked_again_when_the_replica_may_no_longer_lead() -> 
     assert state.is_compared
     state.on_ineligible(7)
     assert not state.is_compared
-    assert state.on_agreement(7, had_records=False) == RestartAt(state, 7, Cause.DIVERGENCE)
+    assert state.on_agreement(7, had_records=False) == RestartAt(state, 7, TruncationCause.DIVERGENCE)
 
 
 def test_a_log_emptied_since_the_request_keeps_its_start() -> None:
@@ -283,7 +300,7 @@ def test_a_log_emptied_since_the_request_keeps_its_start() -> None:
     state = follower([], start=71)
     state.may_lead = False
     assert state.on_agreement(0, had_records=True) is None
-    assert state.phase is Phase.FETCHING
+    assert state.phase is FollowerPhase.FETCHING
     assert state.is_compared
 
 
@@ -303,14 +320,14 @@ def test_an_emptied_log_asks_again_after_an_error() -> None:
     assert state.is_ready(10)
     state.on_out_of_range()
     state.on_leader_end(505)
-    assert state.on_leader_start(600) == RestartAt(state, 600, Cause.LEADER_STARTS_LATER)
+    assert state.on_leader_start(600) == RestartAt(state, 600, TruncationCause.LEADER_STARTS_LATER)
 
 
 def test_an_empty_log_drops_an_epoch_without_records() -> None:
     """E18: its end is its start, and stays."""
     state = follower([], start=500)
     state.log.epochs.assign(4, 500)  # type: ignore[attr-defined]
-    assert state.on_divergence(3, 500) == CutTo(state, 500, Cause.DIVERGENCE)
+    assert state.on_divergence(3, 500) == CutTo(state, 500, TruncationCause.DIVERGENCE)
     assert follower([2] * 5).on_divergence(-1, 0).__class__ is CutTo, "no log begins below offset 0"
 
 

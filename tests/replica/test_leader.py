@@ -6,7 +6,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, DEBUG_REPLICA_ID, NO_EPOCH, check_leader_epoch, read_bound
-from fenceline.replica.leader import InSyncRules, LeaderState, Member, Rejection
+from fenceline.replica.leader import InSyncRules, LeaderState, ProposedReplica, Rejection
 
 LAG_MS = 30_000
 BROKER_EPOCHS = {1: 101, 2: 102, 3: 103}
@@ -264,7 +264,7 @@ class TestInSyncSet:
         fetch(state, 3, 10)
         proposal = state.propose_expansion(3)
         assert proposal is not None
-        assert proposal.members == (Member(1, 101), Member(2, NO_EPOCH), Member(3, 103))
+        assert proposal.members == (ProposedReplica(1, 101), ProposedReplica(2, NO_EPOCH), ProposedReplica(3, 103))
         assert (proposal.leader_epoch, proposal.partition_epoch) == (5, 7)
 
     def test_does_not_join_below_the_high_watermark(self) -> None:
@@ -406,7 +406,7 @@ class TestRecovering:
         assert state.propose_expansion(2) is None
         proposal = state.propose_recovered()
         assert proposal is not None
-        assert proposal.members == (Member(1, 101),)
+        assert proposal.members == (ProposedReplica(1, 101),)
         reported(state, {1})
         assert not state.is_recovering
         assert state.propose_expansion(2) is not None

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from fenceline.replica.fetcher import Fetcher, FetchLimits
-from fenceline.replica.follower import Append, FollowerState, Phase
+from fenceline.replica.fetcher import FetchLimits, ReplicaFetcher
+from fenceline.replica.follower import AppendFetchedBatches, FollowerPhase, FollowerState
 from fenceline.replica.throttle import NO_RATE, ReplicationQuota, Throttles
 from fenceline.wire.fetch import FetchedPartition, FetchResponse
 from tests.replica.histories import MemoryLog
@@ -98,20 +98,20 @@ def answer(index: int, size: int, high_watermark: int) -> FetchedPartition:
 
 
 def test_a_throttled_partition_leaves_the_session_and_returns() -> None:
-    following = Fetcher(replica_id=1, broker_epoch=101, limits=LIMITS)
+    following = ReplicaFetcher(replica_id=1, broker_epoch=101, limits=LIMITS)
     states = [FollowerState("rain", TOPIC, index, 1, MemoryLog()) for index in (0, 1)]
     for state in states:
         following.follow(state)
     assert following.next_request(0) is not None
     for duty in following.on_answer(FetchResponse([answer(0, 3, 9), answer(1, 3, 3)], session_id=5), 0):
-        assert isinstance(duty, Append)
+        assert isinstance(duty, AppendFetchedBatches)
         log = duty.state.log
         assert isinstance(log, MemoryLog)
         log.append([1] * len(duty.records))
         following.done(duty.state)
     assert [state.may_be_held_back for state in states] == [True, False], "the other one is in sync"
     following.hold_back(states[0], 400, 1_000)
-    assert (states[0].phase, states[0].failures) == (Phase.WAITING, 0)
+    assert (states[0].phase, states[0].failures) == (FollowerPhase.WAITING, 0)
     request = following.next_request(1_000)
     assert request is not None
     assert [each.index for each in request.partitions] == [1]

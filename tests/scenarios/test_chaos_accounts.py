@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.losses.receipt import LossCause, LossClass, Receipt
 from tests.support.chaos_model import Acknowledged, LogOfPartition, Topic, ghosts, moved_starts, unaccounted
 
 LOST = Acknowledged(0, 5, b"k", b"t/0/5", 10.0, 11.0)
@@ -36,7 +36,7 @@ def _receipt(start: int, end: int, loss_class: LossClass = LossClass.COMMITTED) 
         size_bytes=100,
         loss_class=loss_class,
         known_by="",
-        cause=Cause.DIVERGENCE,
+        cause=LossCause.DIVERGENCE,
         reason="",
         replica=1,
         leader=2,

@@ -25,10 +25,10 @@ from fenceline.node.replication.replica import Replica
 from fenceline.node.replication.replica_roles import ReplicaRoles
 from fenceline.node.replication.replication import Replication
 from fenceline.replica.fencing import NO_EPOCH
-from fenceline.replica.fetcher import Fetcher
-from fenceline.replica.follower import Cause, CutTo, FollowerState, Phase
+from fenceline.replica.fetcher import ReplicaFetcher
+from fenceline.replica.follower import CutTo, FollowerPhase, FollowerState, TruncationCause
 from fenceline.replica.leader import LeaderState
-from fenceline.testing.simulation.brokers_clients import Consumer
+from fenceline.testing.simulation.brokers_clients import SimulatedConsumer
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -62,8 +62,8 @@ def breaks(seed: int, check: str, seen: str, *, scenario: str = "brokers", **opt
 
 
 def _never_asks_about_its_last_epoch(patch: pytest.MonkeyPatch) -> None:
-    ask = Fetcher._ask
-    patch.setattr(Fetcher, "_ask", lambda self, state: ask(self, state)._replace(last_fetched_epoch=NO_EPOCH))
+    ask = ReplicaFetcher._ask
+    patch.setattr(ReplicaFetcher, "_ask", lambda self, state: ask(self, state)._replace(last_fetched_epoch=NO_EPOCH))
 
 
 @breaks(2, "WeakIsr", "2026-11-21")
@@ -75,9 +75,9 @@ def _kip_101_a_log_is_not_truncated_to_the_high_watermark(patch: pytest.MonkeyPa
     def cut_first(self: LeaderLink, replica: Replica, leader_epoch: int) -> None:
         follow(self, replica, leader_epoch)
         state = self.fetcher.states[replica.topic_id_bytes, replica.topic_partition.partition]
-        state.phase = Phase.CUTTING
+        state.phase = FollowerPhase.CUTTING
         cut = asyncio.ensure_future(
-            self.truncation.cut(replica, CutTo(state, replica.log.high_watermark, Cause.DIVERGENCE))
+            self.truncation.cut(replica, CutTo(state, replica.log.high_watermark, TruncationCause.DIVERGENCE))
         )
         self.under_way.add(cut)
         cut.add_done_callback(self.under_way.discard)
@@ -88,17 +88,17 @@ def _kip_101_a_log_is_not_truncated_to_the_high_watermark(patch: pytest.MonkeyPa
 @breaks(15, "WeakIsr", "2026-11-21")
 def _kip_279_an_unknown_epoch_is_looked_up(patch: pytest.MonkeyPatch) -> None:
     """KIP-101 alone: one epoch request before the first fetch; the high watermark if the leader lacks the epoch."""
-    ask, duty, diverges = Fetcher._ask, Fetcher._duty, FollowerState.on_divergence
+    ask, duty, diverges = ReplicaFetcher._ask, ReplicaFetcher._duty, FollowerState.on_divergence
 
-    def answered(self: Fetcher) -> dict[int, FollowerState]:
+    def answered(self: ReplicaFetcher) -> dict[int, FollowerState]:
         """States that have received their one response."""
         return self.__dict__.setdefault("answered", {})  # type: ignore[no-any-return]
 
-    def ask_once(self: Fetcher, state: FollowerState) -> Any:
+    def ask_once(self: ReplicaFetcher, state: FollowerState) -> Any:
         wanted = ask(self, state)
         return wanted._replace(last_fetched_epoch=NO_EPOCH) if id(state) in answered(self) else wanted
 
-    def remember(self: Fetcher, state: FollowerState, fetched: Any, now_ms: int) -> Any:
+    def remember(self: ReplicaFetcher, state: FollowerState, fetched: Any, now_ms: int) -> Any:
         if not fetched.error_code:
             answered(self)[id(state)] = state
         return duty(self, state, fetched, now_ms)
@@ -109,8 +109,8 @@ def _kip_279_an_unknown_epoch_is_looked_up(patch: pytest.MonkeyPatch) -> None:
             return cut
         return CutTo(self, self.log.high_watermark, cut.cause)  # type: ignore[attr-defined]
 
-    patch.setattr(Fetcher, "_ask", ask_once)
-    patch.setattr(Fetcher, "_duty", remember)
+    patch.setattr(ReplicaFetcher, "_ask", ask_once)
+    patch.setattr(ReplicaFetcher, "_duty", remember)
     patch.setattr(FollowerState, "on_divergence", one_round)
 
 
@@ -123,11 +123,11 @@ def _kip_320_requests_are_fenced_by_epochs(patch: pytest.MonkeyPatch) -> None:
 
 
 def _any_answer_counts(patch: pytest.MonkeyPatch) -> None:
-    def asking(self: Fetcher, fetched: Any) -> FollowerState | None:
+    def asking(self: ReplicaFetcher, fetched: Any) -> FollowerState | None:
         state = self.states.get((fetched.topic_id or b"", fetched.index))
-        return state if state is not None and state.phase is Phase.FETCHING else None
+        return state if state is not None and state.phase is FollowerPhase.FETCHING else None
 
-    patch.setattr(Fetcher, "_asking", asking)
+    patch.setattr(ReplicaFetcher, "_asking", asking)
 
 
 @breaks(2, "WeakIsr", "2026-11-21")
@@ -332,9 +332,9 @@ def _v37_a_recovering_leader_serves_no_requests(patch: pytest.MonkeyPatch) -> No
 def _e49_a_consumer_validates_its_epoch(patch: pytest.MonkeyPatch) -> None:
     """Before KIP-320. It tests the checks themselves: the reader belongs to the simulation."""
 
-    async def trust(self: Consumer, place: Any, position: Any) -> int:
+    async def trust(self: SimulatedConsumer, place: Any, position: Any) -> int:
         position.led = (place.leader, place.epoch)
         return 0
 
-    patch.setattr(Consumer, "_validate", trust)
-    patch.setattr(Consumer, "_last_epoch", lambda self, position: NO_EPOCH)
+    patch.setattr(SimulatedConsumer, "_validate", trust)
+    patch.setattr(SimulatedConsumer, "_last_epoch", lambda self, position: NO_EPOCH)

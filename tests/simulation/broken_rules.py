@@ -18,7 +18,7 @@ from fenceline.node.controller.driver import ControllerDriver
 from fenceline.node.metadata import snapshot_files
 from fenceline.node.metadata.batches import control_batch
 from fenceline.node.metadata.metadata_log import MetadataLog
-from fenceline.node.metadata.replay import Replay
+from fenceline.node.metadata.replay import MetadataReplay
 from fenceline.node.metadata.snapshot_files import SnapshotDamaged
 from fenceline.node.metadata.snapshots import Snapshots
 from fenceline.quorum import fetches
@@ -33,7 +33,7 @@ from fenceline.quorum.following import Following
 from fenceline.quorum.leading import Leading
 from fenceline.quorum.log_view import LogView, SnapshotId
 from fenceline.quorum.messages import VoteRequest
-from fenceline.quorum.replicas import Replicas
+from fenceline.quorum.replicas import QuorumReplicas
 from fenceline.quorum.response_handling import ResponseHandler
 from fenceline.quorum.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
 from fenceline.quorum.voter_changes import VoterChanges
@@ -41,7 +41,7 @@ from fenceline.quorum.voter_set import VoterSet
 from fenceline.records.batch import read_header
 from fenceline.records.decode import decode_batch
 from fenceline.testing.simulation.disk import LifeDisk
-from fenceline.testing.simulation.quorum_node import QuorumNode
+from fenceline.testing.simulation.quorum_node import SimulatedQuorumNode
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -318,16 +318,16 @@ def _an_epoch_never_decreases(patch: pytest.MonkeyPatch) -> None:
 
 @_breaks("quorum", 3, "Q52")
 def _a_leader_counts_what_it_has_flushed(patch: pytest.MonkeyPatch) -> None:
-    end = Replicas.majority_end
-    patch.setattr(Replicas, "majority_end", lambda self, voters, own_end: end(self, voters, 1 << 60))
+    end = QuorumReplicas.majority_end
+    patch.setattr(QuorumReplicas, "majority_end", lambda self, voters, own_end: end(self, voters, 1 << 60))
 
 
 @_breaks("quorum", 0, "Q52")
 def _a_majority_commits(patch: pytest.MonkeyPatch) -> None:
-    def any_one(self: Replicas, voters: Any, own_end: int) -> int:
+    def any_one(self: QuorumReplicas, voters: Any, own_end: int) -> int:
         return own_end
 
-    patch.setattr(Replicas, "majority_end", any_one)
+    patch.setattr(QuorumReplicas, "majority_end", any_one)
 
 
 @_breaks("quorum", 1, "Q52")
@@ -381,13 +381,13 @@ def _a_leader_returns_the_committed_high_watermark(patch: pytest.MonkeyPatch) ->
     think_ms="5",
 )
 def _a_response_waits_for_a_majority(patch: pytest.MonkeyPatch) -> None:
-    propose = QuorumNode._propose
+    propose = SimulatedQuorumNode._propose
 
-    def at_once(self: QuorumNode, name: str, value: str, reply: Any) -> None:
+    def at_once(self: SimulatedQuorumNode, name: str, value: str, reply: Any) -> None:
         propose(self, name, value, lambda said, error: None)
         reply((0, self.log.end_offset - 1), None)
 
-    patch.setattr(QuorumNode, "_propose", at_once)
+    patch.setattr(SimulatedQuorumNode, "_propose", at_once)
 
 
 @_breaks("quorum", 21, "N49")
@@ -411,7 +411,7 @@ def _a_follower_commits_only_what_it_has(patch: pytest.MonkeyPatch) -> None:
 @_breaks("quorum", 1, "Q52")
 def _a_leader_counts_its_flushed_records(patch: pytest.MonkeyPatch) -> None:
     """G35: a leader's own tail counts when it is flushed."""
-    real = Replicas.majority_end
+    real = QuorumReplicas.majority_end
     logs: dict[int, LogView] = {}
     count = Leading.update_high_watermark
 
@@ -420,11 +420,11 @@ def _a_leader_counts_its_flushed_records(patch: pytest.MonkeyPatch) -> None:
             logs[id(self.replicas)] = self._core.log
         return count(self)
 
-    def majority_end(self: Replicas, voters: VoterSet, own_end: int) -> int:
+    def majority_end(self: QuorumReplicas, voters: VoterSet, own_end: int) -> int:
         return real(self, voters, logs[id(self)].end.offset)
 
     patch.setattr(Leading, "update_high_watermark", remember)
-    patch.setattr(Replicas, "majority_end", majority_end)
+    patch.setattr(QuorumReplicas, "majority_end", majority_end)
 
 
 @_breaks("quorum", 6, "Q32")
@@ -463,8 +463,8 @@ def _a_shorter_diverging_log_is_truncated(patch: pytest.MonkeyPatch) -> None:
 
 @_breaks("quorum", 1, "G35")
 def _a_snapshot_has_committed_records_only(patch: pytest.MonkeyPatch) -> None:
-    committed = QuorumNode.committed
-    patch.setattr(QuorumNode, "committed", lambda self, offset: committed(self, self.log.end_offset))
+    committed = SimulatedQuorumNode.committed
+    patch.setattr(SimulatedQuorumNode, "committed", lambda self, offset: committed(self, self.log.end_offset))
 
 
 @_breaks("quorum", 10, "gave up")
@@ -486,19 +486,19 @@ def _a_snapshot_without_its_footer_is_not_loaded(patch: pytest.MonkeyPatch) -> N
         with suppress(SnapshotDamaged):
             yield from batches(disk, path)
 
-    def take(self: Replay, batches: Any, snapshot: SnapshotId, path: str) -> None:
+    def take(self: MetadataReplay, batches: Any, snapshot: SnapshotId, path: str) -> None:
         whole = [*batches]
         if not isinstance(_control_of(whole[-1]), SnapshotFooter):
             footer = memoryview(control_batch([SnapshotFooter()], 0, epoch=snapshot.epoch))
             whole.append((footer, read_header(footer)))
         load(self, whole, snapshot, path)
 
-    load = Replay.replay_snapshot
+    load = MetadataReplay.replay_snapshot
     patch.setattr(Download, "written", early)
     patch.setattr(snapshot_files, "_batches", while_they_are_whole)
     patch.setattr(snapshot_files._Checks, "finish", lambda self: None)
     patch.setattr(snapshot_files, "verify_snapshot", lambda disk, path, name, size: verify(disk, path, name))
-    patch.setattr(Replay, "replay_snapshot", take)
+    patch.setattr(MetadataReplay, "replay_snapshot", take)
 
 
 def _control_of(batch: Any) -> Any:
@@ -544,9 +544,9 @@ def _kafka_14618_a_snapshot_is_named_by_its_end_offset(patch: pytest.MonkeyPatch
 
 @_breaks("quorum", 7, "Q52")
 def _kafka_16530_a_leader_outside_of_the_voters_does_not_count(patch: pytest.MonkeyPatch) -> None:
-    end = Replicas.majority_end
+    end = QuorumReplicas.majority_end
 
-    def counts_itself(self: Replicas, voters: Any, own_end: int) -> int:
+    def counts_itself(self: QuorumReplicas, voters: Any, own_end: int) -> int:
         if any(voter.voter_id == self._local_id for voter in voters.voters):
             return end(self, voters, own_end)
         ends = [own_end]
@@ -555,7 +555,7 @@ def _kafka_16530_a_leader_outside_of_the_voters_does_not_count(patch: pytest.Mon
             ends.append(-1 if replica is None or replica.end_offset is None else replica.end_offset)
         return sorted(ends, reverse=True)[len(ends) // 2]
 
-    patch.setattr(Replicas, "majority_end", counts_itself)
+    patch.setattr(QuorumReplicas, "majority_end", counts_itself)
 
 
 @_breaks("controllers", 91, "C1")

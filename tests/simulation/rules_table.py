@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 from fenceline.testing.simulation.checks import InvariantBroken
-from fenceline.testing.simulation.stage import Outcome, play
+from fenceline.testing.simulation.stage import SeedOutcome, play
 from tests.simulation.broken_holes_rules import NO_SEED, RULES
 
 from . import kafka_history
@@ -53,7 +53,7 @@ def check_of(failure: str) -> str:
     return first_line.split(":", 1)[0]
 
 
-def played(name: str, seed: int) -> Outcome:
+def played(name: str, seed: int) -> SeedOutcome:
     """The outcome of a seed with the rule broken."""
     with pytest.MonkeyPatch.context() as patch:
         RULES[name].breach(patch)

@@ -9,12 +9,12 @@ import pytest
 
 from fenceline.testing.simulation import coverage_table
 from fenceline.testing.simulation import search as search_module
-from fenceline.testing.simulation.corpus import Entry, load, save
+from fenceline.testing.simulation.corpus import CorpusEntry, load, save
 from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.operations import Fault, Operation
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.search import FAULT_OPTIONS, LIKELY, Search
-from fenceline.testing.simulation.stage import SCENARIOS, Outcome, options_of
+from fenceline.testing.simulation.stage import SCENARIOS, SeedOutcome, options_of
 from fenceline.testing.simulation.workers import Game
 from tests.simulation.broken_holes_rules import NO_SEED, RULES
 
@@ -36,7 +36,10 @@ _MET = frozenset(
 
 
 def test_a_corpus_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path, entries = tmp_path / "corpus.txt", [Entry(_GAME, _MET), Entry(Game("operations", 8, {}), frozenset())]
+    path, entries = (
+        tmp_path / "corpus.txt",
+        [CorpusEntry(_GAME, _MET), CorpusEntry(Game("operations", 8, {}), frozenset())],
+    )
     save(path, entries)
     assert load(path) == entries
     assert "  delete records, kill: log dirty rebased; replica leader\n" in path.read_text()
@@ -66,7 +69,7 @@ def test_the_search_keeps_games_with_new_triples(tmp_path: Path) -> None:
     search = Search(path, 5)
     search._add(_GAME, _MET)
     search._add(Game("operations", 9, {}), _MET)
-    assert load(path) == [Entry(_GAME, _MET)]
+    assert load(path) == [CorpusEntry(_GAME, _MET)]
     assert search.reached == _MET
 
 
@@ -77,7 +80,7 @@ def test_a_game_that_fails_is_no_entry(tmp_path: Path, monkeypatch: pytest.Monke
         search_module,
         "played",
         lambda games, workers, ahead: (
-            Outcome(game.seed, game.scenario, Options(), failure=failures.pop(), triples=dict.fromkeys(_MET, 1))
+            SeedOutcome(game.seed, game.scenario, Options(), failure=failures.pop(), triples=dict.fromkeys(_MET, 1))
             for game in games
         ),
     )
@@ -92,13 +95,16 @@ def test_a_replayed_corpus_keeps_the_games_that_reach_most(tmp_path: Path, monke
     met = {1: set(), 2: lag, 3: produce, 4: _MET, 5: set()}
     games = {seed: Game("operations", seed, {}) for seed in met}
     outcomes = [
-        Outcome(seed, "operations", Options(), triples=dict.fromkeys(triples, 1)) for seed, triples in met.items()
+        SeedOutcome(seed, "operations", Options(), triples=dict.fromkeys(triples, 1)) for seed, triples in met.items()
     ]
     monkeypatch.setattr(search_module, "played", lambda games, workers: (each for each in outcomes))
     path = tmp_path / "corpus.txt"
-    save(path, [Entry(games[1], frozenset()), *(Entry(games[seed], frozenset({_LAG})) for seed in (2, 3, 4, 5))])
+    save(
+        path,
+        [CorpusEntry(games[1], frozenset()), *(CorpusEntry(games[seed], frozenset({_LAG})) for seed in (2, 3, 4, 5))],
+    )
     Search(path, 5).replay(1, lambda outcome: None)
-    assert load(path) == [Entry(games[1], frozenset()), Entry(games[4], _MET)]
+    assert load(path) == [CorpusEntry(games[1], frozenset()), CorpusEntry(games[4], _MET)]
 
 
 def test_the_search_is_deterministic() -> None:

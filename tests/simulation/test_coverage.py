@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from fenceline.testing.simulation.coverage import CHECK_INTERVAL_S, COMPONENTS, WINDOW_S, Coverage, State, Triple
+from fenceline.testing.simulation.coverage import CHECK_INTERVAL_S, COMPONENTS, WINDOW_S, Coverage, CoveredState, Triple
 from fenceline.testing.simulation.coverage_states import STATES
 from fenceline.testing.simulation.operations import Operation
 from fenceline.testing.simulation.stage import play
@@ -21,7 +21,7 @@ class _Clock:
 
 def _coverage(clock: _Clock) -> Coverage:
     coverage = Coverage(clock)
-    coverage.sample = lambda node_id, topic: [State("log", f"{node_id}-{topic}")]
+    coverage.sample = lambda node_id, topic: [CoveredState("log", f"{node_id}-{topic}")]
     return coverage
 
 
@@ -199,8 +199,8 @@ def test_operations_that_a_fault_would_coincide_with_are_listed() -> None:
     coverage = _coverage(clock)
     coverage.operation("reassign", "t0")
     coverage.operation("delete records", "t1")
-    assert coverage.meeting(State("log", "1-t1"), 1) == {"delete records"}
-    assert coverage.meeting(State("log", "2-t1"), 1) == set()
+    assert coverage.meeting(CoveredState("log", "1-t1"), 1) == {"delete records"}
+    assert coverage.meeting(CoveredState("log", "2-t1"), 1) == set()
     clock.now_s = 2 * WINDOW_S
-    assert coverage.meeting(State("log", "1-t1"), 1) == set()
+    assert coverage.meeting(CoveredState("log", "1-t1"), 1) == set()
     assert not coverage.counts

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fenceline.losses.receipt import NO_NODE, Cause, LossClass, Receipt, identified
+from fenceline.losses.receipt import NO_NODE, LossCause, LossClass, Receipt, identified
 from fenceline.records.batch import assign_in_place
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -41,7 +41,7 @@ def receipt(lost: list[StoredBatch], **other: object) -> Receipt:
         size_bytes=sum(len(each.content) for each in lost),
         loss_class=LossClass.MAYBE_ACKNOWLEDGED,
         known_by="a test",
-        cause=Cause.DIVERGENCE,
+        cause=LossCause.DIVERGENCE,
         reason="a test",
         replica=1,
         leader=2,
@@ -120,7 +120,7 @@ def test_a_receipt_for_records_that_are_not_lost_is_detected() -> None:
     with pytest.raises(InvariantBroken, match="not lost"):
         killed().opens(LOG, receipt(LOG[1:]))
     with pytest.raises(InvariantBroken, match="not lost"):
-        killed().opens(LOG, receipt(LOG[1:], cause=Cause.RECOVERY))
+        killed().opens(LOG, receipt(LOG[1:], cause=LossCause.RECOVERY))
 
 
 def test_a_receipt_excludes_records_below_the_log_start() -> None:
@@ -197,7 +197,7 @@ def test_a_removed_directory_is_no_loss() -> None:
 
 def test_a_late_receipt_of_a_directory_set_aside_covers_nothing_else() -> None:
     """It does not cover the log in use, whose batches have the same offsets (`operations`, seed 43002494)."""
-    late = receipt(LOG, cause=Cause.RECOVERY, evidence=("/data/t0-0.x-stray/lost+found/0.log.0",))
+    late = receipt(LOG, cause=LossCause.RECOVERY, evidence=("/data/t0-0.x-stray/lost+found/0.log.0",))
     killed().opens(LOG, late)
     with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is missing without a receipt"):
         killed().opens(LOG[:2], late)

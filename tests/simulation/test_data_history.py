@@ -7,7 +7,7 @@ import pytest
 from fenceline.records.batch import assign_in_place, read_header
 from fenceline.records.build import build_batch
 from fenceline.testing.simulation.checks import InvariantBroken
-from fenceline.testing.simulation.data_history import BatchId, History
+from fenceline.testing.simulation.data_history import BatchId, PartitionHistory
 from fenceline.testing.simulation.world import StoredBatch
 
 MARK = b"4c0736b0"
@@ -20,7 +20,7 @@ def stored(base_offset: int, *rows: tuple[bytes | None, bytes | None], epoch: in
 
 
 def test_a_log_start_needs_a_request() -> None:
-    history = History("t0-0")
+    history = PartitionHistory("t0-0")
     history.starts_at(0, by_retention=True, where="n1")
     with pytest.raises(InvariantBroken, match="log start"):
         history.starts_at(5, by_retention=True, where="n1")
@@ -32,7 +32,7 @@ def test_a_log_start_needs_a_request() -> None:
 
 
 def test_retention_moves_the_log_start_to_a_segment() -> None:
-    history = History("t0-0")
+    history = PartitionHistory("t0-0")
     history.has_retention = True
     history.starts_at(5, by_retention=True, where="n1")
     history.starts_at(5, by_retention=False, where="n2")
@@ -41,14 +41,14 @@ def test_retention_moves_the_log_start_to_a_segment() -> None:
 
 
 def test_a_batch_of_another_incarnation() -> None:
-    history = History("t0-0", MARK)
+    history = PartitionHistory("t0-0", MARK)
     history.wrote(stored(0, (None, b"value " + MARK)), None, "n1")
     with pytest.raises(InvariantBroken, match="incarnation"):
         history.wrote(stored(1, (None, b"value 82e53860")), BatchId(0, 0), "n1")
 
 
 def test_an_unclean_leader_with_a_later_log_start_keeps_deleted_records() -> None:
-    history = History("t0-0")
+    history = PartitionHistory("t0-0")
     batches = [stored(offset, (None, b"x")) for offset in range(4)]
     history.commit(batches, "n1")
     history.adopt_unclean_log(batches[2:3], 2, 3, 1)
@@ -57,7 +57,7 @@ def test_an_unclean_leader_with_a_later_log_start_keeps_deleted_records() -> Non
 
 
 def test_an_unclean_leader_whose_log_starts_within_a_batch_lacks_the_rest() -> None:
-    history = History("t0-0")
+    history = PartitionHistory("t0-0")
     batches = [stored(0, (None, b"x")), stored(1, (None, b"x"), (None, b"x"))]
     history.commit(batches, "n1")
     history.adopt_unclean_log([], 2, 2, 1)
@@ -66,8 +66,8 @@ def test_an_unclean_leader_whose_log_starts_within_a_batch_lacks_the_rest() -> N
 
 
 class TestCompacted:
-    def history(self) -> History:
-        history = History("t0-0")
+    def history(self) -> PartitionHistory:
+        history = PartitionHistory("t0-0")
         batches = [stored(0, (b"a", b"1"), (b"b", b"1")), stored(2, (b"a", b"2")), stored(3, (b"b", None))]
         for batch in batches:
             history.wrote(batch, None, "n1")
@@ -102,7 +102,7 @@ class TestCompacted:
         history.read(BatchId(1, 1), other.content, None, "consumer")
 
     def test_an_unclean_leader_has_compacted_records_and_none_of_other_epochs(self) -> None:
-        history = History("t0-0")
+        history = PartitionHistory("t0-0")
         batches = [stored(0, (b"a", b"1")), stored(1, (b"b", b"1")), stored(2, (b"c", b"1"), epoch=1)]
         history.becomes_compacted()
         history.commit(batches, "n1")
@@ -114,7 +114,7 @@ class TestCompacted:
 
 def test_a_reader_crosses_deleted_records_and_no_truncation() -> None:
     """The log was deleted up to 5 and continues there: its earlier batches are known from other logs only."""
-    history, batch = History("t0-0"), stored(5, (None, b"value"), epoch=3)
+    history, batch = PartitionHistory("t0-0"), stored(5, (None, b"value"), epoch=3)
     history.wrote(batch, None, "n1")
     history.commit([stored(0, *[(None, b"gone")] * 5), batch], "n1")
     history.read(BatchId(5, 3), batch.content, BatchId(4, 1), "consumer1")

@@ -13,7 +13,7 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import replace_file
 from fenceline.log.directories.log_dir import CLEAN_FILE
 from fenceline.log.partition.partition_log import PartitionLog
-from fenceline.losses.receipt import Cause, LossClass, Receipt, encode
+from fenceline.losses.receipt import LossCause, LossClass, Receipt, encode
 from fenceline.records.batch import assign_in_place, read_header
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -94,7 +94,7 @@ def receipt(name: str, end: int = 3) -> Receipt:
         size_bytes=100,
         loss_class=LossClass.COMMITTED,
         known_by="",
-        cause=Cause.DIVERGENCE,
+        cause=LossCause.DIVERGENCE,
         reason="",
         replica=1,
         leader=2,

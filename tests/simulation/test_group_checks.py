@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from fenceline.testing.simulation.checks import InvariantBroken
-from fenceline.testing.simulation.group_checks import NOTHING, Commit, Positions
+from fenceline.testing.simulation.group_checks import NOTHING, CheckedPositions, Commit
 
 KEY, OTHER = (b"id", 0), (b"another", 0)
 FIRST, SECOND, THIRD = Commit(5, "1"), Commit(5, "2"), Commit(7, "3")
 
 
-def positions() -> Positions:
-    made = Positions()
+def positions() -> CheckedPositions:
+    made = CheckedPositions()
     for commit in (FIRST, SECOND):
         made.sends("g", KEY, commit)
         made.acknowledged("g", KEY, commit)
     return made
 
 
-def read(made: Positions, commit: Commit, *, key: tuple[bytes, int] = KEY, may_be_older: bool = False) -> None:
+def read(made: CheckedPositions, commit: Commit, *, key: tuple[bytes, int] = KEY, may_be_older: bool = False) -> None:
     made.read("g", key, commit, "n1", may_be_older=may_be_older)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fenceline.testing.simulation.loop import SimLoop
-from fenceline.testing.simulation.network import Lost, Network, NetworkConditions, PeerRefused, TimedOut
+from fenceline.testing.simulation.network import Lost, Network, NetworkConditions, PeerRefused, SimulatedTimeout
 from fenceline.testing.simulation.scheduler import Scheduler
 from fenceline.testing.simulation.trace import Trace
 
@@ -73,7 +73,7 @@ def test_a_machine_without_power_is_silent_until_it_is_back(connected: bool) -> 
             return pair.network.connect(1, 2, timeout_s=3)
         return pair.network.request(1, 2, b"abc", timeout_s=3)
 
-    with pytest.raises(TimedOut):
+    with pytest.raises(SimulatedTimeout):
         pair.run(ask())
     assert pair.scheduler.now_s == pytest.approx(3)
     pair.network.machine_is_back(2)
@@ -105,7 +105,7 @@ def test_a_peer_of_a_dead_machine_is_notified_when_it_is_back() -> None:
     async def scenario() -> None:
         connection = await pair.network.connect(1, 2)
         pair.end(power_lost=True)
-        with pytest.raises(TimedOut):
+        with pytest.raises(SimulatedTimeout):
             await connection.request(b"abc", timeout_s=10)
         assert connection.is_open
         pair.asker.call_later(5, lambda: pair.network.machine_is_back(2))
@@ -154,7 +154,7 @@ def test_a_partition_of_one_direction(link: tuple[int, int], arrives: bool) -> N
     async def scenario() -> None:
         connection = await pair.network.connect(1, 2)
         pair.network.cut(*link)
-        assert await _outcome(pair.network.request(1, 2, b"x", timeout_s=1)) is TimedOut
+        assert await _outcome(pair.network.request(1, 2, b"x", timeout_s=1)) is SimulatedTimeout
         assert bool(pair.got) is arrives
         pair.got.clear()
         pair.asker.call_later(5, pair.network.heal)

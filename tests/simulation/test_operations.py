@@ -16,7 +16,7 @@ from fenceline.testing.simulation.coverage import Coverage
 from fenceline.testing.simulation.data_checks import DataChecks
 from fenceline.testing.simulation.operations import FAULTS, OPERATIONS, Fault, Operation
 from fenceline.testing.simulation.search import CALM
-from fenceline.testing.simulation.stage import Outcome, options_of, play
+from fenceline.testing.simulation.stage import SeedOutcome, options_of, play
 from tests.simulation.test_brokers_scenario import NO_FAULTS
 
 PROFILES = {"operated", "incarnations", "cleaning", "groups", "moves", "metadata"}
@@ -75,7 +75,7 @@ def test_an_operator_uses_every_api(monkeypatch: pytest.MonkeyPatch) -> None:
     assert begun == BEGUN
 
 
-def _outcome_of(profile: str) -> Outcome:
+def _outcome_of(profile: str) -> SeedOutcome:
     seed = next(seed for seed in range(200) if options_of(seed, "operations").profile == profile)
     outcome = play(seed, "operations", overrides={"lose_dir_s": "1", "log_dirs": "2"})
     assert outcome.failure is None, outcome.report()

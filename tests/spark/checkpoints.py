@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.offsets import Position, SourceOffset
+from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset
 
 
 def entry(*sources: Any, version: str = "v1", planned_ms: int = 1) -> str:
@@ -21,7 +21,7 @@ def entry(*sources: Any, version: str = "v1", planned_ms: int = 1) -> str:
 
 def offset_of(positions: Mapping[TopicPartition, tuple[int, int]], ids: Mapping[str, str | None]) -> dict[str, Any]:
     """`positions`: next offset and the epoch of the record before it."""
-    held = {tp: Position(offset, epoch) for tp, (offset, epoch) in positions.items()}
+    held = {tp: PartitionPosition(offset, epoch) for tp, (offset, epoch) in positions.items()}
     return SourceOffset(held, {tp.topic: ids.get(tp.topic) for tp in held}).encode()
 
 

@@ -11,7 +11,7 @@ import pytest
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.cluster import EpochEnd, LogEnd, TopicFacts
+from pyspark_fenceline.common.cluster import EpochEnd, ReadableEnd, TopicFacts
 from pyspark_fenceline.delta import evidence as delta_evidence
 
 
@@ -94,14 +94,14 @@ class FakeCluster:
         self.questions.append("log_starts")
         return {tp: self._known(tp).start for tp in partitions}
 
-    def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnd]:
+    def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ReadableEnd]:
         self.questions.append("log_ends")
         ends = {}
         for tp in partitions:
             log = self._known(tp)
             stale = self.stale_ends.get(tp)
             offset = stale.pop(0) if stale else len(log.epochs)
-            ends[tp] = LogEnd(offset, log.leader_epoch if self.keeps_epochs else -1)
+            ends[tp] = ReadableEnd(offset, log.leader_epoch if self.keeps_epochs else -1)
         return ends
 
     def offsets_at(self, timestamps_ms: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:

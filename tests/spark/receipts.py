@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fenceline.losses.receipt import Cause, LossClass, Receipt, document
+from fenceline.losses.receipt import LossCause, LossClass, Receipt, document
 
 
 def receipt(id: str = "a", time_ms: int = 1_000, topic: str = "t", **others: Any) -> bytes:
@@ -22,7 +22,7 @@ def receipt(id: str = "a", time_ms: int = 1_000, topic: str = "t", **others: Any
         size_bytes=700,
         loss_class=LossClass.COMMITTED,
         known_by="a high watermark",
-        cause=Cause.DIVERGENCE,
+        cause=LossCause.DIVERGENCE,
         reason="an election",
         replica=2,
         leader=1,

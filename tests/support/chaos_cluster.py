@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from fenceline.local_cluster.cuts import Cut, NetworkCuts, outbound_address
+from fenceline.local_cluster.cuts import NetworkCut, NetworkCuts, outbound_address
 from fenceline.node.net.peer_connection import open_peer
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster, MixedNode
 from fenceline.testing.simulation.operations import Fault
@@ -199,12 +199,12 @@ class ChaosCluster:
         node.send_signal(signal.SIGCONT)
 
     def _partition(self, node: MixedNode, lasts_s: float) -> None:
-        self._cut(node, Cut(), lasts_s)
+        self._cut(node, NetworkCut(), lasts_s)
 
     def _one_way(self, node: MixedNode, lasts_s: float) -> None:
-        self._cut(node, self._rng.choice((Cut(inbound=False), Cut(outbound=False))), lasts_s)
+        self._cut(node, self._rng.choice((NetworkCut(inbound=False), NetworkCut(outbound=False))), lasts_s)
 
-    def _cut(self, node: MixedNode, cut: Cut, lasts_s: float) -> None:
+    def _cut(self, node: MixedNode, cut: NetworkCut, lasts_s: float) -> None:
         self.cuts.isolate(node.node_id, [cut])
         time.sleep(lasts_s)
         self.cuts.heal(node.node_id)

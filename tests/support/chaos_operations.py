@@ -23,7 +23,7 @@ from fenceline.client.core.metadata import PartitionMetadata
 from fenceline.client.core.offsets import EARLIEST, LATEST
 from fenceline.errors import ErrorCode, FencelineError, PeerError
 from fenceline.ids import TopicPartition
-from fenceline.local_cluster.cuts import Cut
+from fenceline.local_cluster.cuts import NetworkCut
 from fenceline.testing.simulation.operations import Fault, Operation
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
@@ -443,7 +443,7 @@ class Operators:
         everywhere(lambda each: each.leader == ahead_id and each.isr == (ahead_id,), f"{ahead_id} leads alone")
         count = len(torn.acknowledged)
         eventually(lambda: len(torn.acknowledged) > count + _BATCH, "it acknowledges records", wait_s=WAIT_S)
-        chaos.cuts.isolate(ahead_id, [Cut()])
+        chaos.cuts.isolate(ahead_id, [NetworkCut()])
         chaos.start(behind)
         everywhere(lambda each: each.leader != ahead_id, f"{ahead_id} is fenced")
         self.asked[Operation.UNCLEAN_ELECTION] += 1

@@ -21,7 +21,7 @@ from kafka.structs import OffsetAndMetadata
 from fenceline.client import Consumer as OwnConsumer
 from fenceline.client import TopicPartition
 from fenceline.errors import FencelineError
-from fenceline.testing.history import Consumer, History
+from fenceline.testing.history import ConsumerHistory, History
 from fenceline.testing.waiting import eventually
 from kafka import ConsumerRebalanceListener, KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition
@@ -108,7 +108,7 @@ class Member(ClientThread):
         super().__init__(bootstrap)
         self._ledger, self._history, self._stays_s = ledger, history, stays_s
         self._is_over = threading.Event()
-        self._consumer_history: Consumer | None = None
+        self._consumer_history: ConsumerHistory | None = None
         self._committed_before: dict[int, int] = {}
         self._begins: dict[int, int] = {}
         self._positions: dict[int, int] = {}

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from fenceline.cli.metadata_files import Loaded, MetadataFiles, load_snapshot
+from fenceline.cli.metadata_files import LoadedMetadata, MetadataFiles, load_snapshot
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.node_records import RegisterBrokerRecord, RegisterControllerRecord
@@ -45,7 +45,7 @@ def batches_before(log_dir: Path, end_offset: int) -> dict[int, bytes]:
     return found
 
 
-def image_before(log_dir: Path, end_offset: int) -> Loaded:
+def image_before(log_dir: Path, end_offset: int) -> LoadedMetadata:
     """From the newest snapshot that fits, and the log behind it."""
     loaded = MetadataFiles.at(log_dir).image_at(end_offset - 1)
     assert not loaded.problems, loaded.problems

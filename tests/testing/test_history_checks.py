@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from fenceline.testing.history import Consumer, History, Producer
-from fenceline.testing.history_checks import Anomaly, Kind, LossRange, check, summary
+from fenceline.testing.history import ConsumerHistory, History, ProducerHistory
+from fenceline.testing.history_checks import Anomaly, AnomalyKind, LossRange, check, summary
 
 P = ("t", 0)
 
@@ -18,8 +18,8 @@ class ArtificialHistory:
 
     def __init__(self, *, is_idempotent: bool = True) -> None:
         self.history = History()
-        self.producer: Producer = self.history.producer("p", is_idempotent=is_idempotent)
-        self.consumer: Consumer = self.history.consumer("c")
+        self.producer: ProducerHistory = self.history.producer("p", is_idempotent=is_idempotent)
+        self.consumer: ConsumerHistory = self.history.consumer("c")
         self.values = [self.producer.next_value() for _ in range(10)]
         for value in self.values:
             self.producer.sent(P, value)
@@ -40,7 +40,7 @@ class ArtificialHistory:
         self.history.log("replica 2", P, range(len(self.other)), self.other)
         return list(check(self.history, losses))
 
-    def kinds(self, *losses: LossRange) -> set[Kind]:
+    def kinds(self, *losses: LossRange) -> set[AnomalyKind]:
         return {each.kind for each in self.found(*losses)}
 
 
@@ -60,14 +60,14 @@ def test_lost_write() -> None:
     made.acknowledge(*range(10))
     del made.log[9], made.offsets[9], made.other[9]
     (found,) = made.found()
-    assert (found.kind, found.who, found.offset, found.value) == (Kind.LOST_WRITE, "p", 9, made.values[9])
+    assert (found.kind, found.who, found.offset, found.value) == (AnomalyKind.LOST_WRITE, "p", 9, made.values[9])
 
 
 def test_lost_write_without_an_offset() -> None:
     made = ArtificialHistory()
     made.producer.acknowledged(P, made.values[9])
     del made.log[9], made.offsets[9], made.other[9]
-    assert made.kinds() == {Kind.LOST_WRITE}
+    assert made.kinds() == {AnomalyKind.LOST_WRITE}
 
 
 def test_a_write_that_one_copy_lost() -> None:
@@ -75,28 +75,28 @@ def test_a_write_that_one_copy_lost() -> None:
     made.acknowledge(9)
     del made.other[9]
     found = made.found()
-    assert {each.kind for each in found} == {Kind.LOST_WRITE, Kind.COPIES_DIFFER}
+    assert {each.kind for each in found} == {AnomalyKind.LOST_WRITE, AnomalyKind.COPIES_DIFFER}
     assert {each.who for each in found} == {"replica 2"}
 
 
 def test_copies_of_different_length_without_an_acknowledgement() -> None:
     made = ArtificialHistory()
     del made.other[9]
-    assert made.kinds() == {Kind.COPIES_DIFFER}
+    assert made.kinds() == {AnomalyKind.COPIES_DIFFER}
 
 
 def test_lost_read() -> None:
     made = ArtificialHistory()
     made.poll(*range(10))
     del made.log[9], made.offsets[9], made.other[9]
-    assert made.kinds() == {Kind.LOST_READ}
+    assert made.kinds() == {AnomalyKind.LOST_READ}
 
 
 def test_duplicate() -> None:
     made = ArtificialHistory()
     made.log[7] = made.other[7] = made.values[3]
     (one, two) = made.found()
-    assert one.kind is two.kind is Kind.DUPLICATE
+    assert one.kind is two.kind is AnomalyKind.DUPLICATE
     assert (one.offset, one.value, one.who, two.who) == (7, made.values[3], "replica 1", "replica 2")
 
 
@@ -113,41 +113,41 @@ def test_two_values_at_one_offset_of_two_copies() -> None:
     made = ArtificialHistory()
     made.other[4] = stranger = made.producer.next_value()
     made.producer.sent(P, stranger)
-    assert made.kinds() == {Kind.INCONSISTENT_OFFSET, Kind.REORDERED}
-    assert next(each for each in made.found() if each.kind is Kind.INCONSISTENT_OFFSET).offset == 4
+    assert made.kinds() == {AnomalyKind.INCONSISTENT_OFFSET, AnomalyKind.REORDERED}
+    assert next(each for each in made.found() if each.kind is AnomalyKind.INCONSISTENT_OFFSET).offset == 4
 
 
 def test_two_values_at_one_offset_of_a_consumer_and_the_log() -> None:
     made = ArtificialHistory()
     made.consumer.polled(P, 4, made.values[5])
     (found,) = made.found()
-    assert (found.kind, found.offset, found.who) == (Kind.INCONSISTENT_OFFSET, 4, "c")
+    assert (found.kind, found.offset, found.who) == (AnomalyKind.INCONSISTENT_OFFSET, 4, "c")
 
 
 def test_an_offset_occurs_twice_in_a_log() -> None:
     made = ArtificialHistory()
     made.offsets[5] = 4
-    assert Kind.INCONSISTENT_OFFSET in made.kinds()
+    assert AnomalyKind.INCONSISTENT_OFFSET in made.kinds()
 
 
 def test_acknowledged_at_another_offset() -> None:
     made = ArtificialHistory()
     made.producer.acknowledged(P, made.values[4], 5)
     (found,) = made.found()
-    assert (found.kind, found.offset, found.value) == (Kind.DISAGREEMENT, 5, made.values[4])
+    assert (found.kind, found.offset, found.value) == (AnomalyKind.DISAGREEMENT, 5, made.values[4])
 
 
 def test_acknowledged_at_two_offsets() -> None:
     made = ArtificialHistory()
     made.acknowledge(4)
     made.producer.acknowledged(P, made.values[4], 5)
-    assert made.kinds() == {Kind.DISAGREEMENT}
+    assert made.kinds() == {AnomalyKind.DISAGREEMENT}
 
 
 def test_rejected_and_written() -> None:
     made = ArtificialHistory()
     made.producer.rejected(P, made.values[4])
-    assert made.kinds() == {Kind.REJECTED_AND_WRITTEN}
+    assert made.kinds() == {AnomalyKind.REJECTED_AND_WRITTEN}
 
 
 def test_rejected_and_not_written() -> None:
@@ -167,7 +167,7 @@ def test_a_value_never_sent_to_this_partition(where: tuple[str, int]) -> None:
     made.log.append(stranger)
     made.offsets.append(10)
     made.other.append(stranger)
-    assert made.kinds() == {Kind.NEVER_SENT}
+    assert made.kinds() == {AnomalyKind.NEVER_SENT}
 
 
 def test_reordered() -> None:
@@ -176,14 +176,14 @@ def test_reordered() -> None:
     made.other[:] = made.log
     (found,) = made.found()
     # Record 4 is at offset 5, so the next record of its producer must not precede it.
-    assert (found.kind, found.offset, found.value) == (Kind.REORDERED, 4, made.values[5])
+    assert (found.kind, found.offset, found.value) == (AnomalyKind.REORDERED, 4, made.values[5])
 
 
 def test_poll_skip() -> None:
     made = ArtificialHistory()
     made.poll(0, 1, 3, 4)
     (found,) = made.found()
-    assert (found.kind, found.offset, found.value, found.who) == (Kind.POLL_SKIP, 2, made.values[2], "c")
+    assert (found.kind, found.offset, found.value, found.who) == (AnomalyKind.POLL_SKIP, 2, made.values[2], "c")
 
 
 def test_poll_skip_after_a_seek() -> None:
@@ -192,7 +192,7 @@ def test_poll_skip_after_a_seek() -> None:
     made.consumer.positioned(P, 5)
     made.poll(6)
     (found,) = made.found()
-    assert (found.kind, found.offset) == (Kind.POLL_SKIP, 5)
+    assert (found.kind, found.offset) == (AnomalyKind.POLL_SKIP, 5)
 
 
 def test_an_offset_without_a_record_is_not_skipped() -> None:
@@ -201,7 +201,7 @@ def test_an_offset_without_a_record_is_not_skipped() -> None:
     del made.log[2], made.offsets[2]
     made.other = []
     made.poll(3)
-    assert made.kinds() == {Kind.HOLE, Kind.COPIES_DIFFER}
+    assert made.kinds() == {AnomalyKind.HOLE, AnomalyKind.COPIES_DIFFER}
 
 
 @pytest.mark.parametrize("again", [3, 2])
@@ -209,7 +209,7 @@ def test_nonmonotonic_poll(again: int) -> None:
     made = ArtificialHistory()
     made.poll(2, 3, again)
     (found,) = made.found()
-    assert (found.kind, found.offset) == (Kind.NONMONOTONIC_POLL, again)
+    assert (found.kind, found.offset) == (AnomalyKind.NONMONOTONIC_POLL, again)
 
 
 def test_hole() -> None:
@@ -217,7 +217,7 @@ def test_hole() -> None:
     del made.log[4], made.offsets[4]
     made.history.log("replica 1", P, made.offsets, made.log)
     (found,) = check(made.history)
-    assert (found.kind, found.offset) == (Kind.HOLE, 4)
+    assert (found.kind, found.offset) == (AnomalyKind.HOLE, 4)
 
 
 def test_a_reported_loss_is_no_anomaly() -> None:
@@ -234,8 +234,8 @@ def test_a_reported_loss_is_no_anomaly() -> None:
     for number, value in enumerate(later):
         made.consumer.polled(P, 8 + number, value)
     assert made.found(LossRange(P, 8, 10)) == []
-    assert made.kinds(LossRange(P, 9, 10)) == {Kind.LOST_WRITE, Kind.INCONSISTENT_OFFSET}
-    assert made.kinds(LossRange(("u", 0), 8, 10)) >= {Kind.LOST_WRITE, Kind.INCONSISTENT_OFFSET}
+    assert made.kinds(LossRange(P, 9, 10)) == {AnomalyKind.LOST_WRITE, AnomalyKind.INCONSISTENT_OFFSET}
+    assert made.kinds(LossRange(("u", 0), 8, 10)) >= {AnomalyKind.LOST_WRITE, AnomalyKind.INCONSISTENT_OFFSET}
 
 
 def _two_lost_and_two_rewritten(made: ArtificialHistory) -> list[int]:
@@ -258,8 +258,14 @@ def test_a_receipt_with_values_covers_nothing_else() -> None:
     for number, value in enumerate(later):
         made.consumer.polled(P, 8 + number, value)
     assert made.found(LossRange(P, 8, 10, frozenset(made.values[8:]))) == []
-    assert made.kinds(LossRange(P, 8, 10, frozenset(made.values[8:9]))) == {Kind.LOST_WRITE, Kind.INCONSISTENT_OFFSET}
-    assert made.kinds(LossRange(P, 8, 9, frozenset(made.values[8:]))) == {Kind.LOST_WRITE, Kind.INCONSISTENT_OFFSET}
+    assert made.kinds(LossRange(P, 8, 10, frozenset(made.values[8:9]))) == {
+        AnomalyKind.LOST_WRITE,
+        AnomalyKind.INCONSISTENT_OFFSET,
+    }
+    assert made.kinds(LossRange(P, 8, 9, frozenset(made.values[8:]))) == {
+        AnomalyKind.LOST_WRITE,
+        AnomalyKind.INCONSISTENT_OFFSET,
+    }
 
 
 def test_an_acknowledgement_without_an_offset_is_covered_by_its_value() -> None:
@@ -267,7 +273,7 @@ def test_an_acknowledgement_without_an_offset_is_covered_by_its_value() -> None:
     made.producer.acknowledged(P, made.values[9])
     del made.log[9], made.offsets[9], made.other[9]
     assert made.found(LossRange(P, 9, 10, frozenset(made.values[9:]))) == []
-    assert made.kinds(LossRange(P, 9, 10)) == {Kind.LOST_WRITE}
+    assert made.kinds(LossRange(P, 9, 10)) == {AnomalyKind.LOST_WRITE}
 
 
 @pytest.mark.parametrize("position", [9, 10, None])
@@ -280,7 +286,7 @@ def test_a_consumer_that_crosses_a_truncation_unnoticed(position: int | None) ->
     for number in range(position or 10, 11):
         made.consumer.polled(P, number, later[number - 8])
     (found,) = made.found(LossRange(P, 8, 10))
-    assert (found.kind, found.offset, found.value) == (Kind.CROSSED_TRUNCATION, 8, made.values[8])
+    assert (found.kind, found.offset, found.value) == (AnomalyKind.CROSSED_TRUNCATION, 8, made.values[8])
 
 
 def test_a_consumer_that_ends_before_a_truncation_has_crossed_none() -> None:

@@ -19,7 +19,7 @@ from fenceline.wire.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
-    NodeEndpoint,
+    LeaderEndpoint,
     encode_request,
     encode_response,
     parse_request,
@@ -169,7 +169,7 @@ def response_of(version: int, entity: Any) -> FetchResponse:
         entities.millis(entity.throttle_time),
         int(getattr(entity, "error_code", 0)),
         getattr(entity, "session_id", 0),
-        tuple(NodeEndpoint(n.node_id, n.host, n.port, n.rack) for n in getattr(entity, "node_endpoints", ())),
+        tuple(LeaderEndpoint(n.node_id, n.host, n.port, n.rack) for n in getattr(entity, "node_endpoints", ())),
     )
 
 
@@ -257,7 +257,7 @@ def test_fields_that_a_version_lacks_are_left_out() -> None:
     wanted = FetchPartition("t", bytes(16), 1, 2, 3, 4, 5, 6, b"d" * 16, 7)
     request = FetchRequest("c", 1, 2, 3, 4, 5, 0, 6, 7, [wanted], [("t", bytes(16), [1])], "r")
     fetched = FetchedPartition("t", bytes(16), 1, 0, 1, 2, 3, (1, 2), (1, 2), (1, 2), ((1, 2),), 3, b"x")
-    response = FetchResponse([fetched], 1, 0, 2, (NodeEndpoint(1, "h", 9092),))
+    response = FetchResponse([fetched], 1, 0, 2, (LeaderEndpoint(1, "h", 9092),))
     for version in VERSIONS:
         kio_read(kio_class(1, version, is_request=True), bytes(encode_request(version, request)[0]))
         kio_read(kio_class(1, version, is_request=False), b"".join(encode_response(version, response)))
@@ -385,7 +385,7 @@ def round_responses(draw: st.DrawFn) -> FetchResponse:
         )
         for _ in range(draw(st.integers(0, 4)))
     ]
-    endpoints = [NodeEndpoint(1, "h", 2, None)] if odd == "endpoint" else []
+    endpoints = [LeaderEndpoint(1, "h", 2, None)] if odd == "endpoint" else []
     return FetchResponse(partitions, draw(INT32), draw(st.integers(-9, 99)), draw(INT32), endpoints)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.partitioned import (
-    NodeEndpoint,
+    LeaderEndpoint,
     put_endpoints_tag,
     put_records,
     read_count,
@@ -60,7 +60,7 @@ def test_small_records_are_copied_and_large_ones_are_not() -> None:
 
 
 def test_endpoints() -> None:
-    endpoints = (NodeEndpoint(1, "host", 9092, None), NodeEndpoint(2, "other", 9093, "rack"))
+    endpoints = (LeaderEndpoint(1, "host", 9092, None), LeaderEndpoint(2, "other", 9093, "rack"))
     out = bytearray()
     put_endpoints_tag(out, endpoints)
     assert out[:3] == bytes([1, 0, len(out) - 3])

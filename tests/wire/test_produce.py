@@ -15,7 +15,7 @@ from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.produce import (
     MAX_VERSION,
     MIN_VERSION,
-    NodeEndpoint,
+    LeaderEndpoint,
     PartitionRecords,
     PartitionResult,
     ProduceRequest,
@@ -33,7 +33,7 @@ INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=6) | st.text(min_size=126, max_size=130)
 RECORDS = st.none() | st.binary(max_size=5) | st.integers(120, 1100).map(bytes)
-ENDPOINTS = st.lists(st.builds(NodeEndpoint, INT32, TEXT, INT32, st.none() | TEXT), max_size=2)
+ENDPOINTS = st.lists(st.builds(LeaderEndpoint, INT32, TEXT, INT32, st.none() | TEXT), max_size=2)
 
 
 @st.composite
@@ -133,7 +133,7 @@ def response_of(version: int, entity: Any) -> ProduceResponse:
     return ProduceResponse(
         [result_of(version, topic, p) for topic in entity.responses for p in topic.partition_responses],
         entities.millis(entity.throttle_time),
-        tuple(NodeEndpoint(n.node_id, n.host, n.port, n.rack) for n in getattr(entity, "node_endpoints", ())),
+        tuple(LeaderEndpoint(n.node_id, n.host, n.port, n.rack) for n in getattr(entity, "node_endpoints", ())),
     )
 
 
@@ -179,7 +179,7 @@ def test_large_records_are_not_copied_when_sent() -> None:
 
 def test_fields_that_a_version_lacks_are_left_out() -> None:
     result = PartitionResult("t", bytes(16), 1, 6, 2, 3, 4, ((0, "bad"),), "worse", (1, 2))
-    response = ProduceResponse([result], 7, (NodeEndpoint(1, "h", 9092),))
+    response = ProduceResponse([result], 7, (LeaderEndpoint(1, "h", 9092),))
     for version in VERSIONS:
         kio_read(kio_class(0, version, is_request=False), encode_response(version, response))
 

@@ -23,9 +23,9 @@ from fenceline.client.core.offsets import CommittedOffset
 from fenceline.client.reader.reader import RangeReader
 from fenceline.errors import ErrorCode
 from fenceline.groups import records
-from fenceline.groups.messages import Rewind
-from fenceline.groups.offsets.offsets import CommittedOffset as CommittedValue
+from fenceline.groups.messages import CommittedRewind
 from fenceline.groups.offsets.offsets import OffsetSlot
+from fenceline.groups.offsets.offsets import StoredOffset as CommittedValue
 from fenceline.groups.offsets.records import OffsetCommitted, group_of_key, is_offset_key
 from fenceline.groups.offsets.rewinds import is_at_epoch_end, shows_truncation
 from fenceline.groups.partitioning import partition_for
@@ -43,12 +43,14 @@ _MOST_STEPS: Final = 16
 """Backward moves of one offset that are checked, newest first."""
 
 
-def rewinds_of(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[str, dict[TopicPartition, Rewind]]:
+def rewinds_of(
+    admin: Admin, bootstrap: str, groups: Collection[str]
+) -> dict[str, dict[TopicPartition, CommittedRewind]]:
     """By group: the last rewind of each offset after a truncation, if the topic still has the commits.
 
     Reads the groups' partitions of `__consumer_offsets`. Raises PeerError if that is not authorized.
     """
-    found: dict[str, dict[TopicPartition, Rewind]] = {group: {} for group in groups}
+    found: dict[str, dict[TopicPartition, CommittedRewind]] = {group: {} for group in groups}
     steps = _steps_back(admin, bootstrap, groups)
     while steps:
         newest = {slot: each.pop() for slot, each in steps.items()}
@@ -70,7 +72,7 @@ def rewinds_of(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[st
     return found
 
 
-def _steps_back(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[OffsetSlot, list[Rewind]]:
+def _steps_back(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[OffsetSlot, list[CommittedRewind]]:
     """The backward moves of each committed offset, oldest first."""
     topic = admin.metadata([CONSUMER_OFFSETS_TOPIC]).topics.get(CONSUMER_OFFSETS_TOPIC)
     if topic is None or topic.error is not ErrorCode.NONE or not topic.partitions:
@@ -87,7 +89,7 @@ def _steps_back(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[O
     }
     group_ids = {group.encode() for group in groups}
     last: dict[OffsetSlot, CommittedValue] = {}
-    steps: dict[OffsetSlot, deque[Rewind]] = {}
+    steps: dict[OffsetSlot, deque[CommittedRewind]] = {}
     with RangeReader({"bootstrap.servers": bootstrap}) as reader:
         for read in reader.read(ranges, arrow=False) if ranges else ():
             for record in read:
@@ -114,7 +116,9 @@ def epoch_ends(admin: Admin, committed: Mapping[TopicPartition, CommittedOffset]
     return {where: end.end_offset for where, end in found.items()}
 
 
-def marks_of(at: CommittedOffset, *, log_start: int, log_end: int, epoch_end: int, rewind: Rewind | None) -> list[Mark]:
+def marks_of(
+    at: CommittedOffset, *, log_start: int, log_end: int, epoch_end: int, rewind: CommittedRewind | None
+) -> list[Mark]:
     """All marks that apply; rewound is last. `epoch_end` is -1 if unknown."""
     marks = []
     if 0 <= epoch_end < at.offset:

@@ -24,7 +24,7 @@ from fenceline.ids import TopicPartition
 if TYPE_CHECKING:
     from fenceline.client.admin.admin import Admin
     from fenceline.client.admin.groups import GroupDescription, GroupListing
-    from fenceline.groups.messages import Rewind
+    from fenceline.groups.messages import CommittedRewind
 
 groups = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
 
@@ -111,7 +111,9 @@ def describe(
             _show_described(document)
 
 
-def _described_if_there(admin: Admin, group: str, rewinds: dict[TopicPartition, Rewind]) -> dict[str, Any] | None:
+def _described_if_there(
+    admin: Admin, group: str, rewinds: dict[TopicPartition, CommittedRewind]
+) -> dict[str, Any] | None:
     """None for a group that was deleted meanwhile, or that has no offsets, such as a share group."""
     try:
         return _described(admin, group, rewinds)
@@ -121,7 +123,7 @@ def _described_if_there(admin: Admin, group: str, rewinds: dict[TopicPartition, 
         raise
 
 
-def _described(admin: Admin, group: str, rewinds: dict[TopicPartition, Rewind]) -> dict[str, Any]:
+def _described(admin: Admin, group: str, rewinds: dict[TopicPartition, CommittedRewind]) -> dict[str, Any]:
     description = admin.describe_groups([group])[group]
     return {
         "group": group,
@@ -143,7 +145,7 @@ def _described(admin: Admin, group: str, rewinds: dict[TopicPartition, Rewind]) 
 
 
 def _positions(
-    admin: Admin, group: str, description: GroupDescription, rewinds: dict[TopicPartition, Rewind]
+    admin: Admin, group: str, description: GroupDescription, rewinds: dict[TopicPartition, CommittedRewind]
 ) -> list[dict[str, Any]]:
     """One row for each partition with a committed offset or an assigned member."""
     from fenceline.cli.group_marks import epoch_ends, marks_of

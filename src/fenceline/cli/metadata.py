@@ -13,7 +13,7 @@ import typer
 from fenceline.cli.output import AsJson, examples, print_json, readable_errors, show
 
 if TYPE_CHECKING:
-    from fenceline.cli.metadata_files import Entry, Loaded
+    from fenceline.cli.metadata_files import LoadedMetadata, MetadataEntry
     from fenceline.metadata.image_tree import Folder
 
 metadata = typer.Typer(
@@ -95,7 +95,7 @@ def at_offset(
             show([_facts(loaded)], as_json=False, title=f"After offset {offset}")
 
 
-def load(name: str, directory: Path | None) -> Loaded:
+def load(name: str, directory: Path | None) -> LoadedMetadata:
     """Load an image from a snapshot file, a directory (the newest image), or an offset. Raises OperatorError."""
     from fenceline.cli.metadata_files import MetadataFiles, load_snapshot
     from fenceline.errors import OperatorError
@@ -118,7 +118,7 @@ def load(name: str, directory: Path | None) -> Loaded:
     return files.image_at(int(name))
 
 
-def tree_of_loaded(loaded: Loaded) -> Folder:
+def tree_of_loaded(loaded: LoadedMetadata) -> Folder:
     from fenceline.metadata.image_tree import tree_of
 
     return tree_of(loaded.image, kraft_version=loaded.kraft_version, voters=loaded.voters, show_config=show_config)
@@ -134,13 +134,13 @@ def show_config(name: str, value: str) -> str:
     return REDACTED if "password" in name or (known is not None and known.type is ConfigType.PASSWORD) else value
 
 
-def print_problems(loaded: Loaded) -> None:
+def print_problems(loaded: LoadedMetadata) -> None:
     """Print skipped records and snapshots to standard error."""
     for problem in loaded.problems:
         print(f"fenceline: skipped: {problem}", file=sys.stderr)
 
 
-def show_entries(entries: Iterable[Entry], *, limit: int, as_json: bool) -> None:
+def show_entries(entries: Iterable[MetadataEntry], *, limit: int, as_json: bool) -> None:
     """Print the records; those before the damage of a damaged file, then raise OperatorError."""
     from fenceline.errors import OperatorError
 
@@ -163,7 +163,7 @@ def show_entries(entries: Iterable[Entry], *, limit: int, as_json: bool) -> None
         raise damage
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: MetadataEntry) -> dict[str, Any]:
     from fenceline.metadata.image_tree import plain
     from fenceline.metadata.records import ConfigRecord
 
@@ -182,7 +182,7 @@ def _row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _facts(loaded: Loaded) -> dict[str, Any]:
+def _facts(loaded: LoadedMetadata) -> dict[str, Any]:
     image = loaded.image
     return {
         "offset": image.offset,

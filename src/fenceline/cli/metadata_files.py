@@ -33,9 +33,9 @@ from fenceline.node.metadata.metadata_log import DIRECTORY_NAME
 from fenceline.node.metadata.snapshot_files import SnapshotDamaged, find_snapshots, read_snapshot, snapshot_of
 from fenceline.quorum.control_records import (
     ControlRecord,
-    ControlType,
     KRaftVersion,
     KRaftVoters,
+    QuorumControlType,
     Voter,
     decode_control,
 )
@@ -52,7 +52,7 @@ _SNAPSHOT_ADVICE: Final = "Specify a *.checkpoint file or a node's data director
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MetadataEntry:
     """One record of a log or a snapshot. `record` is None if this release cannot read it."""
 
     offset: int
@@ -67,7 +67,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadedMetadata:
     """An image read from files, and the records that were skipped."""
 
     image: MetadataImage
@@ -127,7 +127,7 @@ class MetadataFiles:
     def _segments(self) -> list[Path]:
         return sorted(path for path in self.directory.glob("*.log") if path.stem.isdigit())
 
-    def log_entries(self, from_offset: int = 0) -> Iterator[Entry]:
+    def log_entries(self, from_offset: int = 0) -> Iterator[MetadataEntry]:
         """Every record of the log. Raises OperatorError on damage."""
         segments = self._segments()
         for number, path in enumerate(segments):
@@ -144,12 +144,12 @@ class MetadataFiles:
                         f"{path} is damaged: {error.message}", "The records before the damage were read."
                     ) from error
 
-    def image_at(self, offset: int | None = None) -> Loaded:
+    def image_at(self, offset: int | None = None) -> LoadedMetadata:
         """The image after the record at `offset`, or after the last. Raises OperatorError if the files do not hold it.
 
         Damaged snapshots are reported and skipped.
         """
-        loaded = Loaded(EMPTY_IMAGE)
+        loaded = LoadedMetadata(EMPTY_IMAGE)
         problems: list[str] = []
         for snapshot in reversed(self.snapshots):
             if offset is not None and snapshot.end_offset > offset + 1:
@@ -186,18 +186,18 @@ class MetadataFiles:
         return loaded
 
 
-def snapshot_entries(path: Path) -> Iterator[Entry]:
+def snapshot_entries(path: Path) -> Iterator[MetadataEntry]:
     """Every record of a snapshot file. Raises SnapshotDamaged, at the latest at the end."""
     for records, header in read_snapshot(OsDisk(), str(path), snapshot_of(path.name)):
         yield from _entries(records, header)
 
 
-def load_snapshot(path: Path) -> Loaded:
+def load_snapshot(path: Path) -> LoadedMetadata:
     """The image in a snapshot file; a name without a snapshot id counts as offset 0. Raises SnapshotDamaged."""
     if not path.is_file():
         raise OperatorError(f"{path} is not a file", _SNAPSHOT_ADVICE)
     snapshot = snapshot_of(path.name) or SnapshotId(0, 0)
-    loaded = Loaded(EMPTY_IMAGE, source=path.name)
+    loaded = LoadedMetadata(EMPTY_IMAGE, source=path.name)
     replay = _Replay(loaded)
     for entry in snapshot_entries(path):
         replay.apply(entry)
@@ -207,13 +207,13 @@ def load_snapshot(path: Path) -> Loaded:
 class _Replay:
     """Applies entries to an image; those that cannot be applied are reported and skipped."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedMetadata) -> None:
         self._loaded = loaded
         self._delta = MetadataDelta(loaded.image)
         self._offset, self._epoch = loaded.image.offset, loaded.image.epoch
-        self._pending: list[Entry] | None = None
+        self._pending: list[MetadataEntry] | None = None
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: MetadataEntry) -> None:
         loaded = self._loaded
         self._offset, self._epoch = entry.offset, entry.epoch
         loaded.timestamp_ms = entry.timestamp_ms
@@ -239,13 +239,13 @@ class _Replay:
             case _:
                 self._apply_record(entry)
 
-    def _apply_record(self, entry: Entry) -> None:
+    def _apply_record(self, entry: MetadataEntry) -> None:
         try:
             self._delta.replay(entry.record)  # type: ignore[arg-type]
         except (InternalError, ValueError, IndexError) as error:
             self._loaded.problems.append(f"offset {entry.offset}: {entry.name}: {error}")
 
-    def finish(self, offset: int | None = None, epoch: int | None = None) -> Loaded:
+    def finish(self, offset: int | None = None, epoch: int | None = None) -> LoadedMetadata:
         loaded = self._loaded
         if self._pending is not None:
             loaded.problems.append(f"{len(self._pending)} records of an open metadata transaction")
@@ -273,7 +273,7 @@ def _content(path: Path) -> Iterator[memoryview]:
             content.release()
 
 
-def _entries(records: memoryview, header: BatchHeader) -> Iterator[Entry]:
+def _entries(records: memoryview, header: BatchHeader) -> Iterator[MetadataEntry]:
     """Raises PeerError for malformed records."""
     for one in decode_batch(records, header):
         value = one.value or b""
@@ -281,12 +281,12 @@ def _entries(records: memoryview, header: BatchHeader) -> Iterator[Entry]:
             name, version, record, problem = _control(one.key, value)
         else:
             name, version, record, problem = _metadata(value)
-        yield Entry(one.offset, header.leader_epoch, one.timestamp, name, version, record, problem, value)
+        yield MetadataEntry(one.offset, header.leader_epoch, one.timestamp, name, version, record, problem, value)
 
 
 def _control(key: bytes | None, value: bytes) -> tuple[str, int, Any, str]:
     kind = int.from_bytes((key or b"")[2:4], "big", signed=True) if key is not None and len(key) >= 4 else -1
-    name = ControlType(kind).name if kind in list(ControlType) else f"unknown control record type {kind}"
+    name = QuorumControlType(kind).name if kind in list(QuorumControlType) else f"unknown control record type {kind}"
     try:
         record = decode_control(key, value)
     except MalformedRequest as error:

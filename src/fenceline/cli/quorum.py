@@ -31,7 +31,7 @@ from fenceline.ids import decode_uuid, encode_uuid
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from fenceline.client.admin.quorum import Endpoint, ReplicaStatus
+    from fenceline.client.admin.quorum import ControllerAddress, ReplicaStatus
 
 quorum = typer.Typer(no_args_is_help=True, help="Describe the controller quorum; add and remove voters.")
 
@@ -157,21 +157,21 @@ def add(
         if config is not None:
             voter, directory, endpoints, cluster_id = _local_controller(config)
         else:
-            from fenceline.client.admin.quorum import Endpoint
+            from fenceline.client.admin.quorum import ControllerAddress
 
             assert voter_id is not None
             assert directory_id is not None
             voter, directory = voter_id, _directory_id(directory_id)
-            endpoints = [Endpoint.parse(each) for each in endpoint or ()]
+            endpoints = [ControllerAddress.parse(each) for each in endpoint or ()]
         with admin_of(bootstrap, controllers) as admin, _static_voters_explained():
             admin.add_raft_voter(voter, directory, endpoints, cluster_id=cluster_id)
         document = {"added": voter, "directory_id": encode_uuid(directory), "endpoints": list(map(str, endpoints))}
         print_result(f"Added node {voter} to the voters.", document, as_json=as_json)
 
 
-def _local_controller(config: Path) -> tuple[int, UUID, list[Endpoint], str]:
+def _local_controller(config: Path) -> tuple[int, UUID, list[ControllerAddress], str]:
     """Node id, directory id, endpoints and cluster id of a controller on this machine."""
-    from fenceline.client.admin.quorum import Endpoint
+    from fenceline.client.admin.quorum import ControllerAddress
     from fenceline.config.node import NodeConfig
     from fenceline.log.core.disk import OsDisk
     from fenceline.log.core.meta_properties import read_meta
@@ -186,7 +186,7 @@ def _local_controller(config: Path) -> tuple[int, UUID, list[Endpoint], str]:
     meta = read_meta(OsDisk(), path)
     if not meta.get("directory.id"):
         raise OperatorError(f"{path}/meta.properties has no directory.id", "Format the directory with this release.")
-    endpoints = [Endpoint(each.name, each.host, each.port) for each in node.advertised_controller_listeners]
+    endpoints = [ControllerAddress(each.name, each.host, each.port) for each in node.advertised_controller_listeners]
     if any(each.port == 0 for each in endpoints):
         raise OperatorError(
             f"{config} has a listener with port 0",

@@ -17,7 +17,7 @@ from fenceline.errors import OperatorError
 from fenceline.ids import encode_uuid
 
 if TYPE_CHECKING:
-    from fenceline.log.verify.findings import Finding, Report
+    from fenceline.log.verify.findings import LogFinding, Report
 
 VERIFY_EXAMPLES = examples(
     ("fenceline verify ./data", "all partitions of a node"),
@@ -55,7 +55,7 @@ def verify(
     Read-only; the node may be running. Exit codes: 0 no errors, 1 errors were found, 2 a path has no log.
     """
     from fenceline.log.core.disk import OsDisk
-    from fenceline.log.verify.verify import Settings, find_places, groups_of, size_of_group, verify_group
+    from fenceline.log.verify.verify import VerifySettings, find_places, groups_of, size_of_group, verify_group
 
     disk = OsDisk()
     try:
@@ -69,7 +69,7 @@ def verify(
         )
     groups = groups_of(places, compare_replicas=compare)
     progress = _Progress(sum(size_of_group(disk, group) for group in groups))
-    settings = Settings(deep=deep, sequences=sequences, allow_gaps=allow_gaps, progress=progress.add)
+    settings = VerifySettings(deep=deep, sequences=sequences, allow_gaps=allow_gaps, progress=progress.add)
     out: _Documents | _Text = _Documents() if as_json else _Text(progress, sum(map(len, groups)) > _MANY)
     for report in places.reports:
         out.add(report)
@@ -162,7 +162,7 @@ class _Text:
                 print(f"... and {findings.left_out} more findings in {report.path}")
             sys.stdout.flush()
 
-    def _print_finding(self, finding: Finding) -> None:
+    def _print_finding(self, finding: LogFinding) -> None:
         at = f" at byte {finding.position}" if finding.position >= 0 else ""
         print(f"{finding.severity.value.upper()} {finding.kind.value}: {finding.path}{at}: {finding.message}")
         if finding.advice != self._advice:
@@ -202,7 +202,7 @@ def _document(report: Report) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: LogFinding) -> dict[str, Any]:
     return {
         "kind": finding.kind.value,
         "severity": finding.severity.value,

@@ -20,7 +20,7 @@ _ADDRESS: Final = re.compile(
 _ANY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
 
 
-class Listener(NamedTuple):
+class ListenerConfig(NamedTuple):
     """`host` is "" for all interfaces; `port` 0 lets the system choose."""
 
     name: str
@@ -47,9 +47,9 @@ def parse_protocol_map(text: str) -> dict[str, str]:
     return pairs
 
 
-def parse_listeners(key: str, items: Sequence[str], protocols: Mapping[str, str]) -> tuple[Listener, ...]:
+def parse_listeners(key: str, items: Sequence[str], protocols: Mapping[str, str]) -> tuple[ListenerConfig, ...]:
     """The addresses of one property. Raises OperatorError: bad syntax, a repeated name or port, no protocol."""
-    found: list[Listener] = []
+    found: list[ListenerConfig] = []
     for item in items:
         match = _ADDRESS.fullmatch(item.strip())
         if match is None or int(match["port"]) > 65535:
@@ -60,14 +60,14 @@ def parse_listeners(key: str, items: Sequence[str], protocols: Mapping[str, str]
                 f"listener {name} in {key} has no security protocol in listener.security.protocol.map",
                 f"Add {name}:PLAINTEXT to listener.security.protocol.map.",
             )
-        found.append(Listener(name, match["v6"] or match["host"] or "", int(match["port"]), protocols[name]))
+        found.append(ListenerConfig(name, match["v6"] or match["host"] or "", int(match["port"]), protocols[name]))
     for what, values in (("name", [one.name for one in found]), ("port", [one.port for one in found if one.port])):
         if len(set(values)) != len(values) and (what == "name" or key == "listeners"):
             raise OperatorError(f"each {what} in {key} must be unique: {', '.join(items)}")
     return tuple(found)
 
 
-def reject_unsupported_security(listeners: Sequence[Listener]) -> None:
+def reject_unsupported_security(listeners: Sequence[ListenerConfig]) -> None:
     """Raises OperatorError for a listener with an unsupported protocol, rather than serve it unprotected."""
     for listener in listeners:
         if listener.security_protocol != "PLAINTEXT":
@@ -78,7 +78,7 @@ def reject_unsupported_security(listeners: Sequence[Listener]) -> None:
 
 
 def check_roles(
-    roles: frozenset[str], listeners: tuple[Listener, ...], controllers: tuple[Listener, ...], is_set: bool
+    roles: frozenset[str], listeners: tuple[ListenerConfig, ...], controllers: tuple[ListenerConfig, ...], is_set: bool
 ) -> None:
     """Raises OperatorError if a role lacks its listeners, or a listener its role. `is_set`: `listeners` was set."""
     if "broker" in roles and not listeners:

@@ -24,7 +24,7 @@ from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS, topic_def
 from fenceline.config.cordoned import CORDONED, cordoned_dirs
 from fenceline.config.definitions import ConfigType, ConfigValue, InvalidConfig, parse_type
 from fenceline.config.listeners import (
-    Listener,
+    ListenerConfig,
     check_roles,
     is_any_address,
     parse_listeners,
@@ -71,16 +71,16 @@ class NodeConfig:
     warnings: tuple[str, ...]
     node_id: int
     process_roles: frozenset[str]
-    listeners: tuple[Listener, ...]
-    controller_listeners: tuple[Listener, ...]
+    listeners: tuple[ListenerConfig, ...]
+    controller_listeners: tuple[ListenerConfig, ...]
     """In the order of `controller_listener_names`."""
-    advertised_listeners: tuple[Listener, ...]
+    advertised_listeners: tuple[ListenerConfig, ...]
     log_dirs: tuple[Path, ...]
     metadata_log_dir: Path
     rack: str | None
     controller_listener_names: tuple[str, ...] = ()
     """Nodes use the first to connect to controllers."""
-    advertised_controller_listeners: tuple[Listener, ...] = ()
+    advertised_controller_listeners: tuple[ListenerConfig, ...] = ()
     quorum_voters: tuple[QuorumAddress, ...] = ()
     """From `controller.quorum.voters`: a static set."""
     quorum_bootstrap_servers: tuple[QuorumAddress, ...] = ()
@@ -331,8 +331,8 @@ def _node_id(raw: Mapping[str, str]) -> int:
 
 
 def _advertised_controllers(
-    items: tuple[str, ...], controllers: tuple[Listener, ...], protocols: Mapping[str, str]
-) -> tuple[Listener, ...]:
+    items: tuple[str, ...], controllers: tuple[ListenerConfig, ...], protocols: Mapping[str, str]
+) -> tuple[ListenerConfig, ...]:
     """The addresses of this controller for other nodes: advertised, else its listeners; "" is resolved to this host."""
     if not controllers:
         return ()
@@ -345,10 +345,10 @@ def _advertised_controllers(
 
 def _advertised(
     items: tuple[str, ...],
-    listeners: tuple[Listener, ...],
+    listeners: tuple[ListenerConfig, ...],
     protocols: Mapping[str, str],
     controller_names: set[str],
-) -> tuple[Listener, ...]:
+) -> tuple[ListenerConfig, ...]:
     advertised = parse_listeners("advertised.listeners", items, protocols) if items else listeners
     advertised = tuple(one for one in advertised if one.name not in controller_names)
     known = {one.name for one in listeners}

@@ -5,7 +5,7 @@ Rules: controller.md C21 (39), C24. Error messages are Kafka's, because tools sh
 
 from __future__ import annotations
 
-from fenceline.controller.outcome import Outcome
+from fenceline.controller.outcome import RequestOutcome
 from fenceline.controller.state import ControllerState
 from fenceline.errors import ErrorCode
 
@@ -15,7 +15,7 @@ class ItemRejected(Exception):
 
     def __init__(self, code: ErrorCode, message: str | None) -> None:
         super().__init__(message)
-        self.outcome = Outcome(code, message)
+        self.outcome = RequestOutcome(code, message)
 
 
 def check_assignment(state: ControllerState, replicas: tuple[int, ...], factor: int | None = None) -> None:

@@ -28,7 +28,7 @@ _FENCE: Final = 1
 _UNFENCE: Final = -1
 
 
-class BrokerState(Enum):
+class BrokerControlState(Enum):
     FENCED = "fenced"
     UNFENCED = "unfenced"
     CONTROLLED_SHUTDOWN = "controlled shutdown"
@@ -38,33 +38,35 @@ class BrokerState(Enum):
 # -- heartbeats --------------------------------------------------------------------------------------------------------
 
 
-def _from_fenced(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> BrokerState:
+def _from_fenced(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> BrokerControlState:
     if request.want_shut_down:
-        return BrokerState.SHUTDOWN_NOW
+        return BrokerControlState.SHUTDOWN_NOW
     if _wants_fence(broker, request) or not _is_caught_up(state, request) or broker.in_controlled_shutdown:
-        return BrokerState.FENCED  # a broker that is shutting down returns only as a new incarnation
-    return BrokerState.UNFENCED
+        return BrokerControlState.FENCED  # a broker that is shutting down returns only as a new incarnation
+    return BrokerControlState.UNFENCED
 
 
-def _from_unfenced(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> BrokerState:
+def _from_unfenced(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> BrokerControlState:
     if _wants_fence(broker, request):
-        return BrokerState.SHUTDOWN_NOW if request.want_shut_down else BrokerState.FENCED
+        return BrokerControlState.SHUTDOWN_NOW if request.want_shut_down else BrokerControlState.FENCED
     if not request.want_shut_down:
-        return BrokerState.UNFENCED
-    return BrokerState.CONTROLLED_SHUTDOWN if state.index.leads_any(broker.id) else BrokerState.SHUTDOWN_NOW
+        return BrokerControlState.UNFENCED
+    return (
+        BrokerControlState.CONTROLLED_SHUTDOWN if state.index.leads_any(broker.id) else BrokerControlState.SHUTDOWN_NOW
+    )
 
 
-def _from_shutdown(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> BrokerState:
+def _from_shutdown(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> BrokerControlState:
     """The broker may stop when it leads no partition and every active broker knows that."""
     if state.index.leads_any(broker.id):
-        return BrokerState.CONTROLLED_SHUTDOWN
+        return BrokerControlState.CONTROLLED_SHUTDOWN
     session = state.sessions.get(broker.id)
     began = session.shutdown_offset if session is not None else None
     active = (other.id for other in state.image.brokers.values() if other.is_active)
     lowest = state.sessions.lowest_offset(active)
     if began is None or lowest is None or lowest >= began:
-        return BrokerState.SHUTDOWN_NOW
-    return BrokerState.CONTROLLED_SHUTDOWN
+        return BrokerControlState.SHUTDOWN_NOW
+    return BrokerControlState.CONTROLLED_SHUTDOWN
 
 
 def _wants_fence(broker: BrokerImage, request: BrokerHeartbeat) -> bool:
@@ -72,18 +74,20 @@ def _wants_fence(broker: BrokerImage, request: BrokerHeartbeat) -> bool:
     return request.want_fence or (bool(broker.log_dirs) and set(broker.log_dirs) <= set(request.offline_log_dirs))
 
 
-_NEXT: Final[Mapping[BrokerState, Callable[[ControllerState, BrokerImage, BrokerHeartbeat], BrokerState]]] = {
-    BrokerState.FENCED: _from_fenced,
-    BrokerState.UNFENCED: _from_unfenced,
-    BrokerState.CONTROLLED_SHUTDOWN: _from_shutdown,
+_NEXT: Final[
+    Mapping[BrokerControlState, Callable[[ControllerState, BrokerImage, BrokerHeartbeat], BrokerControlState]]
+] = {
+    BrokerControlState.FENCED: _from_fenced,
+    BrokerControlState.UNFENCED: _from_unfenced,
+    BrokerControlState.CONTROLLED_SHUTDOWN: _from_shutdown,
 }
 """C14: the next state after a heartbeat, by the current state."""
 
 
-def state_of(broker: BrokerImage) -> BrokerState:
+def state_of(broker: BrokerImage) -> BrokerControlState:
     if broker.fenced:
-        return BrokerState.FENCED
-    return BrokerState.CONTROLLED_SHUTDOWN if broker.in_controlled_shutdown else BrokerState.UNFENCED
+        return BrokerControlState.FENCED
+    return BrokerControlState.CONTROLLED_SHUTDOWN if broker.in_controlled_shutdown else BrokerControlState.UNFENCED
 
 
 def broker_heartbeat(state: ControllerState, request: BrokerHeartbeat, now_ms: int) -> Decision:
@@ -94,15 +98,15 @@ def broker_heartbeat(state: ControllerState, request: BrokerHeartbeat, now_ms: i
     failed = failed_directories(state, broker, request.offline_log_dirs)
     records = _step(state, broker, current, following, failed)
     session = state.sessions.touch(broker.id, broker.epoch, now_ms, request.current_metadata_offset)
-    if following is not BrokerState.CONTROLLED_SHUTDOWN:
+    if following is not BrokerControlState.CONTROLLED_SHUTDOWN:
         session.shutdown_offset = None
     elif following is not current or session.shutdown_offset is None:
         session.shutdown_offset = state.next_offset + len(records) - 1
     records += cordon(state, broker, request.cordoned_log_dirs)
     answer = BrokerHeartbeatAnswer(
         is_caught_up=_is_caught_up(state, request),
-        is_fenced=following in (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW),
-        should_shut_down=following is BrokerState.SHUTDOWN_NOW,
+        is_fenced=following in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW),
+        should_shut_down=following is BrokerControlState.SHUTDOWN_NOW,
     )
     return Decision(records, answer, atomic=False)
 
@@ -110,14 +114,14 @@ def broker_heartbeat(state: ControllerState, request: BrokerHeartbeat, now_ms: i
 def _step(
     state: ControllerState,
     broker: BrokerImage,
-    current: BrokerState,
-    following: BrokerState,
+    current: BrokerControlState,
+    following: BrokerControlState,
     failed: Collection[UUID],
 ) -> list[MetadataRecord]:
     """C16: when fencing, leave every ISR first; when unfencing, elect the broker for leaderless partitions afterwards.
     C20."""
     changes = PartitionChanges(state)
-    if following is BrokerState.UNFENCED:
+    if following is BrokerControlState.UNFENCED:
         before: list[MetadataRecord] = []
         if current is not following:
             before.append(_change(broker, fenced=_UNFENCE))
@@ -129,7 +133,7 @@ def _step(
     if current is following:
         return [*changes.records, *after]
     changes.leave(state.index.in_isr(broker.id), broker.id, failed_directories=failed)
-    if following is BrokerState.CONTROLLED_SHUTDOWN:
+    if following is BrokerControlState.CONTROLLED_SHUTDOWN:
         return [_change(broker, in_controlled_shutdown=1), *changes.records, *after]
     fence = [] if broker.fenced else [_change(broker, fenced=_FENCE)]
     return [*changes.records, *fence, *after]
@@ -180,7 +184,7 @@ def fence_ended_broker(state: ControllerState, request: FenceEndedBroker) -> Dec
 
 def fence(state: ControllerState, broker: BrokerImage) -> list[MetadataRecord]:
     """C16: remove the broker from every ISR, elect other leaders, then fence it."""
-    return _step(state, broker, state_of(broker), BrokerState.FENCED, frozenset())
+    return _step(state, broker, state_of(broker), BrokerControlState.FENCED, frozenset())
 
 
 def begin_sessions(state: ControllerState, now_ms: int, *, dead: frozenset[int] = frozenset()) -> None:
@@ -197,7 +201,7 @@ def begin_sessions(state: ControllerState, now_ms: int, *, dead: frozenset[int] 
         if broker.id not in dead:
             session = state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset)
             session.has_heartbeat = not broker.fenced
-            if state_of(broker) is BrokerState.CONTROLLED_SHUTDOWN:
+            if state_of(broker) is BrokerControlState.CONTROLLED_SHUTDOWN:
                 session.shutdown_offset = state.image.offset
 
 

@@ -27,16 +27,16 @@ from fenceline.controller.requests import (
     AlteredResource,
     BrokerHeartbeat,
     BrokerHeartbeatAnswer,
-    CreatedTopic,
+    CreateTopicResult,
     CreateTopics,
     CreateTopicsAnswer,
     EmptyAnswer,
     IncrementalAlterConfigs,
-    Outcome,
     ProducerIdBlock,
     RegisterBroker,
     RegisterBrokerAnswer,
     RegisterController,
+    RequestOutcome,
 )
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID
@@ -267,11 +267,11 @@ def _created(request: CreateTopics, entity: Any) -> CreateTopicsAnswer:
     answers = []
     for wanted in request.topics:
         topic = found[wanted.name]
-        outcome = Outcome(topic.error_code, topic.error_message)
+        outcome = RequestOutcome(topic.error_code, topic.error_message)
         if outcome.code is ErrorCode.NOT_CONTROLLER:
             raise PeerError(ErrorCode.NOT_CONTROLLER)
         answers.append(
-            CreatedTopic(
+            CreateTopicResult(
                 topic.name,
                 outcome,
                 topic.topic_id or ZERO_UUID,
@@ -319,7 +319,7 @@ def _altered(request: IncrementalAlterConfigs | AlterConfigs, entity: Any) -> Al
     answers = []
     for resource, _ in request.resources:
         each = found[int(resource.type), resource.name]
-        answers.append(AlteredResource(resource, Outcome(each.error_code, each.error_message)))
+        answers.append(AlteredResource(resource, RequestOutcome(each.error_code, each.error_message)))
     return AlterConfigsAnswer(tuple(answers))
 
 

@@ -23,7 +23,7 @@ from fenceline.controller.requests import (
     ConfigChange,
     ConfigOperation,
     IncrementalAlterConfigs,
-    Outcome,
+    RequestOutcome,
 )
 from fenceline.controller.state import ControllerState, Decision
 from fenceline.controller.topic_names import name_fault
@@ -80,7 +80,7 @@ def _alter(
             records += _records(state, resource, changes_of(resource, requested))
             results.append(AlteredResource(resource, SUCCESS))
         except PeerError as error:
-            results.append(AlteredResource(resource, Outcome(error.code, error.message or None)))
+            results.append(AlteredResource(resource, RequestOutcome(error.code, error.message or None)))
     if validate_only:
         records = []
     check_size(records)

@@ -15,7 +15,7 @@ from fenceline.controller.requests import (
     EmptyAnswer,
     FeatureUpdate,
     NamedOutcome,
-    Outcome,
+    RequestOutcome,
     UpdateFeatures,
     UpdateFeaturesAnswer,
     UpgradeType,
@@ -77,7 +77,7 @@ def update_features(state: ControllerState, request: UpdateFeatures) -> Decision
         fault = _fault(state, update, proposed)
         if fault is not None:
             message = f"The update failed for all features since the following feature had an error: {fault}"
-            return Decision((), UpdateFeaturesAnswer(Outcome(ErrorCode.INVALID_UPDATE_VERSION, message)))
+            return Decision((), UpdateFeaturesAnswer(RequestOutcome(ErrorCode.INVALID_UPDATE_VERSION, message)))
         if state.finalized(update.name) == update.level:
             continue
         if update.name == KRAFT_VERSION:

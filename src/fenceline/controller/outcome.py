@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from fenceline.errors import ErrorCode
 
 
-class Outcome(NamedTuple):
+class RequestOutcome(NamedTuple):
     """`message` is None if Kafka sends none."""
 
     code: ErrorCode = ErrorCode.NONE
@@ -18,4 +18,4 @@ class Outcome(NamedTuple):
         return self.code != ErrorCode.NONE
 
 
-SUCCESS: Final = Outcome()
+SUCCESS: Final = RequestOutcome()

@@ -24,7 +24,7 @@ from fenceline.metadata.topics_delta import changed_partition
 NO_BROKERS: Final[frozenset[int]] = frozenset()
 
 
-class Targets(TypedDict, total=False):
+class ChangeTargets(TypedDict, total=False):
     """Targets of a change, as `elections.change_partition` accepts them."""
 
     target_isr: tuple[int, ...]
@@ -76,7 +76,7 @@ class PartitionChanges:
         failed_directories: Collection[UUID] = frozenset(),
         election: Election | None = None,
         directories: Mapping[int, UUID] | None = None,
-        **targets: Unpack[Targets],
+        **targets: Unpack[ChangeTargets],
     ) -> PartitionChangeRecord | None:
         """Write the record of `elections.change_partition`; None if nothing changes.
 
@@ -133,7 +133,7 @@ class PartitionChanges:
             partition = self.partition(topic, index)
             assert partition is not None, "the index contains only existing partitions"
             remaining = tuple(member for member in partition.isr if member != broker)
-            targets: Targets = {"target_isr": remaining, "unclean_shutdown": broker if unclean else NO_LEADER}
+            targets: ChangeTargets = {"target_isr": remaining, "unclean_shutdown": broker if unclean else NO_LEADER}
             if unclean and not remaining and not self._elr_enabled:
                 targets["recovery_state"] = LeaderRecoveryState.RECOVERING
             self.change(topic, index, leaving=leaving, failed_directories=failed_directories, **targets)

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from fenceline.controller.outcome import Outcome
+from fenceline.controller.outcome import RequestOutcome
 from fenceline.errors import ErrorCode
 
 NO_BROKER_EPOCH = -1
@@ -35,7 +35,7 @@ class ElectedPartition:
     """The result of one partition's election."""
 
     index: int
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class ReassignedPartition:
     """The result of one partition's reassignment."""
 
     index: int
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)

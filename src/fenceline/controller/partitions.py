@@ -13,7 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from fenceline.controller.elections import Election
-from fenceline.controller.outcome import SUCCESS, Outcome
+from fenceline.controller.outcome import SUCCESS, RequestOutcome
 from fenceline.controller.partition_changes import PartitionChanges
 from fenceline.controller.partition_requests import (
     ElectedPartition,
@@ -30,9 +30,11 @@ from fenceline.metadata.records import ConfigRecord, MetadataRecord
 
 MAX_ELECTIONS_PER_PASS: Final = 1000
 
-_NOT_NEEDED: Final = Outcome(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
-_NO_PREFERRED: Final = Outcome(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available.")
-_NO_ELIGIBLE: Final = Outcome(
+_NOT_NEEDED: Final = RequestOutcome(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
+_NO_PREFERRED: Final = RequestOutcome(
+    ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available."
+)
+_NO_ELIGIBLE: Final = RequestOutcome(
     ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "Eligible topic partition leaders are not available."
 )
 
@@ -90,15 +92,15 @@ def _imbalanced(state: ControllerState) -> Iterable[tuple[UUID, int]]:
 
 def _elect_named(
     changes: PartitionChanges, name: str, topic: TopicImage | None, index: int, election_type: ElectionType
-) -> Outcome:
+) -> RequestOutcome:
     if topic is None:
-        return Outcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}")
+        return RequestOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}")
     if changes.partition(topic, index) is None:
-        return Outcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}")
+        return RequestOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}")
     return _elect(changes, topic, index, election_type)
 
 
-def _elect(changes: PartitionChanges, topic: TopicImage, index: int, election_type: ElectionType) -> Outcome:
+def _elect(changes: PartitionChanges, topic: TopicImage, index: int, election_type: ElectionType) -> RequestOutcome:
     partition = changes.partition(topic, index)
     assert partition is not None, "callers check that the partition exists"
     preferred = election_type is ElectionType.PREFERRED

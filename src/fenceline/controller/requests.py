@@ -1,6 +1,6 @@
 """Requests to the controller, and their responses. Frozen data, no behaviour.
 
-A response for many items has one `Outcome` for each item. Requests that fail only as a whole raise `errors.PeerError`
+A response for many items has one `RequestOutcome` for each item. Requests that fail only as a whole raise `errors.PeerError`
 from `Controller.decide` instead, and write no records.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.controller.outcome import SUCCESS as SUCCESS
-from fenceline.controller.outcome import Outcome as Outcome
+from fenceline.controller.outcome import RequestOutcome as RequestOutcome
 from fenceline.controller.partition_requests import PartitionRequest
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.features import Levels
@@ -23,7 +23,7 @@ from fenceline.metadata.image import ConfigResource, Endpoint
 
 
 @dataclass(frozen=True, slots=True)
-class NewTopic:
+class TopicToCreate:
     """-1 means the default. `assignments`: (partition index, broker ids). A config's value None is an error."""
 
     name: str
@@ -37,15 +37,15 @@ class NewTopic:
 class CreateTopics:
     """Each topic succeeds or fails separately."""
 
-    topics: tuple[NewTopic, ...]
+    topics: tuple[TopicToCreate, ...]
     validate_only: bool = False
 
 
-class CreatedTopic(NamedTuple):
+class CreateTopicResult(NamedTuple):
     """`configs` are the topic's overrides; `topic_id` is zero after a failure."""
 
     name: str
-    outcome: Outcome
+    outcome: RequestOutcome
     topic_id: UUID = ZERO_UUID
     num_partitions: int = -1
     replication_factor: int = -1
@@ -56,7 +56,7 @@ class CreatedTopic(NamedTuple):
 class CreateTopicsAnswer:
     """One entry for each topic, in the order of the request."""
 
-    topics: tuple[CreatedTopic, ...]
+    topics: tuple[CreateTopicResult, ...]
 
 
 class TopicReference(NamedTuple):
@@ -76,7 +76,7 @@ class DeleteTopics:
 class DeletedTopic(NamedTuple):
     name: str | None
     id: UUID
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class CreatePartitions:
 
 class NamedOutcome(NamedTuple):
     name: str
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class AlterConfigs:
 
 class AlteredResource(NamedTuple):
     resource: ConfigResource
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ class UpdateFeatures:
 class UpdateFeaturesAnswer:
     """The first failure fails the whole request (UpdateFeatures v2)."""
 
-    outcome: Outcome
+    outcome: RequestOutcome
     features: tuple[NamedOutcome, ...] = ()
 
 

@@ -17,9 +17,9 @@ from fenceline.controller.assignments import ItemRejected, check_assignment
 from fenceline.controller.placement import place_replicas
 from fenceline.controller.requests import (
     SUCCESS,
-    CreatedTopic,
     CreatePartitions,
     CreatePartitionsAnswer,
+    CreateTopicResult,
     CreateTopics,
     CreateTopicsAnswer,
     DeletedTopic,
@@ -27,9 +27,9 @@ from fenceline.controller.requests import (
     DeleteTopicsAnswer,
     NamedOutcome,
     NewPartitions,
-    NewTopic,
-    Outcome,
+    RequestOutcome,
     TopicReference,
+    TopicToCreate,
 )
 from fenceline.controller.state import MAX_RECORDS, ControllerState, Decision
 from fenceline.controller.topic_names import name_fault
@@ -55,7 +55,7 @@ _UNKNOWN_TOPIC_ID = "This server does not host this topic ID."
 def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> Decision:
     """C21, C22. Valid topics are created in one atomic batch; each other one gets its own error."""
     records: list[MetadataRecord] = []
-    results: list[CreatedTopic] = []
+    results: list[CreateTopicResult] = []
     repeated = _repeated(topic.name for topic in request.topics)
     for topic in {each.name: each for each in request.topics}.values():  # one result for each name
         try:
@@ -63,11 +63,13 @@ def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> De
                 raise ItemRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             results.append(_create_topic(state, topic, records, rng))
         except ItemRejected as refused:
-            results.append(CreatedTopic(topic.name, refused.outcome))
+            results.append(CreateTopicResult(topic.name, refused.outcome))
     return Decision(() if request.validate_only else records, CreateTopicsAnswer(tuple(results)))
 
 
-def _create_topic(state: ControllerState, topic: NewTopic, records: list[MetadataRecord], rng: Rng) -> CreatedTopic:
+def _create_topic(
+    state: ControllerState, topic: TopicToCreate, records: list[MetadataRecord], rng: Rng
+) -> CreateTopicResult:
     name = topic.name
     if name == METADATA_TOPIC:
         raise ItemRejected(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
@@ -92,10 +94,10 @@ def _create_topic(state: ControllerState, topic: NewTopic, records: list[Metadat
         _partition_record(state, topic_id, index, assigned, isr)
         for index, (assigned, isr) in enumerate(zip(replicas, isrs, strict=True))
     )
-    return CreatedTopic(name, SUCCESS, topic_id, len(replicas), len(replicas[0]), configs)
+    return CreateTopicResult(name, SUCCESS, topic_id, len(replicas), len(replicas[0]), configs)
 
 
-def _checked_configs(topic: NewTopic) -> dict[str, str]:
+def _checked_configs(topic: TopicToCreate) -> dict[str, str]:
     if not topic.configs:
         return {}
     configs = dict(topic.configs)
@@ -107,7 +109,7 @@ def _checked_configs(topic: NewTopic) -> dict[str, str]:
 
 
 def _assignments(
-    state: ControllerState, topic: NewTopic, rng: Rng
+    state: ControllerState, topic: TopicToCreate, rng: Rng
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Replicas and ISR of each partition."""
     if topic.assignments:
@@ -146,7 +148,9 @@ def _place(
     return replicas, isrs
 
 
-def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+def _manual_assignments(
+    state: ControllerState, topic: TopicToCreate
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     if topic.replication_factor != -1:
         raise ItemRejected(
             ErrorCode.INVALID_REQUEST,
@@ -212,7 +216,7 @@ def _partition_record(
 def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
     """C25. Each topic is given by name or by id, once."""
     if not state.settings.delete_topics_enabled:
-        outcome = Outcome(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
+        outcome = RequestOutcome(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
         return Decision((), DeleteTopicsAnswer(tuple(DeletedTopic(t.name, t.id, outcome) for t in request.topics)))
     image = state.image
     repeated_names = _repeated(topic.name for topic in request.topics if topic.name is not None)

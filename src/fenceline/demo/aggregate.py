@@ -25,7 +25,7 @@ Key = tuple[datetime, str]
 
 
 @dataclass(slots=True)
-class Sums:
+class FlightSums:
     """A cancelled flight counts as a flight and has no delay."""
 
     flights: int = 0
@@ -38,7 +38,7 @@ class Hourly:
 
     def __init__(self) -> None:
         self.raw_version = -1
-        self.cells: dict[Key, Sums] = {}
+        self.cells: dict[Key, FlightSums] = {}
 
     @property
     def flights(self) -> int:
@@ -53,7 +53,7 @@ class Hourly:
         for row in changes:
             sign = 1 if row["_change_type"] == _INSERT else -1
             key = (row["time_hour"], row["origin"])
-            cell = self.cells.setdefault(key, Sums())
+            cell = self.cells.setdefault(key, FlightSums())
             cell.flights += sign * row["flights"]
             cell.departure_delay_minutes += sign * (row["departure_delay_minutes"] or 0.0)
             cell.cancelled += sign * row["cancelled"]
@@ -98,12 +98,12 @@ class Hourly:
         table = DeltaTable(str(path))
         found.raw_version = int(table.history(1)[0][_RAW_VERSION])
         for row in table.to_pyarrow_table().to_pylist():
-            found.cells[row["time_hour"], row["origin"]] = Sums(
+            found.cells[row["time_hour"], row["origin"]] = FlightSums(
                 row["flights"], row["departure_delay_minutes"], row["cancelled"]
             )
         return found
 
 
-def _mean(cell: Sums) -> float | None:
+def _mean(cell: FlightSums) -> float | None:
     departed = cell.flights - cell.cancelled
     return cell.departure_delay_minutes / departed if departed else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fenceline.demo.flights import Expected
+from fenceline.demo.flights import ExpectedFlights
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +50,7 @@ def read_tables(raw: Path, hourly: Path) -> Tables:
     )
 
 
-def check(tables: Tables, expected: Expected, log_ends: Mapping[int, int]) -> list[Check]:
+def check(tables: Tables, expected: ExpectedFlights, log_ends: Mapping[int, int]) -> list[Check]:
     """`log_ends`: end offset of each partition of the topic."""
     import pyarrow.compute as pc
 
@@ -126,11 +126,11 @@ def check_loss(counts: LossCounts) -> list[Check]:
 def log_errors(data_dirs: Sequence[Path]) -> int:
     """Errors that `fenceline verify` finds in the brokers' directories; replicas and evidence are checked too."""
     from fenceline.log.core.disk import OsDisk
-    from fenceline.log.verify.verify import Settings, find_places, verify_places
+    from fenceline.log.verify.verify import VerifySettings, find_places, verify_places
 
     disk = OsDisk()
     places = find_places(disk, [str(path) for path in data_dirs])
-    return sum(report.findings.errors for report in verify_places(disk, places, Settings()))
+    return sum(report.findings.errors for report in verify_places(disk, places, VerifySettings()))
 
 
 def _ends(ends: Mapping[int, int]) -> str:

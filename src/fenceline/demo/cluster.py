@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from fenceline.client.admin.admin import Admin, NewTopic
-from fenceline.demo.loss import NO_LEADER, Leader
+from fenceline.demo.loss import NO_LEADER, LeaderAtLoss
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
 from fenceline.local_cluster.cluster import LocalCluster
@@ -34,7 +34,7 @@ _NODES: Final = {
 _TIMEOUT_MS: Final = 2000
 
 
-class Cluster:
+class DemoCluster:
     """Use as a context manager; its processes end with it, its directory stays. `busy`: the partition that loses
     records.
     """
@@ -85,10 +85,10 @@ class Cluster:
         replicas[self.busy] = (_LEADER, _FOLLOWER)
         self.admin.create_topics([NewTopic(self.topic, assignments=replicas)])
 
-    def leaders(self) -> dict[int, Leader]:
+    def leaders(self) -> dict[int, LeaderAtLoss]:
         """The leader of every partition. Raises FencelineError."""
         found = self.admin.metadata([self.topic], timeout_ms=_TIMEOUT_MS).topics[self.topic].partitions
-        return {partition: Leader(each.leader, each.leader_epoch) for partition, each in found.items()}
+        return {partition: LeaderAtLoss(each.leader, each.leader_epoch) for partition, each in found.items()}
 
     def ends(self) -> dict[int, int]:
         """End offset (exclusive) of each partition. Raises FencelineError."""
@@ -98,11 +98,11 @@ class Cluster:
 
     # -- the busy partition (`loss.PartitionControl`) ------------------------------------------------------------------
 
-    def leader(self) -> Leader:
+    def leader(self) -> LeaderAtLoss:
         try:
             return self.leaders()[self.busy]
         except (FencelineError, KeyError):
-            return Leader(NO_LEADER, -1)
+            return LeaderAtLoss(NO_LEADER, -1)
 
     def in_sync(self) -> frozenset[int]:
         try:

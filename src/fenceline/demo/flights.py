@@ -24,7 +24,7 @@ SPARK_SCHEMA = (
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedFlights:
     """Sums over the whole input, for comparison with the tables. A cancelled flight has no delay."""
 
     flights: int
@@ -85,9 +85,9 @@ class Flights:
     def _carriers(self) -> dict[str, int]:
         return {str(carrier): int(count) for carrier, count in self._frame["carrier"].value_counts().items()}
 
-    def expected(self) -> Expected:
+    def expected(self) -> ExpectedFlights:
         frame = self._frame
-        return Expected(
+        return ExpectedFlights(
             flights=len(frame),
             distance_miles=int(frame["distance"].sum()),
             departure_delay_minutes=float(frame["dep_delay"].sum()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fenceline.demo.logs import epochs_in
-from fenceline.demo.loss import NO_LEADER, Leader
+from fenceline.demo.loss import NO_LEADER, LeaderAtLoss
 from fenceline.demo.report import LeadershipPeriod
 from pyspark_fenceline.common.log_matching import LogEpochs
 
@@ -18,9 +18,9 @@ class LeaderHistory:
     """Observed leaders, recorded in the order of time."""
 
     def __init__(self) -> None:
-        self._elections: dict[int, list[tuple[float, Leader]]] = {}
+        self._elections: dict[int, list[tuple[float, LeaderAtLoss]]] = {}
 
-    def record(self, at_s: float, leaders: Mapping[int, Leader]) -> None:
+    def record(self, at_s: float, leaders: Mapping[int, LeaderAtLoss]) -> None:
         """Record the leaders by partition. Older epochs are ignored: they are late or stale responses."""
         for partition, leader in leaders.items():
             elections = self._elections.setdefault(partition, [])

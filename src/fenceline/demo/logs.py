@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fenceline.demo.report import RowState, Span, TableState
+from fenceline.demo.report import ReportedSpan, ReportedTable, RowState
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.auditing.ranges import outside
 from pyspark_fenceline.common.connect import connect
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Run(NamedTuple):
+class LogRun(NamedTuple):
     """Rows of consecutive offsets [start, end) of one epoch."""
 
     partition: int
@@ -51,7 +51,7 @@ def rows_at(table: Path, version: int | None = None) -> pa.Table:
     return opened.to_pyarrow_table(columns=["partition", "offset", "leader_epoch"])
 
 
-def runs_of(rows: pa.Table) -> list[Run]:
+def runs_of(rows: pa.Table) -> list[LogRun]:
     """The rows as runs, in order."""
     import numpy as np
 
@@ -65,16 +65,16 @@ def runs_of(rows: pa.Table) -> list[Run]:
     firsts = np.concatenate(([0], breaks))
     lasts = np.concatenate((breaks, [len(offsets)])) - 1
     return sorted(
-        Run(int(partitions[first]), int(offsets[first]), int(offsets[last]) + 1, int(epochs[first]))
+        LogRun(int(partitions[first]), int(offsets[first]), int(offsets[last]) + 1, int(epochs[first]))
         for first, last in zip(firsts, lasts, strict=True)
     )
 
 
 def compare_with_logs(
-    name: str, runs: Sequence[Run], logs: Mapping[int, LogEpochs], ends: Mapping[int, int] | None = None
-) -> TableState:
+    name: str, runs: Sequence[LogRun], logs: Mapping[int, LogEpochs], ends: Mapping[int, int] | None = None
+) -> ReportedTable:
     """Compare the rows of a table with the logs. `ends`: compare up to these offsets instead of the logs' ends."""
-    spans: list[Span] = []
+    spans: list[ReportedSpan] = []
     for partition, view in sorted(logs.items()):
         limit = view.end_offset if ends is None else min(ends.get(partition, 0), view.end_offset)
         own = [run for run in runs if run.partition == partition]
@@ -84,14 +84,18 @@ def compare_with_logs(
                 for run in own
                 if run.epoch == epoch and run.start_offset < end and first < run.end_offset
             ]
-            spans += [Span(partition, start, stop, epoch, RowState.MATCHING) for start, stop in matching]
+            spans += [ReportedSpan(partition, start, stop, epoch, RowState.MATCHING) for start, stop in matching]
             spans += [
-                Span(partition, start, stop, epoch, RowState.MISSING)
+                ReportedSpan(partition, start, stop, epoch, RowState.MISSING)
                 for start, stop in outside(matching, first, min(end, limit))
             ]
         known = {epoch: (first, end) for epoch, first, end in epochs_in(view)}
         for run in own:
             first, end = known.get(run.epoch, (run.end_offset, run.end_offset))
             beyond = ((run.start_offset, min(run.end_offset, first)), (max(run.start_offset, end), run.end_offset))
-            spans += [Span(partition, start, stop, run.epoch, RowState.STALE) for start, stop in beyond if start < stop]
-    return TableState(name, sorted(spans, key=lambda span: (span.partition, span.start_offset, span.state)))
+            spans += [
+                ReportedSpan(partition, start, stop, run.epoch, RowState.STALE)
+                for start, stop in beyond
+                if start < stop
+            ]
+    return ReportedTable(name, sorted(spans, key=lambda span: (span.partition, span.start_offset, span.state)))

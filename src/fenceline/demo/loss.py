@@ -21,7 +21,7 @@ NO_LEADER: Final = -1
 _POLL_S: Final = 0.1
 
 
-class Leader(NamedTuple):
+class LeaderAtLoss(NamedTuple):
     """The leader of the busy partition. `node` is NO_LEADER while it has none."""
 
     node: int
@@ -31,7 +31,7 @@ class Leader(NamedTuple):
 class PartitionControl(Protocol):
     """The busy partition, its brokers and its readers. No answer is cached."""
 
-    def leader(self) -> Leader: ...
+    def leader(self) -> LeaderAtLoss: ...
 
     def in_sync(self) -> frozenset[int]: ...
 
@@ -63,11 +63,11 @@ class PartitionControl(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class DemoLoss:
     """The loss that happened. `records`: the number of records that only `leader` had. Times are those of `record`."""
 
-    leader: Leader
-    successor: Leader
+    leader: LeaderAtLoss
+    successor: LeaderAtLoss
     records: int
     isolated_s: float
     reconnected_s: float
@@ -81,7 +81,7 @@ def run_loss(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
     timeout_s: float = 30.0,
-) -> Loss:
+) -> DemoLoss:
     """Run all steps. `name` is that of the partition; `record` adds an event to the timeline and returns its time.
 
     Raises OperatorError if a step takes longer than `timeout_s`.
@@ -119,4 +119,4 @@ def run_loss(
     partition.reconnect(old.node)
     wait(partition.has_receipt, f"node {old.node} has written a receipt for the lost records")
     reconnected_s = record(f"Node {old.node} rejoins, truncates its log and writes a loss receipt")
-    return Loss(old, new, records, isolated_s, reconnected_s)
+    return DemoLoss(old, new, records, isolated_s, reconnected_s)

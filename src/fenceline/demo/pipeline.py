@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from pyspark_fenceline.auditing.table import Verdict
+    from pyspark_fenceline.auditing.table import AuditVerdict
     from pyspark_fenceline.errors import Loss
 
 FLIGHTS_PER_TRIGGER: Final = 40_000
@@ -51,7 +51,7 @@ _MOST_RESTARTS: Final = 5
 _CONNECTOR_ROWS: Final = "partition int, offset long, value binary"
 
 
-class Rewind(NamedTuple):
+class DemoRewind(NamedTuple):
     """A rewind of the stream. `at_wall_s`: when its batch was planned."""
 
     at_wall_s: float
@@ -83,7 +83,7 @@ class Pipeline:
         self.hourly = Hourly()
         self.flights = 0
         """Number of flights in the aggregate."""
-        self.rewinds: list[Rewind] = []
+        self.rewinds: list[DemoRewind] = []
         self._connector_table = directory / "connector"
         self._connector_error = ""
         self._java: subprocess.Popen[bytes] | None = None
@@ -228,12 +228,12 @@ class Pipeline:
             self._connector.stop()
             self._connector = None
 
-    def collect_rewinds(self) -> list[Rewind]:
+    def collect_rewinds(self) -> list[DemoRewind]:
         """Read new rewinds from the stream's progress, add them to `rewinds` and return them."""
         from pyspark_fenceline.errors import losses_of
 
         known = {rewind.loss for rewind in self.rewinds}
-        new: list[Rewind] = []
+        new: list[DemoRewind] = []
         # An idle query reports its last offsets, with their losses, again.
         for progress in self._stream.recentProgress if self._stream is not None else ():
             for loss in losses_of(progress):
@@ -241,7 +241,7 @@ class Pipeline:
                     known.add(loss)
                     began = datetime.fromisoformat(progress["timestamp"]).astimezone(UTC)
                     planning_ms = progress["durationMs"].get("latestOffset", 0)
-                    new.append(Rewind(began.timestamp() + planning_ms / 1000, loss))
+                    new.append(DemoRewind(began.timestamp() + planning_ms / 1000, loss))
         self.rewinds += new
         return new
 
@@ -268,7 +268,7 @@ class Pipeline:
             self.hourly.save(self.hourly_table)
             self.flights = self.hourly.flights
 
-    def audit(self) -> Verdict:
+    def audit(self) -> AuditVerdict:
         """Compare the raw table with the log."""
         from pyspark_fenceline import audit
 

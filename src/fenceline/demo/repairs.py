@@ -11,7 +11,7 @@ from pyspark_fenceline.delta.state import KEY
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class DemoRepair:
     """One version of the table that deleted stale rows. `at_wall_s`: seconds since 1970."""
 
     version: int
@@ -23,7 +23,7 @@ class Repair:
         return f"Version {self.version} of the raw table deletes {self.rows:,} stale rows: {', '.join(self.ranges)}"
 
 
-def repairs_of(table: Path) -> list[Repair]:
+def repairs_of(table: Path) -> list[DemoRepair]:
     """All repairs, oldest first; empty while there is no table."""
     from deltalake import DeltaTable
 
@@ -34,7 +34,7 @@ def repairs_of(table: Path) -> list[Repair]:
         repair: Any = (entry.get(KEY) or {}).get("repair")
         if repair is not None:
             ranges = tuple(_ranges(repair["ranges"]))
-            found.append(Repair(entry["version"], entry["timestamp"] / 1000, repair["removed_rows"], ranges))
+            found.append(DemoRepair(entry["version"], entry["timestamp"] / 1000, repair["removed_rows"], ranges))
     return found
 
 

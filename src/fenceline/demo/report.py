@@ -32,7 +32,7 @@ class LeadershipPeriod:
 
 
 @dataclass(frozen=True, slots=True)
-class LostRange:
+class ReportedRange:
     """A range that was truncated, from the receipt of the replica that truncated it.
 
     `reported_s`: when the consumer reported it, None if it did not; `consumer_message` is the consumer's error message.
@@ -71,7 +71,7 @@ class RowState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ReportedSpan:
     """Consecutive offsets of one partition and epoch with the same state."""
 
     partition: int
@@ -86,11 +86,11 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
+class ReportedTable:
     """The raw table at one version, compared with the log after the loss."""
 
     name: str
-    spans: Sequence[Span]
+    spans: Sequence[ReportedSpan]
 
     def count(self, state: RowState) -> int:
         return sum(span.count for span in self.spans if span.state is state)
@@ -127,11 +127,11 @@ class DemoReport:
     topic: str
     brokers: int
     leadership_periods: list[LeadershipPeriod] = field(default_factory=list)
-    lost: list[LostRange] = field(default_factory=list)
+    lost: list[ReportedRange] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     isolated: tuple[float, float] | None = None
-    before: TableState | None = None
-    after: TableState | None = None
+    before: ReportedTable | None = None
+    after: ReportedTable | None = None
     repair_text: str = ""
     samples: list[Sample] = field(default_factory=list)
     produced: int = 0

@@ -14,7 +14,15 @@ from typing import Final
 
 from fenceline import __version__
 from fenceline.demo.drawings import Bar, Line, Marker, bars, hatching, lines
-from fenceline.demo.report import ConnectorResult, DemoReport, LeadershipPeriod, LostRange, RowState, Span, TableState
+from fenceline.demo.report import (
+    ConnectorResult,
+    DemoReport,
+    LeadershipPeriod,
+    ReportedRange,
+    ReportedSpan,
+    ReportedTable,
+    RowState,
+)
 
 _STYLES: Final = 4
 """Number of node colours in the style sheet."""
@@ -175,7 +183,7 @@ def _lost(report: DemoReport) -> str:
     )
 
 
-def _reported(lost: LostRange) -> str:
+def _reported(lost: ReportedRange) -> str:
     return f"at {_seconds(lost.reported_s)}" if lost.reported_s is not None else '<span class="bad">never</span>'
 
 
@@ -194,7 +202,7 @@ def _tables(report: DemoReport) -> str:
     return text + drawn + _keys(keys)
 
 
-def _table(report: DemoReport, state: TableState, end: float, leaders: dict[tuple[int, int], int]) -> str:
+def _table(report: DemoReport, state: ReportedTable, end: float, leaders: dict[tuple[int, int], int]) -> str:
     partitions = sorted({span.partition for span in state.spans})
     drawn = []
     for span in state.spans:
@@ -337,7 +345,7 @@ def _seconds(value: float) -> str:
     return f"{value:.0f} s"
 
 
-def _offsets(of: LeadershipPeriod | LostRange | Span) -> str:
+def _offsets(of: LeadershipPeriod | ReportedRange | ReportedSpan) -> str:
     return f"offsets {of.start_offset:,} to {of.end_offset - 1:,}"
 
 

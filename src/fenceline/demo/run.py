@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from fenceline.demo.checks import LossCounts, check, check_loss, log_errors, read_tables, row_count
-from fenceline.demo.cluster import BROKERS, Cluster
+from fenceline.demo.cluster import BROKERS, DemoCluster
 from fenceline.demo.connector_comparison import NO_JARS, connector_jars
 from fenceline.demo.delays import delays
 from fenceline.demo.feed import Feed
@@ -24,12 +24,12 @@ from fenceline.demo.leader_history import LeaderHistory
 from fenceline.demo.logs import compare_with_logs, read_logs, rows_at, runs_of
 from fenceline.demo.pipeline import Pipeline
 from fenceline.demo.quiet import quiet
-from fenceline.demo.repairs import Repair, repairs_of
+from fenceline.demo.repairs import DemoRepair, repairs_of
 from fenceline.demo.report import DemoReport, Sample
 from fenceline.demo.report_page import write_page
-from fenceline.demo.scenario import BusyPartition, Scenario
+from fenceline.demo.scenario import BusyPartition, DemoScenario
 from fenceline.demo.stopping import Stopping
-from fenceline.demo.terminal import Progress, print_summary
+from fenceline.demo.terminal import DemoProgress, print_summary
 from fenceline.demo.timeline import Timeline
 from fenceline.demo.watcher import Watcher, lost_ranges
 from fenceline.demo.worker import RepeatingWorker, Worker
@@ -75,8 +75,10 @@ class _Demo:
         self._leaders = LeaderHistory()
         self._ends: dict[int, int] = {}
         """End offsets at the last poll."""
-        self._repairs: list[Repair] = []
-        self._cluster = Cluster(directory / "cluster", TOPIC, PARTITIONS, self._flights.busiest_partition(PARTITIONS))
+        self._repairs: list[DemoRepair] = []
+        self._cluster = DemoCluster(
+            directory / "cluster", TOPIC, PARTITIONS, self._flights.busiest_partition(PARTITIONS)
+        )
 
     def run(self, report_path: Path) -> bool:
         """See `run_demo`."""
@@ -100,7 +102,7 @@ class _Demo:
 
             feed = Feed(cluster.bootstrap, TOPIC, self._flights.months(PARTITIONS), cluster.busy)
             partition = BusyPartition(cluster, feed, readers_caught_up)
-            scenario = Scenario(partition, feed, self._timeline, before=self._before, pause_s=_MONTH_S)
+            scenario = DemoScenario(partition, feed, self._timeline, before=self._before, pause_s=_MONTH_S)
             workers = [
                 watcher,
                 scenario,
@@ -112,7 +114,7 @@ class _Demo:
                 worker.start()
                 running.callback(worker.stop)
             started = time.monotonic()
-            with Progress(len(self._flights), self._timeline) as progress:
+            with DemoProgress(len(self._flights), self._timeline) as progress:
                 self._follow(pipeline, scenario, workers, progress, lambda: readers_caught_up(self._ends))
             report.streaming_s = time.monotonic() - started
             print("All flights are sent, read and aggregated. Running the audit ...", flush=True)
@@ -145,9 +147,9 @@ class _Demo:
     def _follow(
         self,
         pipeline: Pipeline,
-        scenario: Scenario,
+        scenario: DemoScenario,
         workers: Sequence[Worker],
-        progress: Progress,
+        progress: DemoProgress,
         all_caught_up: Callable[[], bool],
     ) -> None:
         """Poll until everything is sent, read and aggregated; restart the stream once from its checkpoint."""
@@ -199,7 +201,7 @@ class _Demo:
             self._repairs.append(repair)
             timeline.add(str(repair), timeline.at_wall_s(repair.at_wall_s))
 
-    def _report_tables(self, raw_table: Path, scenario: Scenario, logs: Mapping[int, LogEpochs]) -> None:
+    def _report_tables(self, raw_table: Path, scenario: DemoScenario, logs: Mapping[int, LogEpochs]) -> None:
         """Add the leaders, and the raw table before its first repair and at the end, compared with the logs."""
         report, loss = self._report, scenario.loss
         assert loss is not None, "the scenario has not finished"

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from fenceline.demo.cluster import Cluster
+from fenceline.demo.cluster import DemoCluster
 from fenceline.demo.feed import Feed
 from fenceline.demo.ledger import lost_records, receipts
-from fenceline.demo.loss import Leader, Loss, run_loss
+from fenceline.demo.loss import DemoLoss, LeaderAtLoss, run_loss
 from fenceline.demo.timeline import Timeline
 from fenceline.demo.worker import Worker
 from fenceline.errors import FencelineError
@@ -29,7 +29,9 @@ class BusyPartition:
     `readers_caught_up`: whether all readers have reached these end offsets (exclusive, by partition).
     """
 
-    def __init__(self, cluster: Cluster, feed: Feed, readers_caught_up: Callable[[Mapping[int, int]], bool]) -> None:
+    def __init__(
+        self, cluster: DemoCluster, feed: Feed, readers_caught_up: Callable[[Mapping[int, int]], bool]
+    ) -> None:
         self._cluster = cluster
         self._feed = feed
         self._readers_caught_up = readers_caught_up
@@ -47,7 +49,7 @@ class BusyPartition:
         """End offsets of all partitions of the topic. Raises FencelineError."""
         return self._cluster.ends()
 
-    def leader(self) -> Leader:
+    def leader(self) -> LeaderAtLoss:
         return self._cluster.leader()
 
     def in_sync(self) -> frozenset[int]:
@@ -91,7 +93,7 @@ class BusyPartition:
         return sum(one.records for one in self.receipts) >= self.acknowledged
 
 
-class Scenario(Worker):
+class DemoScenario(Worker):
     """`before`: number of months before the loss. `pause_s`: pause between months."""
 
     def __init__(
@@ -109,7 +111,7 @@ class Scenario(Worker):
         self._timeline = timeline
         self._before = before
         self._pause_s = pause_s
-        self.loss: Loss | None = None
+        self.loss: DemoLoss | None = None
         self.ends_after: dict[int, int] = {}
         """End offsets after the loss."""
         self.resent = 0

@@ -17,7 +17,7 @@ _SECONDS_A_LINE: Final = 5.0
 """Interval of progress lines if the output is not a terminal."""
 
 
-class Progress:
+class DemoProgress:
     """Use as a context manager. `total`: number of flights."""
 
     def __init__(self, total: int, timeline: Timeline) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.client import Consumer, LogTruncationError
-from fenceline.demo.report import LostRange
+from fenceline.demo.report import ReportedRange
 from fenceline.demo.timeline import Timeline
 from fenceline.demo.worker import Worker
 from fenceline.errors import FencelineError
@@ -97,13 +97,13 @@ class Watcher(Worker):
         reported.error = reported.error.with_evidence(receipts)
 
 
-def lost_ranges(receipts: Sequence[Receipt], reported: Sequence[ReportedTruncation]) -> list[LostRange]:
+def lost_ranges(receipts: Sequence[Receipt], reported: Sequence[ReportedTruncation]) -> list[ReportedRange]:
     """Each range with a receipt, with the consumer's first report of it."""
-    lost: list[LostRange] = []
+    lost: list[ReportedRange] = []
     for receipt in receipts:
         first = next((each for each in reported if each.covers(receipt)), None)
         lost.append(
-            LostRange(
+            ReportedRange(
                 receipt.partition,
                 receipt.start_offset,
                 receipt.end_offset_exclusive,

@@ -19,9 +19,9 @@ from fenceline.groups import messages
 from fenceline.groups.consumer.checks import check_request
 from fenceline.groups.consumer.model import DescribedConsumerGroup
 from fenceline.groups.consumer.topics import TopicHashes
-from fenceline.groups.messages import Answer, ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Duty, Now
+from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Duty, GroupAnswer, Now
 from fenceline.groups.names import can_be_stored
-from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
@@ -130,19 +130,19 @@ class GroupCoordinator:
             return messages.JoinResponse(code, request.member_id)
 
         if not request.group_id:
-            return [Answer(ticket, rejected(ErrorCode.INVALID_GROUP_ID))]
+            return [GroupAnswer(ticket, rejected(ErrorCode.INVALID_GROUP_ID))]
         if (
             not self.settings.min_session_timeout_ms
             <= request.session_timeout_ms
             <= self.settings.max_session_timeout_ms
         ):
-            return [Answer(ticket, rejected(ErrorCode.INVALID_SESSION_TIMEOUT))]
+            return [GroupAnswer(ticket, rejected(ErrorCode.INVALID_SESSION_TIMEOUT))]
         if not _names_can_be_stored(request):
-            return [Answer(ticket, messages.JoinResponse(ErrorCode.INVALID_REQUEST))]
+            return [GroupAnswer(ticket, messages.JoinResponse(ErrorCode.INVALID_REQUEST))]
         try:
             shard = self._shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.JoinResponse(error.code))]
+            return [GroupAnswer(ticket, messages.JoinResponse(error.code))]
         try:
             shard.join(ticket, request, now)
         except PeerError as error:
@@ -153,27 +153,27 @@ class GroupCoordinator:
         try:
             shard = self._named_shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.SyncResponse(error.code))]
+            return [GroupAnswer(ticket, messages.SyncResponse(error.code))]
         try:
             shard.sync(ticket, request, now)
         except PeerError as error:
             shard.writes.answer(ticket, messages.SyncResponse(error.code))
         return shard.pop_duties()
 
-    def heartbeat(self, ticket: messages.Ticket, request: messages.HeartbeatRequest, now: Now) -> list[Duty]:
+    def heartbeat(self, ticket: messages.Ticket, request: messages.ClassicHeartbeat, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
-            return [Answer(ticket, shard.heartbeat(request, now))]
+            return [GroupAnswer(ticket, shard.heartbeat(request, now))]
         except PeerError as error:
             # While the group is loading its members are unknown: let the member continue.
             calm = error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            return [Answer(ticket, messages.HeartbeatResponse(ErrorCode.NONE if calm else error.code))]
+            return [GroupAnswer(ticket, messages.HeartbeatResponse(ErrorCode.NONE if calm else error.code))]
 
     def leave(self, ticket: messages.Ticket, request: messages.LeaveRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.LeaveResponse(error.code))]
+            return [GroupAnswer(ticket, messages.LeaveResponse(error.code))]
         try:
             writes_before = shard.writes.count
             outcome = shard.leave(request, now)
@@ -192,7 +192,7 @@ class GroupCoordinator:
             check_request(request, self.settings.consumer)
             shard = self._named_shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, ConsumerHeartbeatResponse(error.code, error.message or None))]
+            return [GroupAnswer(ticket, ConsumerHeartbeatResponse(error.code, error.message or None))]
         try:
             shard.consumer_membership.heartbeat(ticket, request, now)
         except PeerError as error:
@@ -200,8 +200,8 @@ class GroupCoordinator:
         return shard.pop_duties()
 
     def commit(self, ticket: messages.Ticket, request: messages.CommitRequest, now: Now) -> list[Duty]:
-        def rejected(code: ErrorCode) -> Answer:
-            return Answer(ticket, messages.CommitResponse((code,) * len(request.offsets)))
+        def rejected(code: ErrorCode) -> GroupAnswer:
+            return GroupAnswer(ticket, messages.CommitResponse((code,) * len(request.offsets)))
 
         try:
             shard = self._shard(request.group_id)
@@ -217,7 +217,7 @@ class GroupCoordinator:
         try:
             shard = self._shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.FetchOffsetsResponse(error.code))]
+            return [GroupAnswer(ticket, messages.FetchOffsetsResponse(error.code))]
         try:
             shard.offset_requests.fetch(ticket, request)
         except PeerError as error:
@@ -229,7 +229,7 @@ class GroupCoordinator:
             shard = self._named_shard(request.group_id)
             shard.removals.delete_offsets(ticket, request, now)
         except PeerError as error:
-            return [Answer(ticket, messages.DeleteOffsetsResponse(error.code))]
+            return [GroupAnswer(ticket, messages.DeleteOffsetsResponse(error.code))]
         return shard.pop_duties()
 
     def delete_groups(self, ticket: messages.Ticket, group_ids: Sequence[str], now: Now) -> list[Duty]:
@@ -237,7 +237,7 @@ class GroupCoordinator:
         try:
             shard = self._shard(group_ids[0])
         except PeerError as error:
-            return [Answer(ticket, messages.DeleteGroupsResponse(tuple((name, error.code) for name in group_ids)))]
+            return [GroupAnswer(ticket, messages.DeleteGroupsResponse(tuple((name, error.code) for name in group_ids)))]
         shard.removals.delete_groups(ticket, group_ids, now)
         return shard.pop_duties()
 
@@ -256,7 +256,7 @@ class GroupCoordinator:
             raise PeerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return [listed for shard in self._active.values() for listed in shard.list_groups(states, types)]
 
-    def committed(self, topics: Collection[str] | None = None) -> Iterator[list[tuple[OffsetSlot, CommittedOffset]]]:
+    def committed(self, topics: Collection[str] | None = None) -> Iterator[list[tuple[OffsetSlot, StoredOffset]]]:
         """Every offset stored for groups coordinated here, of these topics if given. Yields group by group, so that
         others can run in between. Concurrent changes may or may not be included."""
         for partition in list(self._active):

@@ -70,7 +70,7 @@ class SyncRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatRequest:
+class ClassicHeartbeat:
     """A member's heartbeat."""
 
     group_id: str
@@ -79,7 +79,7 @@ class HeartbeatRequest:
     group_instance_id: str | None = None
 
 
-class MemberIdentity(NamedTuple):
+class LeavingMember(NamedTuple):
     member_id: str
     group_instance_id: str | None = None
 
@@ -89,7 +89,7 @@ class LeaveRequest:
     """Members leave, or an administrator removes them."""
 
     group_id: str
-    members: tuple[MemberIdentity, ...]
+    members: tuple[LeavingMember, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ KeyValue: TypeAlias = tuple[bytes, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class AppendGroupRecords:
     """Append these records as one batch, as the leader of this epoch only; then call `appended` or `append_failed` with
     the write id, and `append_is_late` before that if it takes too long."""
 
@@ -338,14 +338,14 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GroupAnswer:
     """A response, and the ticket of the request that waits for it."""
 
     ticket: Ticket
     outcome: Outcome
 
 
-class Rewind(NamedTuple):
+class CommittedRewind(NamedTuple):
     """A committed position that moved back."""
 
     from_offset: int
@@ -363,7 +363,7 @@ class OffsetRewound:
     group_id: str
     topic: str
     partition: int
-    rewind: Rewind
+    rewind: CommittedRewind
 
 
-Duty: TypeAlias = Append | Answer | OffsetRewound
+Duty: TypeAlias = AppendGroupRecords | GroupAnswer | OffsetRewound

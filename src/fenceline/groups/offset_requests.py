@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.model import ClassicGroup
 from fenceline.groups.classic.rebalance import Rebalance
 from fenceline.groups.classic.states import GroupState
 from fenceline.groups.consumer.checks import check_commit, check_fetch
@@ -28,7 +28,7 @@ from fenceline.groups.messages import (
     OffsetRewound,
     Ticket,
 )
-from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.offsets.records import offset_record
 from fenceline.groups.offsets.rewinds import is_at_epoch_end
 from fenceline.groups.state import ShardState
@@ -61,7 +61,7 @@ class OffsetRequests:
         expire_ms = -1 if request.retention_ms == -1 else now.wall_ms + request.retention_ms
         errors: list[ErrorCode] = []
         batch: list[KeyValue] = []
-        values: list[tuple[OffsetSlot, CommittedOffset]] = []
+        values: list[tuple[OffsetSlot, StoredOffset]] = []
         for each in request.offsets:
             metadata = each.metadata or ""
             if self._is_too_large(metadata):
@@ -69,7 +69,7 @@ class OffsetRequests:
                 continue
             errors.append(ErrorCode.NONE)
             slot = OffsetSlot(request.group_id, each.topic, each.partition)
-            value = CommittedOffset(each.offset, each.leader_epoch, metadata, now.wall_ms, expire_ms, each.topic_id)
+            value = StoredOffset(each.offset, each.leader_epoch, metadata, now.wall_ms, expire_ms, each.topic_id)
             values.append((slot, value))
             batch.append(offset_record(slot, value))
         if not batch:
@@ -92,16 +92,14 @@ class OffsetRequests:
             if rewound is not None and (before is None or rewound is not before.rewound):
                 went_back.append(OffsetRewound(*slot, rewound))
 
-    def _with_rewind_mark(
-        self, slot: OffsetSlot, before: CommittedOffset | None, value: CommittedOffset
-    ) -> CommittedOffset:
+    def _with_rewind_mark(self, slot: OffsetSlot, before: StoredOffset | None, value: StoredOffset) -> StoredOffset:
         """The offset with its rewind mark, if it moves back to exactly where the log was truncated."""
         step = value.step_from(before)
         if step is None or not is_at_epoch_end(step, self._epoch_end(slot.topic, slot.partition, step.from_epoch)):
             return value
         return value._replace(rewound=step)
 
-    def _group_for_commit(self, request: CommitRequest, now: Now) -> Group | None:
+    def _group_for_commit(self, request: CommitRequest, now: Now) -> ClassicGroup | None:
         """The group, or a new simple one; None for one of the consumer protocol. Raises PeerError in Kafka's order of
         checks."""
         consumer_group = self._state.consumer.get(request.group_id)
@@ -123,7 +121,7 @@ class OffsetRequests:
         if group is None:
             if not has_generation:
                 # A consumer that manages its partitions itself, or an administrator: a simple group is enough.
-                group = self._state.classic[request.group_id] = Group(request.group_id, now.wall_ms)
+                group = self._state.classic[request.group_id] = ClassicGroup(request.group_id, now.wall_ms)
                 return group
             if request.knows_group_not_found:
                 raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND)
@@ -180,7 +178,7 @@ class OffsetRequests:
             answer.append((topic.topic, tuple(found)))
         return FetchOffsetsResponse(topics=tuple(answer))
 
-    def _fetched(self, slot: OffsetSlot, value: CommittedOffset | None, require_stable: bool) -> FetchedOffset:
+    def _fetched(self, slot: OffsetSlot, value: StoredOffset | None, require_stable: bool) -> FetchedOffset:
         if require_stable and self._state.offsets.is_unstable(slot):
             return FetchedOffset(slot.partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
         if value is None:

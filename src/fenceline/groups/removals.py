@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.model import ClassicGroup
 from fenceline.groups.classic.records import group_tombstone
 from fenceline.groups.classic.states import GroupState, Step
 from fenceline.groups.consumer.change import rejected_outcome
@@ -51,7 +51,9 @@ class Removals:
         self._to_check: list[str] = []
         """Groups still to be checked in this round, the next one last."""
 
-    def write_tombstones(self, slots: Sequence[OffsetSlot], groups: Sequence[Group], on_complete: OnComplete) -> None:
+    def write_tombstones(
+        self, slots: Sequence[OffsetSlot], groups: Sequence[ClassicGroup], on_complete: OnComplete
+    ) -> None:
         """Remove offsets, then complete groups, in one batch if possible; `on_complete` is called for the last one.
         Deletions that the log rejects are undone."""
 
@@ -74,7 +76,7 @@ class Removals:
             del self._state.classic[group.group_id]
 
     def delete_offsets(self, ticket: Ticket, request: DeleteOffsetsRequest, now: Now) -> None:
-        group: Group | ConsumerGroup | None = self._state.consumer.get(request.group_id)
+        group: ClassicGroup | ConsumerGroup | None = self._state.consumer.get(request.group_id)
         if group is None:
             group = self._classic_for_delete(request.group_id)
         errors = tuple(
@@ -97,7 +99,7 @@ class Removals:
 
         self.write_tombstones(slots, (), on_complete)
 
-    def _classic_for_delete(self, group_id: str) -> Group:
+    def _classic_for_delete(self, group_id: str) -> ClassicGroup:
         group = self._state.classic.get(group_id)
         if group is None or group.state is GroupState.DEAD:
             raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND)
@@ -114,10 +116,10 @@ class Removals:
     def delete_groups(self, ticket: Ticket, group_ids: Sequence[str], now: Now) -> None:
         """All groups that can be deleted, with all their offsets, in one batch."""
         results: list[tuple[str, ErrorCode]] = []
-        doomed: list[Group | ConsumerGroup] = []
+        doomed: list[ClassicGroup | ConsumerGroup] = []
         for group_id in group_ids:
             group = self._state.consumer.get(group_id) or self._state.classic.get(group_id)
-            if group is None or (isinstance(group, Group) and group.state is GroupState.DEAD):
+            if group is None or (isinstance(group, ClassicGroup) and group.state is GroupState.DEAD):
                 results.append((group_id, ErrorCode.GROUP_ID_NOT_FOUND))
             elif not group.is_empty:
                 results.append((group_id, ErrorCode.NON_EMPTY_GROUP))
@@ -142,7 +144,7 @@ class Removals:
         self._consumers.respond_when_idle(ticket, outcome, names)
 
     def _remove(
-        self, slots: Sequence[OffsetSlot], classic: Sequence[Group], consumer: Sequence[ConsumerGroup], now: Now
+        self, slots: Sequence[OffsetSlot], classic: Sequence[ClassicGroup], consumer: Sequence[ConsumerGroup], now: Now
     ) -> None:
         if slots or classic:
             self.write_tombstones(slots, classic, no_callback)
@@ -160,7 +162,7 @@ class Removals:
         if not self._to_check:
             self._to_check = [*state.consumer, *reversed(state.classic)]
         slots: list[OffsetSlot] = []
-        doomed: list[Group | ConsumerGroup] = []
+        doomed: list[ClassicGroup | ConsumerGroup] = []
         left = _OFFSETS_A_LOOK
         while self._to_check and left > 0:
             group_id = self._to_check.pop()
@@ -187,14 +189,14 @@ class Removals:
         return sorted({slot for slot, _ in offsets.slots(group_id)} | offsets.open_slots(group_id))
 
 
-def _by_kind(groups: Sequence[Group | ConsumerGroup]) -> tuple[list[Group], list[ConsumerGroup]]:
-    return [each for each in groups if isinstance(each, Group)], [
+def _by_kind(groups: Sequence[ClassicGroup | ConsumerGroup]) -> tuple[list[ClassicGroup], list[ConsumerGroup]]:
+    return [each for each in groups if isinstance(each, ClassicGroup)], [
         each for each in groups if isinstance(each, ConsumerGroup)
     ]
 
 
 def _expired_slots(
-    group: Group | ConsumerGroup, offsets: OffsetStore, retention_ms: int, now: Now
+    group: ClassicGroup | ConsumerGroup, offsets: OffsetStore, retention_ms: int, now: Now
 ) -> tuple[list[OffsetSlot], bool]:
     """The expired offsets of a group, and whether it has any other. Retention counts from the commit of each, or from
     when the group became empty."""

@@ -4,7 +4,7 @@ Owns the effect of each record; `records` owns the encoding. Sends no response a
 replay.
 
 Nearly all records are offsets of known groups and topics, in one shape: those are applied without decoding each field
-(`Replay`), and a batch that is one commit of many partitions is applied as a unit, so that a million of them load
+(`GroupReplay`), and a batch that is one commit of many partitions is applied as a unit, so that a million of them load
 within seconds.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final, Protocol
 
-from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.model import ClassicGroup
 from fenceline.groups.classic.records import GroupStored, restored
 from fenceline.groups.consumer.records import EpochStored
 from fenceline.groups.consumer.replay import applied
@@ -48,7 +48,7 @@ class KeyAndValue(Protocol):
     def value(self) -> bytes | None: ...
 
 
-class Replay:
+class GroupReplay:
     """Of one partition's log, batch by batch."""
 
     __slots__ = ("_known", "_state")
@@ -175,4 +175,4 @@ def replay_record(
 def _create_group(state: ShardState, group_id: str, now: Now) -> None:
     """A group with offsets exists, at least as a simple one."""
     if not state.has_group(group_id):
-        state.classic[group_id] = Group(group_id, now.wall_ms)
+        state.classic[group_id] = ClassicGroup(group_id, now.wall_ms)

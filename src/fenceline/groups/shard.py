@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Final
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.classic.membership import Membership
+from fenceline.groups.classic.membership import ClassicMembership
 from fenceline.groups.classic.rebalance import Rebalance
 from fenceline.groups.classic.states import GroupState
 from fenceline.groups.consumer.classic_members import ClassicMembers
@@ -20,12 +20,12 @@ from fenceline.groups.consumer.membership import ConsumerMembership
 from fenceline.groups.consumer.migration import Migration
 from fenceline.groups.consumer.model import DescribedConsumerGroup
 from fenceline.groups.consumer.subscriptions import Subscriptions
-from fenceline.groups.consumer.targets import Targets
+from fenceline.groups.consumer.targets import TargetAssignments
 from fenceline.groups.consumer.topics import TopicHashes
 from fenceline.groups.messages import (
+    ClassicHeartbeat,
     DescribedGroup,
     Duty,
-    HeartbeatRequest,
     HeartbeatResponse,
     JoinRequest,
     LeaveRequest,
@@ -37,7 +37,7 @@ from fenceline.groups.messages import (
 )
 from fenceline.groups.offset_requests import OffsetRequests
 from fenceline.groups.removals import Removals
-from fenceline.groups.replay import Replay, replay_record
+from fenceline.groups.replay import GroupReplay, replay_record
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.state import ShardState
 from fenceline.groups.timers import PartitionTimers, TimerKey, TimerKind, Timers
@@ -65,7 +65,7 @@ class Shard:
         consumers = ConsumerGroups(
             state.consumer, state.classic, state.foreign, settings.consumer, writes, own_timers, image, hashes
         )
-        targets = Targets(consumers, own_timers)
+        targets = TargetAssignments(consumers, own_timers)
         subscriptions = Subscriptions(consumers, targets)
         migration = Migration(consumers, state.classic, state.foreign, rebalance, own_timers, settings.max_size)
         membership = ConsumerMembership(consumers, subscriptions, targets, migration, rng)
@@ -81,7 +81,7 @@ class Shard:
         self.removals: Final = Removals(state, settings, consumers, writes, own_timers)
         self._timers = own_timers
         self._rebalance = rebalance
-        self._membership = Membership(
+        self._membership = ClassicMembership(
             state.classic,
             state.foreign,
             settings.max_size,
@@ -120,7 +120,7 @@ class Shard:
         else:
             self._classic_members.sync(group, ticket, request, now)
 
-    def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatResponse:
+    def heartbeat(self, request: ClassicHeartbeat, now: Now) -> HeartbeatResponse:
         group = self.state.consumer.get(request.group_id)
         if group is None or group.is_empty:
             return self._membership.heartbeat(request, now)
@@ -187,9 +187,9 @@ class Shard:
 
     # --- replay ----------------------------------------
 
-    def replaying(self) -> Replay:
+    def replaying(self) -> GroupReplay:
         """Applies the log, batch by batch."""
-        return Replay(self.state)
+        return GroupReplay(self.state)
 
     def replay(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None = None) -> None:
         """Apply one record of the log (`replay.replay_record`). Raises InternalError on an unreadable one."""

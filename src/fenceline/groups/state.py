@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.model import ClassicGroup
 from fenceline.groups.consumer.model import ConsumerGroup
 from fenceline.groups.offsets.offsets import OffsetStore
 
@@ -16,7 +16,7 @@ from fenceline.groups.offsets.offsets import OffsetStore
 class ShardState:
     """The groups by name; a name belongs to one kind of group, apart from pending changes of its protocol."""
 
-    classic: dict[str, Group] = field(default_factory=dict)
+    classic: dict[str, ClassicGroup] = field(default_factory=dict)
     consumer: dict[str, ConsumerGroup] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)
     """Share and streams groups in the log: they exist, but not for consumers."""

@@ -1,6 +1,6 @@
 """The duties of one partition of `__consumer_offsets`: its pending writes, and the requests that wait for them.
 
-Owns the order of writes and responses. Never appends by itself: it requests appends with `messages.Append` and gets the
+Owns the order of writes and responses. Never appends by itself: it requests appends with `messages.AppendGroupRecords` and gets the
 results. Knows no group.
 
 Invariants: a change that a client saw is in the log; a write that the log rejected leaves no trace in the offsets; a
@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.messages import Answer, Append, Duty, KeyValue, Now, OffsetRewound, Outcome, Ticket
+from fenceline.groups.messages import (
+    AppendGroupRecords,
+    Duty,
+    GroupAnswer,
+    KeyValue,
+    Now,
+    OffsetRewound,
+    Outcome,
+    Ticket,
+)
 
 OnComplete: TypeAlias = Callable[[ErrorCode, Now], None]
 """Called once when a write is committed (NONE) or rejected; for a waiting request also when it takes too long."""
@@ -77,7 +86,7 @@ class Writes:
         return duties
 
     def answer(self, ticket: Ticket, outcome: Outcome) -> None:
-        self._duties.append(Answer(ticket, outcome))
+        self._duties.append(GroupAnswer(ticket, outcome))
 
     def report(self, rewound: Sequence[OffsetRewound]) -> None:
         """Log these for the operator."""
@@ -92,7 +101,7 @@ class Writes:
         assert not self._open or write_id > next(reversed(self._open)), "writes complete in the order of their ids"
         self._open[write_id] = _Write([on_complete], on_decision)
         self.count += 1
-        self._duties.append(Append(self._partition, self._epoch, write_id, tuple(batch)))
+        self._duties.append(AppendGroupRecords(self._partition, self._epoch, write_id, tuple(batch)))
         return write_id
 
     def respond_after_newest(

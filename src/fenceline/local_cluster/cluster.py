@@ -25,9 +25,9 @@ from fenceline.errors import OperatorError
 from fenceline.local_cluster import layout as layouts
 from fenceline.local_cluster.child_processes import ChildProcesses
 from fenceline.local_cluster.control import ControlServer
-from fenceline.local_cluster.cuts import Cut, NetworkCuts
+from fenceline.local_cluster.cuts import NetworkCut, NetworkCuts
 from fenceline.local_cluster.layout import ClusterLayout, NodePlace
-from fenceline.local_cluster.probe import QuorumStatus, known_brokers, quorum_status
+from fenceline.local_cluster.probe import ProbedQuorum, known_brokers, quorum_status
 from fenceline.local_cluster.process import NodeProcess, trim_log, wait_for_leftovers
 
 READY_WAIT_S: Final = 60.0
@@ -52,7 +52,7 @@ class NodeStatus:
     pid: int | None
     exit_code: int | None
     memory_bytes: int | None
-    cuts: tuple[Cut, ...]
+    cuts: tuple[NetworkCut, ...]
     log: str
 
 
@@ -230,7 +230,7 @@ class LocalCluster(ChildProcesses):
             log=str(place.log_file),
         )
 
-    def quorum(self) -> QuorumStatus | None:
+    def quorum(self) -> ProbedQuorum | None:
         """The quorum as the active controller reports it; None if no controller leads, or the leader cannot be
         queried."""
         ports = [
@@ -281,7 +281,9 @@ class LocalCluster(ChildProcesses):
         From all nodes and clients, or only from `peers`. Cuts accumulate until `heal`, and survive a restart of the
         node. Raises OperatorError: not on Linux, forbidden by the system, no such node."""
         self._place(node)
-        wanted = [Cut(self._place(peer).node_id, inbound, outbound) for peer in peers] or [Cut(None, inbound, outbound)]
+        wanted = [NetworkCut(self._place(peer).node_id, inbound, outbound) for peer in peers] or [
+            NetworkCut(None, inbound, outbound)
+        ]
         if not inbound and not outbound:
             raise OperatorError("A cut needs a direction", "Specify inbound, outbound or both.")
         if any(cut.peer == node for cut in wanted):

@@ -32,7 +32,7 @@ def outbound_address(node_id: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class NetworkCut:
     """One rule of a node: traffic from `peer` is lost, traffic to it, or both. `peer` None means all."""
 
     peer: int | None = None
@@ -50,14 +50,14 @@ class NetworkCuts:
         self._nodes = frozenset(listeners.values())
         self._outbound = {outbound_address(node): node for node in self._nodes}
         self._processes = processes
-        self._rules: dict[int, set[Cut]] = {}
+        self._rules: dict[int, set[NetworkCut]] = {}
         self._applied: dict[tuple[int, int], SocketFilter] = {}
         """The filter of each socket, by pid and inode."""
         self._lock = threading.Lock()
         self._watch: threading.Thread | None = None
         self._is_closed = False
 
-    def isolate(self, node: int, cuts: Iterable[Cut]) -> None:
+    def isolate(self, node: int, cuts: Iterable[NetworkCut]) -> None:
         """Add rules to a node. Traffic already in flight may arrive. Raises CutsUnavailable, changing nothing."""
         with self._lock:
             before = self._rules.get(node, set())
@@ -79,7 +79,7 @@ class NetworkCuts:
             self._rules.pop(node, None)
             self._apply()
 
-    def of(self, node: int) -> list[Cut]:
+    def of(self, node: int) -> list[NetworkCut]:
         """The rules of a node."""
         with self._lock:
             return sorted(self._rules.get(node, ()), key=lambda cut: (cut.peer or 0, cut.inbound, cut.outbound))

@@ -23,7 +23,7 @@ _DESCRIBE_QUORUM_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class QuorumStatus:
+class ProbedQuorum:
     """The active controller, and how many records of the metadata log each replica lags behind it."""
 
     leader_id: int
@@ -38,7 +38,7 @@ def known_brokers(port: int, *, timeout_s: float) -> frozenset[int]:
     return frozenset() if answer is None else frozenset(broker.node_id for broker in answer.brokers)
 
 
-def quorum_status(controller_ports: Sequence[int], *, timeout_s: float) -> QuorumStatus | None:
+def quorum_status(controller_ports: Sequence[int], *, timeout_s: float) -> ProbedQuorum | None:
     """The quorum as the active controller reports it; all controllers are queried at once. None if none of them
     leads."""
     if not controller_ports:
@@ -49,7 +49,7 @@ def quorum_status(controller_ports: Sequence[int], *, timeout_s: float) -> Quoru
     return max((each for each in reports if each is not None), key=lambda each: each.leader_epoch, default=None)
 
 
-def _quorum_of(port: int, timeout_s: float) -> QuorumStatus | None:
+def _quorum_of(port: int, timeout_s: float) -> ProbedQuorum | None:
     topics = ({"topic_name": "__cluster_metadata", "partitions": ({"partition_index": 0},)},)
     answer = _ask(port, ApiKey.DESCRIBE_QUORUM, _DESCRIBE_QUORUM_VERSION, {"topics": topics}, timeout_s)
     if answer is None or answer.error_code or not answer.topics:
@@ -59,7 +59,7 @@ def _quorum_of(port: int, timeout_s: float) -> QuorumStatus | None:
     if partition.error_code or partition.leader_id not in ends:
         return None
     end = ends[partition.leader_id]
-    return QuorumStatus(
+    return ProbedQuorum(
         leader_id=partition.leader_id,
         leader_epoch=partition.leader_epoch,
         high_watermark=partition.high_watermark,

@@ -18,13 +18,13 @@ from uuid import UUID
 from fenceline.ids import TopicPartition
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.errors import StorageError, TruncationPending, is_transient
-from fenceline.log.core.lost_batches import LostBatches, Piece, count_lost
+from fenceline.log.core.lost_batches import LostBatches, LostPiece, count_lost
 from fenceline.log.partition.partition_log import NO_LIMIT, PartitionLog
 from fenceline.log.recovery.note import RecoveryNote, read_note
 from fenceline.losses.classes import LaterStart, of_cut, of_deleted, of_recovery
 from fenceline.losses.folder import Intent, ReceiptFolder
 from fenceline.losses.quarantine import FULL
-from fenceline.losses.receipt import NO_NODE, Cause, Receipt, identified
+from fenceline.losses.receipt import NO_NODE, LossCause, Receipt, identified
 
 _NO_EVIDENCE: Final = "The disk was full, or the node stopped before the truncated bytes were saved."
 _TORN: Final = "The torn end of one write is not kept."
@@ -56,13 +56,13 @@ class LogContext(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class LogCut:
     """The truncation a follower must do, with its context. `truncates_fully`: empty the log, which continues at
     `offset`."""
 
     offset: int
     truncates_fully: bool
-    cause: Cause
+    cause: LossCause
     reason: str
     replica: int
     leader: int
@@ -77,7 +77,7 @@ class Cut:
     """The leader has everything that is removed: nothing is lost, and nothing is kept."""
 
 
-def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], bool] = lambda: False) -> list[Receipt]:
+def cut_log(disk: Disk, log: PartitionLog, cut: LogCut, make_room: Callable[[], bool] = lambda: False) -> list[Receipt]:
     """Truncate; when this returns, the receipts of the lost records are next to the evidence.
 
     `make_room` frees disk space, and returns False if there is none to free. Raises TruncationPending: the log is
@@ -180,7 +180,7 @@ def _pending_error(log: PartitionLog, error: StorageError) -> StorageError:
     return TruncationPending(error.message, error.errno)
 
 
-def _truncate_without_evidence(log: PartitionLog, cut: Cut) -> None:
+def _truncate_without_evidence(log: PartitionLog, cut: LogCut) -> None:
     """Raises TruncationPending, StorageError."""
     try:
         _truncate(log, cut, keep_evidence=False)
@@ -201,7 +201,7 @@ def _refresh_intents(folder: ReceiptFolder, log: PartitionLog) -> None:
         raise _pending_error(log, StorageError.of(f"truncating {log.topic_partition}", error)) from error
 
 
-def _truncate(log: PartitionLog, cut: Cut, *, keep_evidence: bool = True) -> None:
+def _truncate(log: PartitionLog, cut: LogCut, *, keep_evidence: bool = True) -> None:
     """Truncate from the beginning, or continue where the disk failed. Raises StorageError."""
     if log.unfinished is not None:
         keep_evidence = log.unfinished.keeps_evidence
@@ -212,14 +212,14 @@ def _truncate(log: PartitionLog, cut: Cut, *, keep_evidence: bool = True) -> Non
         log.truncate_to(cut.offset, keep_evidence=keep_evidence)
 
 
-def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | None:
+def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: LogCut) -> Intent | None:
     """None if nothing is lost. Raises OSError."""
     pieces = log.pieces_from_start() if cut.truncates_fully else log.pieces_from(cut.offset)
     lost = count_lost(folder.disk, pieces, start_offset=log.log_start_offset, unanswered_ends=cut.unanswered_ends)
     if not lost.records and not lost.unreadable_bytes:
         return None
     leader = None
-    if cut.truncates_fully and cut.cause is Cause.LEADER_STARTS_LATER:
+    if cut.truncates_fully and cut.cause is LossCause.LEADER_STARTS_LATER:
         has_retention = log.config.deletes and log.config.retention_ms >= 0
         expired_below_ms = cut.time_ms - log.config.retention_ms if has_retention else -1
         leader = LaterStart(cut.offset, cut.clean_since, expired_below_ms)
@@ -324,7 +324,7 @@ def _lost_with_power(intent: Intent, lost: Range) -> Receipt:
         size_bytes=0,
         loss_class=loss_class,
         known_by=f"{known_by}; {_BY_OFFSETS}, their bytes and epochs are not known",
-        cause=Cause.RECOVERY,
+        cause=LossCause.RECOVERY,
         reason=_LOST_POWER,
         leader=NO_NODE,
         leader_epoch=NO_NODE,
@@ -359,7 +359,7 @@ def _executed_receipt(folder: ReceiptFolder, log: Ends, intent: Intent, reported
     # Only part of it: complete segments were removed; the next follower step truncates the rest again.
     evidence = tuple(f"{folder.path}/{name}" for name in new if _base_offset(name) >= executed_from)
     lost = count_lost(
-        folder.disk, [Piece(path, 0, _size(folder.disk, path)) for path in evidence], start_offset=executed_from
+        folder.disk, [LostPiece(path, 0, _size(folder.disk, path)) for path in evidence], start_offset=executed_from
     )
     loss_class, known_by = of_cut(replace(lost, start_offset=executed_from), intent.high_watermark)
     if lost.end_offset_exclusive != planned.end_offset_exclusive or _lacks(lost, planned, executed_from):
@@ -440,7 +440,7 @@ def _receipt_of_note(
         size_bytes=lost.size_bytes + lost.unreadable_bytes,
         loss_class=loss_class,
         known_by=known_by,
-        cause=Cause.SET_ASIDE if note.is_set_aside else Cause.RECOVERY,
+        cause=LossCause.SET_ASIDE if note.is_set_aside else LossCause.RECOVERY,
         reason=note.reason,
         replica=replica,
         leader=NO_NODE,

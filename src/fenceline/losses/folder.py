@@ -48,7 +48,7 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class FolderContents:
     """`evidence`: paths of all evidence files, of any receipt."""
 
     receipts: tuple[Receipt, ...]
@@ -57,7 +57,7 @@ class Contents:
     """As `ReceiptFolder.is_pending`."""
 
 
-class Receipts:
+class ReceiptFiles:
     """Receipts in one folder, as files. For a thread; all methods may raise OSError."""
 
     def __init__(self, disk: Disk, path: str, prefix: str) -> None:
@@ -88,10 +88,10 @@ class Receipts:
         else:
             self.disk.unlink(path)
 
-    def contents(self) -> Contents:
+    def contents(self) -> FolderContents:
         """All of it, from one directory listing."""
         names = self._names()
-        return Contents((*self._receipts(names, DUE), *self._receipts(names, REPORTED)), (), is_pending=False)
+        return FolderContents((*self._receipts(names, DUE), *self._receipts(names, REPORTED)), (), is_pending=False)
 
     def drop(self, receipt_id: str) -> None:
         """It is kept elsewhere."""
@@ -119,7 +119,7 @@ class Receipts:
         return f"{self.path}/{self._prefix}{receipt_id}{state}"
 
 
-class Outbox(Receipts):
+class ReceiptOutbox(ReceiptFiles):
     """Receipts that belong to no partition's folder, or whose folder is removed: next to the checkpoints of a log
     directory.
 
@@ -131,7 +131,7 @@ class Outbox(Receipts):
         super().__init__(disk, log_dir, OUTBOX_PREFIX)
 
 
-class ReceiptFolder(Receipts):
+class ReceiptFolder(ReceiptFiles):
     """The `lost+found` of one partition's directory."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -189,10 +189,10 @@ class ReceiptFolder(Receipts):
         self.disk.unlink(self._file(receipt_id, INTENDED))
         self.disk.fsync_dir(self.path)
 
-    def contents(self) -> Contents:
+    def contents(self) -> FolderContents:
         """All of it, from one directory listing."""
         names = self._names()
-        return Contents(
+        return FolderContents(
             (*self._receipts(names, DUE), *self._receipts(names, REPORTED)),
             tuple(f"{self.path}/{name}" for name in names if not is_receipt_file(name)),
             _is_pending(names),

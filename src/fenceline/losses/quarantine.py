@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fenceline.log.core.disk import Disk
-from fenceline.losses.folder import Receipts
+from fenceline.losses.folder import ReceiptFiles
 from fenceline.losses.receipt import Receipt
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -29,7 +29,7 @@ class SweepResult:
     """`kept_bytes`: of all remaining evidence. `changed`: receipts to report again, and their folders."""
 
     kept_bytes: int
-    changed: tuple[tuple[Receipts, Receipt], ...]
+    changed: tuple[tuple[ReceiptFiles, Receipt], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class FreedSpace:
     """The result of freeing space on a full disk. `changed`: receipts to report again, and their folders."""
 
     freed: bool
-    changed: tuple[tuple[Receipts, Receipt], ...]
+    changed: tuple[tuple[ReceiptFiles, Receipt], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """Evidence of one loss; `receipt` is None if none is known."""
 
-    folder: Receipts
+    folder: ReceiptFiles
     receipt: Receipt | None
     paths: tuple[str, ...]
     time_ms: int
@@ -53,7 +53,7 @@ class _Kept:
     """None of it exists any more."""
 
 
-def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: int, max_bytes: int) -> SweepResult:
+def sweep(disk: Disk, folders: Iterable[ReceiptFiles], *, now_ms: int, max_age_ms: int, max_bytes: int) -> SweepResult:
     """Delete evidence that is too old, then the oldest until the rest is within the limit; negative limits are off.
 
     `folders`: all of one log directory. A folder with a pending truncation or recovery keeps evidence that no receipt
@@ -61,7 +61,7 @@ def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: i
     """
     kept = _collect(disk, folders)
     total = sum(each.size_bytes for each in kept)
-    changed: list[tuple[Receipts, Receipt]] = []
+    changed: list[tuple[ReceiptFiles, Receipt]] = []
     for each in kept:
         if each.receipt is not None and each.is_missing:
             changed.append((each.folder, without_evidence(each.receipt, GONE)))
@@ -79,13 +79,13 @@ def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: i
     return SweepResult(total, tuple(changed))
 
 
-def make_room(disk: Disk, folders: Iterable[Receipts]) -> FreedSpace:
+def make_room(disk: Disk, folders: Iterable[ReceiptFiles]) -> FreedSpace:
     """Delete the oldest evidence on a full disk, enough to also record the deletion.
 
     Evidence that no receipt names stays: it is the only record of its loss.
     """
-    changed: list[tuple[Receipts, Receipt]] = []
-    unwritten: list[tuple[Receipts, Receipt]] = []
+    changed: list[tuple[ReceiptFiles, Receipt]] = []
+    unwritten: list[tuple[ReceiptFiles, Receipt]] = []
     freed = False
     for each in _collect(disk, folders):
         if each.receipt is None or not each.size_bytes:
@@ -119,7 +119,7 @@ def _unlink(disk: Disk, paths: Iterable[str]) -> None:
             disk.unlink(path)
 
 
-def _collect(disk: Disk, folders: Iterable[Receipts]) -> list[_Kept]:
+def _collect(disk: Disk, folders: Iterable[ReceiptFiles]) -> list[_Kept]:
     """All evidence, the oldest loss first."""
     found: list[_Kept] = []
     named: set[str] = set()

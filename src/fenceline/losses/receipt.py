@@ -37,8 +37,8 @@ class LossClass(StrEnum):
     """Retention or a deletion removed them before a consumer that had not read them yet."""
 
 
-class Cause(StrEnum):
-    """Why they were lost. The first four are a follower's, named as in `fenceline.replica.follower.Cause`."""
+class LossCause(StrEnum):
+    """Why they were lost. The first four are a follower's, named as in `fenceline.replica.follower.LossCause`."""
 
     DIVERGENCE = "divergence"
     LEADER_IS_SHORTER = "leader_is_shorter"
@@ -68,7 +68,7 @@ class Receipt:
     loss_class: LossClass
     known_by: str
     """How the class was determined."""
-    cause: Cause
+    cause: LossCause
     reason: str
     replica: int
     """Node whose log lost them; for class expired, the group's coordinator."""
@@ -94,7 +94,7 @@ def receipt_id(
     partition: int,
     start_offset: int,
     end_offset_exclusive: int,
-    cause: Cause,
+    cause: LossCause,
     replica: int,
     leader_epoch: int = NO_NODE,
     time_ms: int = 0,
@@ -193,7 +193,7 @@ def from_document(fields: Mapping[str, Any]) -> Receipt:
         size_bytes=int(fields["bytes"]),
         loss_class=LossClass(fields["class"]),
         known_by=str(fields["known_by"]),
-        cause=Cause(fields["cause"]),
+        cause=LossCause(fields["cause"]),
         reason=str(fields["reason"]),
         replica=int(fields["replica"]),
         leader=int(fields["leader"]),

@@ -19,7 +19,7 @@ from fenceline.log.core.file_names import METADATA_FILE
 from fenceline.log.directories.partition_dir import RemovedPartition
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.losses.cutting import Ends, LogContext, resolve_pending_files
-from fenceline.losses.folder import Outbox, ReceiptFolder
+from fenceline.losses.folder import ReceiptFolder, ReceiptOutbox
 from fenceline.losses.quarantine import without_evidence
 from fenceline.losses.receipt import Receipt
 
@@ -47,7 +47,7 @@ def move_receipts_to_outbox(
     `with_evidence`: the directory stays, and the receipts name the current evidence paths. Else they record that it is
     deleted. `is_kept`: the replica has moved and keeps the evidence elsewhere; nothing needs to be reported.
     """
-    folder, outbox = ReceiptFolder(removed.disk, removed.path), Outbox(removed.disk, log_dir)
+    folder, outbox = ReceiptFolder(removed.disk, removed.path), ReceiptOutbox(removed.disk, log_dir)
     due = {receipt.id for receipt in folder.due()}
     moved = []
     receipts = folder.contents().receipts

@@ -21,9 +21,9 @@ from random import Random
 from typing import Final
 
 from fenceline.config.effective import effective_broker_config, effective_topic_config
-from fenceline.config.listeners import Listener
+from fenceline.config.listeners import ListenerConfig
 from fenceline.config.node import NodeConfig
-from fenceline.controller.requests import CreatedTopic, CreateTopics, NewTopic, Outcome
+from fenceline.controller.requests import CreateTopicResult, CreateTopics, RequestOutcome, TopicToCreate
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
@@ -117,7 +117,7 @@ class Broker:
         self.disk = disk or OsDisk()
         self.disk_threads: Executor = disk_threads or ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self._metadata_threads = metadata_threads
-        self.endpoints: tuple[Listener, ...] = ()
+        self.endpoints: tuple[ListenerConfig, ...] = ()
         """The advertised listeners, with the ports that were actually bound."""
         self.metrics_endpoint: MetricsEndpoint | None = None
         self.quorum: QuorumNode | None = None
@@ -160,14 +160,14 @@ class Broker:
         expiration = effective_broker_config(configs, self.config, PRODUCER_EXPIRATION)
         return {**effective_topic_config(configs, topic, self.config), PRODUCER_EXPIRATION: expiration}
 
-    async def auto_create(self, names: Sequence[str]) -> dict[str, Outcome]:
+    async def auto_create(self, names: Sequence[str]) -> dict[str, RequestOutcome]:
         """Create requested topics automatically; internal topics get their required configs."""
         topics = tuple(
-            new_offsets_topic(self.config) if name == CONSUMER_OFFSETS_TOPIC else NewTopic(name) for name in names
+            new_offsets_topic(self.config) if name == CONSUMER_OFFSETS_TOPIC else TopicToCreate(name) for name in names
         )
         answer = await self.controller.submit(CreateTopics(topics))
-        created: dict[str, Outcome] = {}
-        topic: CreatedTopic
+        created: dict[str, RequestOutcome] = {}
+        topic: CreateTopicResult
         for topic in answer.topics:
             created[topic.name] = topic.outcome
             if topic.outcome.failed and topic.outcome.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
@@ -411,7 +411,7 @@ class Broker:
             has_urgent_requests=self._fetching.reads.load_pace.has_urgent_requests,
         )
 
-    async def _bind(self) -> tuple[Listener, ...]:
+    async def _bind(self) -> tuple[ListenerConfig, ...]:
         ports = {}
         for listener in self.config.listeners:
             ports[listener.name] = await self.server.bind(listener.name, listener.host, listener.port)

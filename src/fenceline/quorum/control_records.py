@@ -19,7 +19,7 @@ from fenceline.ids import ZERO_UUID
 from fenceline.wire.message import MessageCodec, codec, kafka
 
 
-class ControlType(IntEnum):
+class QuorumControlType(IntEnum):
     ABORT = 0
     COMMIT = 1
     LEADER_CHANGE = 2
@@ -108,12 +108,12 @@ class KRaftVoters:
 
 ControlRecord: TypeAlias = LeaderChange | SnapshotHeader | SnapshotFooter | KRaftVersion | KRaftVoters
 
-_TYPES: Final[dict[type[ControlRecord], ControlType]] = {
-    LeaderChange: ControlType.LEADER_CHANGE,
-    SnapshotHeader: ControlType.SNAPSHOT_HEADER,
-    SnapshotFooter: ControlType.SNAPSHOT_FOOTER,
-    KRaftVersion: ControlType.KRAFT_VERSION,
-    KRaftVoters: ControlType.KRAFT_VOTERS,
+_TYPES: Final[dict[type[ControlRecord], QuorumControlType]] = {
+    LeaderChange: QuorumControlType.LEADER_CHANGE,
+    SnapshotHeader: QuorumControlType.SNAPSHOT_HEADER,
+    SnapshotFooter: QuorumControlType.SNAPSHOT_FOOTER,
+    KRaftVersion: QuorumControlType.KRAFT_VERSION,
+    KRaftVoters: QuorumControlType.KRAFT_VOTERS,
 }
 _CLASSES: Final = {int(control_type): record for record, control_type in _TYPES.items()}
 _KEY: Final = struct.Struct(">hh")

@@ -17,8 +17,8 @@ from fenceline.quorum.control_records import Voter, VoterEndpoint
 from fenceline.quorum.duties import AdvanceHighWatermark, Duty, Level, LogLine, Peer, PersistElection
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import NO_PROMISED_END, LogView
-from fenceline.quorum.messages import NO_NODE, NodeEndpoint, ReplicaKey, RequestMessage
-from fenceline.quorum.outbox import Outbox
+from fenceline.quorum.messages import NO_NODE, QuorumNodeEndpoint, ReplicaKey, RequestMessage
+from fenceline.quorum.outbox import QuorumOutbox
 from fenceline.quorum.roles import (
     Candidate,
     Follower,
@@ -60,8 +60,8 @@ class Core:
         self.high_watermark: int | None = None
         self.log_is_changing = False
         """An append, a truncation or a snapshot load was ordered as a follower and is not reported yet."""
-        self.outbox = Outbox(settings.request_timeout_ms, settings.retry_backoff_ms, rng)
-        self.learned_endpoint: NodeEndpoint | None = None
+        self.outbox = QuorumOutbox(settings.request_timeout_ms, settings.retry_backoff_ms, rng)
+        self.learned_endpoint: QuorumNodeEndpoint | None = None
         """The leader's address as named by a peer."""
         self._role_changed = role_changed
         self._voters_seen: object = self
@@ -163,13 +163,13 @@ class Core:
         voter = self.voters.of(leader)
         return None if voter is None else self.peer(voter)
 
-    def leader_endpoints(self) -> tuple[NodeEndpoint, ...]:
+    def leader_endpoints(self) -> tuple[QuorumNodeEndpoint, ...]:
         """The leader's endpoint, for responses."""
         if self.leader_id == self.local_id:
             endpoint = self.endpoint_of(self.local.endpoints)
-            return () if endpoint is None else (NodeEndpoint(self.local_id, endpoint.host, endpoint.port),)
+            return () if endpoint is None else (QuorumNodeEndpoint(self.local_id, endpoint.host, endpoint.port),)
         peer = self.leader_peer()
-        return () if peer is None else (NodeEndpoint(peer.node_id, peer.host, peer.port),)
+        return () if peer is None else (QuorumNodeEndpoint(peer.node_id, peer.host, peer.port),)
 
     # -- roles -------------------------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Core:
         voter = self.voters.of(node_id)
         return voter is not None and bool(voter.endpoints)
 
-    def learn_leader(self, epoch: int, leader_id: int, endpoints: tuple[NodeEndpoint, ...] = ()) -> None:
+    def learn_leader(self, epoch: int, leader_id: int, endpoints: tuple[QuorumNodeEndpoint, ...] = ()) -> None:
         """A peer names `leader_id` (-1 unknown) as the leader of `epoch` (Q3, Q7, Q15). A second leader in one epoch,
         which stops a Kafka node (Q8), is logged and ignored (G36)."""
         if epoch < self.epoch:
@@ -254,7 +254,7 @@ class Core:
         doubted = isinstance(self.role, Prospective) and self.leader_id == leader_id
         return isinstance(self.role, Unattached | Candidate | Prospective) and not doubted
 
-    def _learn_endpoint(self, leader_id: int, epoch: int, endpoints: tuple[NodeEndpoint, ...]) -> None:
+    def _learn_endpoint(self, leader_id: int, epoch: int, endpoints: tuple[QuorumNodeEndpoint, ...]) -> None:
         if epoch == self.epoch and self.leader_id not in (NO_NODE, leader_id):
             return
         for endpoint in endpoints:

@@ -28,7 +28,13 @@ from typing import Any, TypeAlias
 from fenceline.quorum.control_records import ControlRecord
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import SnapshotId
-from fenceline.quorum.messages import FetchResponse, FetchSnapshotResponse, Records, RequestMessage, ResponseMessage
+from fenceline.quorum.messages import (
+    FetchSnapshotResponse,
+    QuorumFetchResponse,
+    Records,
+    RequestMessage,
+    ResponseMessage,
+)
 
 Token: TypeAlias = Any
 """The driver's own handle of a request, returned once, with the response. Hashable."""
@@ -89,7 +95,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QuorumAnswer:
     """Send the response to a request."""
 
     token: Token
@@ -105,7 +111,7 @@ class ServeRecords:
     offset: int
     max_bytes: int
     end_offset: int
-    answer: FetchResponse
+    answer: QuorumFetchResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +214,7 @@ Duty: TypeAlias = (
     | AppendFetched
     | Truncate
     | Send
-    | Answer
+    | QuorumAnswer
     | ServeRecords
     | ServePiece
     | AdvanceHighWatermark

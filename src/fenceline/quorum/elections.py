@@ -21,7 +21,7 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import ZERO_UUID
 from fenceline.quorum.core import Core
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import LogEnd
+from fenceline.quorum.log_view import QuorumLogEnd
 from fenceline.quorum.messages import NO_NODE, VoteRequest, VoteResponse
 from fenceline.quorum.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
 
@@ -220,7 +220,7 @@ class Elections:
         not go to a node that lacks records which this node has acknowledged. A download in progress does not count
         (N37)."""
         own = max(self._core.log.end, self._core.log.promised)
-        return LogEnd(request.last_offset_epoch, request.last_offset) < own
+        return QuorumLogEnd(request.last_offset_epoch, request.last_offset) < own
 
     def _would_elect(self, request: VoteRequest) -> bool:
         if self._is_behind(request) or isinstance(self._core.role, Leader):

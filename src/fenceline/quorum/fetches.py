@@ -15,13 +15,13 @@ from typing import TypeAlias
 
 from fenceline.errors import ErrorCode
 from fenceline.quorum.core import Core
-from fenceline.quorum.duties import Answer, ServePiece, ServeRecords, Token
-from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, EpochEnd, LogView, SnapshotId
+from fenceline.quorum.duties import QuorumAnswer, ServePiece, ServeRecords, Token
+from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, LogView, QuorumEpochEnd, SnapshotId
 from fenceline.quorum.messages import (
-    FetchRequest,
-    FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     ReplicaKey,
 )
 
@@ -35,7 +35,7 @@ class Valid:
 class Diverging:
     """The logs diverge; they may agree up to here."""
 
-    at: EpochEnd
+    at: QuorumEpochEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class NeedsSnapshot:
 Verdict: TypeAlias = Valid | Diverging | NeedsSnapshot
 
 
-def end_of_epoch(log: LogView, epoch: int) -> EpochEnd:
+def end_of_epoch(log: LogView, epoch: int) -> QuorumEpochEnd:
     """N27: the largest epoch of this log that is not above `epoch`, and its end offset."""
     found = log.end_offset_for_epoch(epoch)
     if found.epoch < 0 or found.end_offset < 0:
-        return EpochEnd(log.end.epoch, log.end.offset)
+        return QuorumEpochEnd(log.end.epoch, log.end.offset)
     earliest = log.earliest_snapshot
-    if earliest is not None and found == EpochEnd(epoch, earliest.end_offset) and epoch != earliest.epoch:
-        return EpochEnd(earliest.epoch, earliest.end_offset)
+    if earliest is not None and found == QuorumEpochEnd(epoch, earliest.end_offset) and epoch != earliest.epoch:
+        return QuorumEpochEnd(earliest.epoch, earliest.end_offset)
     return found
 
 
@@ -79,7 +79,7 @@ def validate_offset_and_epoch(log: LogView, offset: int, epoch: int) -> Verdict:
 @dataclass(frozen=True, slots=True)
 class _Parked:
     token: Token
-    request: FetchRequest
+    request: QuorumFetchRequest
     deadline_ms: int
 
 
@@ -103,41 +103,41 @@ class Fetches:
 
     # -- Fetch -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, token: Token, request: FetchRequest) -> None:
+    def fetch(self, token: Token, request: QuorumFetchRequest) -> None:
         core = self._core
         if core.wrong_cluster(request.cluster_id):
-            core.duties.append(Answer(token, FetchResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)))
+            core.duties.append(QuorumAnswer(token, QuorumFetchResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)))
             return
         error = core.leader_only(request.current_leader_epoch)
         if error is ErrorCode.NONE and not _is_valid(request, core.local_id):
             error = ErrorCode.INVALID_REQUEST
         if error is not ErrorCode.NONE:
-            core.duties.append(Answer(token, self._answer(error)))
+            core.duties.append(QuorumAnswer(token, self._answer(error)))
             return
         match validate_offset_and_epoch(core.log, request.fetch_offset, request.last_fetched_epoch):
             case NeedsSnapshot(snapshot_id):  # proves neither the fetcher's offset nor that it is alive (N25)
-                core.duties.append(Answer(token, self._answer(snapshot_id=snapshot_id)))
+                core.duties.append(QuorumAnswer(token, self._answer(snapshot_id=snapshot_id)))
             case Diverging(at):
-                core.duties.append(Answer(token, self._answer(diverging_epoch=at)))
+                core.duties.append(QuorumAnswer(token, self._answer(diverging_epoch=at)))
             case Valid():
                 if request.replica_id >= 0:
                     self._fetched(ReplicaKey(request.replica_id, request.replica_directory_id), request.fetch_offset)
                 self._serve_or_park(token, request)
 
-    def _serve_or_park(self, token: Token, request: FetchRequest) -> None:
+    def _serve_or_park(self, token: Token, request: QuorumFetchRequest) -> None:
         core = self._core
         if core.leader_only(request.current_leader_epoch) is not ErrorCode.NONE:
             # This fetch committed the record that ended the leadership (Q42).
-            core.duties.append(Answer(token, self._answer(core.leader_only(request.current_leader_epoch))))
+            core.duties.append(QuorumAnswer(token, self._answer(core.leader_only(request.current_leader_epoch))))
         elif core.log.end.offset > request.fetch_offset:
             self._serve(token, request)
         elif request.max_wait_ms == 0 or self._lags(request):
-            core.duties.append(Answer(token, self._answer()))
+            core.duties.append(QuorumAnswer(token, self._answer()))
         else:
             self._make_room(request)
             self._parked[token] = _Parked(token, request, core.now_ms + request.max_wait_ms)
 
-    def _make_room(self, request: FetchRequest) -> None:
+    def _make_room(self, request: QuorumFetchRequest) -> None:
         """A replica has at most one waiting fetch; above the limit the oldest fetch is completed early."""
         for parked in list(self._parked.values()):
             same = parked.request.replica_id == request.replica_id >= 0
@@ -148,14 +148,14 @@ class Fetches:
 
     def _end(self, token: Token) -> None:
         del self._parked[token]
-        self._core.duties.append(Answer(token, self._answer()))
+        self._core.duties.append(QuorumAnswer(token, self._answer()))
 
-    def _lags(self, request: FetchRequest) -> bool:
+    def _lags(self, request: QuorumFetchRequest) -> bool:
         """K12: whether the fetcher's high watermark is behind."""
         known = self._high_watermark()
         return known is not None and request.high_watermark is not None and request.high_watermark < known
 
-    def _serve(self, token: Token, request: FetchRequest) -> None:
+    def _serve(self, token: Token, request: QuorumFetchRequest) -> None:
         size = max(1, min(request.max_bytes, self._core.settings.served_max_bytes))
         self._core.duties.append(
             ServeRecords(token, request.fetch_offset, size, self._core.log.end.offset, self._answer())
@@ -165,12 +165,12 @@ class Fetches:
         self,
         error: ErrorCode = ErrorCode.NONE,
         *,
-        diverging_epoch: EpochEnd | None = None,
+        diverging_epoch: QuorumEpochEnd | None = None,
         snapshot_id: SnapshotId | None = None,
-    ) -> FetchResponse:
+    ) -> QuorumFetchResponse:
         core = self._core
         known = self._high_watermark() if error is ErrorCode.NONE else None
-        return FetchResponse(
+        return QuorumFetchResponse(
             ErrorCode.NONE,
             error,
             core.leader_id,
@@ -202,7 +202,7 @@ class Fetches:
         parked, self._parked = self._parked, {}
         for each in parked.values():
             error = self._core.leader_only(each.request.current_leader_epoch)
-            self._core.duties.append(Answer(each.token, self._answer(error)))
+            self._core.duties.append(QuorumAnswer(each.token, self._answer(error)))
 
     def expire(self) -> None:
         for parked in list(self._parked.values()):
@@ -218,7 +218,7 @@ class Fetches:
         """N28-N30."""
         core = self._core
         if core.wrong_cluster(request.cluster_id):
-            core.duties.append(Answer(token, FetchSnapshotResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)))
+            core.duties.append(QuorumAnswer(token, FetchSnapshotResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)))
             return
         error = core.leader_only(request.current_leader_epoch)
         size = core.log.snapshot_size(request.snapshot_id)
@@ -233,7 +233,7 @@ class Fetches:
             ErrorCode.NONE, error, core.leader_id, core.epoch, node_endpoints=core.leader_endpoints()
         )
         if error is not ErrorCode.NONE:
-            core.duties.append(Answer(token, answer))
+            core.duties.append(QuorumAnswer(token, answer))
             return
         assert size is not None, "checked above"
         if request.replica_id >= 0:
@@ -250,7 +250,7 @@ class Fetches:
         core.duties.append(ServePiece(token, request.snapshot_id, request.position, limit, answer))
 
 
-def _is_valid(request: FetchRequest, local_id: int) -> bool:
+def _is_valid(request: QuorumFetchRequest, local_id: int) -> bool:
     """Q24. A request with this node's own id comes from another process."""
     return (
         request.max_wait_ms >= 0

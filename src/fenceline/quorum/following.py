@@ -21,8 +21,13 @@ from fenceline.quorum.core import Core
 from fenceline.quorum.download import Download
 from fenceline.quorum.duties import AppendFetched, Level, Peer, Truncate
 from fenceline.quorum.fetches import end_of_epoch
-from fenceline.quorum.log_view import EpochEnd
-from fenceline.quorum.messages import EndQuorumEpochRequest, FetchRequest, FetchResponse, FetchSnapshotRequest
+from fenceline.quorum.log_view import QuorumEpochEnd
+from fenceline.quorum.messages import (
+    EndQuorumEpochRequest,
+    FetchSnapshotRequest,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
+)
 from fenceline.quorum.roles import Follower, Unattached
 
 _BACKOFF_MS: Final = 100
@@ -76,7 +81,7 @@ class Following:
         core = self._core
         if not isinstance(core.role, Follower | Unattached) or core.now_ms < self._next_fetch_ms:
             return
-        if core.outbox.has(FetchRequest) or core.outbox.has(FetchSnapshotRequest) or not self._is_durable:
+        if core.outbox.has(QuorumFetchRequest) or core.outbox.has(FetchSnapshotRequest) or not self._is_durable:
             return
         if core.is_only_voter and not isinstance(core.role, Follower):  # a follower must see its voter set committed
             return
@@ -92,7 +97,7 @@ class Following:
         end = core.log.end
         core.send(
             peer,
-            FetchRequest(
+            QuorumFetchRequest(
                 core.settings.cluster_id,
                 core.local_id,
                 core.epoch,
@@ -151,7 +156,7 @@ class Following:
         self._doubted = False
         self._consecutive_doubts = 0
 
-    def answered(self, asked: FetchRequest, response: FetchResponse) -> None:
+    def answered(self, asked: QuorumFetchRequest, response: QuorumFetchResponse) -> None:
         """Handle a successful Fetch response from the leader of this epoch."""
         core = self._core
         same = asked.current_leader_epoch == core.epoch and asked.fetch_offset == core.log.end.offset
@@ -175,7 +180,7 @@ class Following:
                 )
             self.update_high_watermark()
 
-    def _truncate(self, diverging: EpochEnd) -> None:
+    def _truncate(self, diverging: QuorumEpochEnd) -> None:
         """Q29: truncate to where both logs may agree; the next fetch continues the search."""
         core = self._core
         end = core.log.end

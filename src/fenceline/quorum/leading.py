@@ -17,7 +17,7 @@ from fenceline.quorum.messages import (
     EndQuorumEpochRequest,
     ReplicaKey,
 )
-from fenceline.quorum.replicas import Replicas
+from fenceline.quorum.replicas import QuorumReplicas
 from fenceline.quorum.roles import Leader, Resigned
 
 
@@ -26,7 +26,7 @@ class Leading:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.replicas: Replicas | None = None
+        self.replicas: QuorumReplicas | None = None
         self.high_watermark: int | None = None
         """Of this term; None until known."""
         self._begin_at_ms: dict[int, int] = {}
@@ -46,7 +46,7 @@ class Leading:
         core.become(Leader(core.epoch, core.local_id, core.log.end.offset))
         core.timeout_at_ms = None
         self.high_watermark = None
-        self.replicas = Replicas(core.local_id, core.now_ms, core.settings.max_observers)
+        self.replicas = QuorumReplicas(core.local_id, core.now_ms, core.settings.max_observers)
         self._begin_at_ms = {}
         records: list[ControlRecord] = [leader_change(core.local_id, voters.ids, granting)]
         changed = voters.offset < 0 or voters.of(core.local_id) != core.local

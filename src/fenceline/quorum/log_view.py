@@ -14,17 +14,17 @@ from typing import Final, NamedTuple, Protocol
 from fenceline.quorum.control_records import Voter
 
 
-class LogEnd(NamedTuple):
+class QuorumLogEnd(NamedTuple):
     """The log's end: epoch of the last record (0 if empty) and next offset."""
 
     epoch: int
     offset: int
 
 
-NO_PROMISED_END: Final = LogEnd(0, 0)
+NO_PROMISED_END: Final = QuorumLogEnd(0, 0)
 
 
-class EpochEnd(NamedTuple):
+class QuorumEpochEnd(NamedTuple):
     """An epoch and its exclusive end offset. (-1, -1) = undefined."""
 
     epoch: int
@@ -41,7 +41,7 @@ class SnapshotId(NamedTuple):
     def file_name(self) -> str:
         return f"{self.end_offset:020d}-{self.epoch:010d}.checkpoint"
 
-    def is_beyond(self, end: LogEnd) -> bool:
+    def is_beyond(self, end: QuorumLogEnd) -> bool:
         """Whether a log that ends at `end` lacks records of this snapshot (N1: by epoch, then offset)."""
         return (self.epoch, self.end_offset) > end
 
@@ -67,17 +67,17 @@ class LogView(Protocol):
     """See the module."""
 
     @property
-    def end(self) -> LogEnd:
+    def end(self) -> QuorumLogEnd:
         """N47: an empty log that starts at a snapshot ends in the snapshot's epoch."""
         ...
 
     @property
-    def flushed(self) -> LogEnd:
+    def flushed(self) -> QuorumLogEnd:
         """The durable part of `end`. At boot everything is flushed."""
         ...
 
     @property
-    def promised(self) -> LogEnd:
+    def promised(self) -> QuorumLogEnd:
         """The log end that this node has acknowledged and lacks since its log was reset, or truncated at a hole (G24);
         `NO_PROMISED_END` if it lacks nothing."""
         ...
@@ -85,7 +85,7 @@ class LogView(Protocol):
     @property
     def start_offset(self) -> int: ...
 
-    def end_offset_for_epoch(self, epoch: int) -> EpochEnd:
+    def end_offset_for_epoch(self, epoch: int) -> QuorumEpochEnd:
         """E13, with all its cases; undefined is (-1, -1)."""
         ...
 

@@ -21,7 +21,7 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import ZERO_UUID
 from fenceline.quorum.control_records import KRaftVersionFeature, VoterEndpoint
 from fenceline.quorum.election_state import NO_NODE as NO_NODE
-from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, EpochEnd, SnapshotId
+from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, QuorumEpochEnd, SnapshotId
 
 Records: TypeAlias = Sized
 """Unchanged record batches. The quorum checks only whether there are any."""
@@ -36,7 +36,7 @@ class ReplicaKey(NamedTuple):
     replica_directory_id: UUID = ZERO_UUID
 
 
-class NodeEndpoint(NamedTuple):
+class QuorumNodeEndpoint(NamedTuple):
     """A node's address, as responses name the leader's."""
 
     node_id: int
@@ -73,7 +73,7 @@ class VoteResponse:
     leader_id: int = NO_NODE
     leader_epoch: int = -1
     vote_granted: bool = False
-    node_endpoints: tuple[NodeEndpoint, ...] = ()
+    node_endpoints: tuple[QuorumNodeEndpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class BeginQuorumEpochResponse:
     partition_error_code: ErrorCode = ErrorCode.NONE
     leader_id: int = NO_NODE
     leader_epoch: int = -1
-    node_endpoints: tuple[NodeEndpoint, ...] = ()
+    node_endpoints: tuple[QuorumNodeEndpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,14 @@ class EndQuorumEpochResponse:
     partition_error_code: ErrorCode = ErrorCode.NONE
     leader_id: int = NO_NODE
     leader_epoch: int = -1
-    node_endpoints: tuple[NodeEndpoint, ...] = ()
+    node_endpoints: tuple[QuorumNodeEndpoint, ...] = ()
 
 
 # -- replication ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class FetchRequest:
+class QuorumFetchRequest:
     """Fetch (1). `high_watermark`: the follower's own (-1 unknown), or None if the request has none (K12: tag absent,
     or a version below 18)."""
 
@@ -139,7 +139,7 @@ class FetchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchResponse:
+class QuorumFetchResponse:
     """`records`, `diverging_epoch` and `snapshot_id` exclude each other. `leader_*` is the wire's CurrentLeader."""
 
     error_code: ErrorCode = ErrorCode.NONE
@@ -148,10 +148,10 @@ class FetchResponse:
     leader_epoch: int = -1
     high_watermark: int = -1
     log_start_offset: int = -1
-    diverging_epoch: EpochEnd | None = None
+    diverging_epoch: QuorumEpochEnd | None = None
     snapshot_id: SnapshotId | None = None
     records: Records = b""
-    node_endpoints: tuple[NodeEndpoint, ...] = ()
+    node_endpoints: tuple[QuorumNodeEndpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class FetchSnapshotResponse:
     size: int = 0
     position: int = 0
     unaligned_records: Records = b""
-    node_endpoints: tuple[NodeEndpoint, ...] = ()
+    node_endpoints: tuple[QuorumNodeEndpoint, ...] = ()
 
 
 # -- description and voters -------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class UpdateRaftVoterResponse:
     error_code: ErrorCode = ErrorCode.NONE
     leader_id: int = NO_NODE
     leader_epoch: int = -1
-    node_endpoints: tuple[NodeEndpoint, ...] = ()
+    node_endpoints: tuple[QuorumNodeEndpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ RequestMessage: TypeAlias = (
     VoteRequest
     | BeginQuorumEpochRequest
     | EndQuorumEpochRequest
-    | FetchRequest
+    | QuorumFetchRequest
     | FetchSnapshotRequest
     | DescribeQuorumRequest
     | AddRaftVoterRequest
@@ -302,7 +302,7 @@ ResponseMessage: TypeAlias = (
     VoteResponse
     | BeginQuorumEpochResponse
     | EndQuorumEpochResponse
-    | FetchResponse
+    | QuorumFetchResponse
     | FetchSnapshotResponse
     | DescribeQuorumResponse
     | AddRaftVoterResponse

@@ -29,7 +29,7 @@ class InFlight(NamedTuple):
     deadline_ms: int
 
 
-class Outbox:
+class QuorumOutbox:
     """See the module."""
 
     def __init__(self, timeout_ms: int, backoff_ms: int, rng: Rng) -> None:

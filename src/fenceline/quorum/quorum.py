@@ -16,7 +16,7 @@ from fenceline.errors import InternalError
 from fenceline.quorum.control_records import Voter
 from fenceline.quorum.core import Core
 from fenceline.quorum.download import Download
-from fenceline.quorum.duties import Answer, Duty, Level, Token
+from fenceline.quorum.duties import Duty, Level, QuorumAnswer, Token
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.elections import Elections
 from fenceline.quorum.fetches import Fetches
@@ -33,8 +33,8 @@ from fenceline.quorum.messages import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     EndQuorumEpochRequest,
-    FetchRequest,
     FetchSnapshotRequest,
+    QuorumFetchRequest,
     RemoveRaftVoterRequest,
     RemoveRaftVoterResponse,
     ReplicaKey,
@@ -172,17 +172,17 @@ class Quorum(QuorumStatus):
             core.mark_reachable(asker)
         match message:
             case VoteRequest():
-                core.duties.append(Answer(token, self._elections.vote(message)))
+                core.duties.append(QuorumAnswer(token, self._elections.vote(message)))
             case BeginQuorumEpochRequest():
-                core.duties.append(Answer(token, self._responses.begin_quorum_epoch(message)))
+                core.duties.append(QuorumAnswer(token, self._responses.begin_quorum_epoch(message)))
             case EndQuorumEpochRequest():
-                core.duties.append(Answer(token, self._responses.end_quorum_epoch(message)))
-            case FetchRequest():
+                core.duties.append(QuorumAnswer(token, self._responses.end_quorum_epoch(message)))
+            case QuorumFetchRequest():
                 self._fetches.fetch(token, message)
             case FetchSnapshotRequest():
                 self._fetches.fetch_snapshot(token, message)
             case DescribeQuorumRequest():
-                core.duties.append(Answer(token, self.describe()))
+                core.duties.append(QuorumAnswer(token, self.describe()))
             case AddRaftVoterRequest():
                 self._changes.add(token, message)
             case RemoveRaftVoterRequest():

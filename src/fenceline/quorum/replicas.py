@@ -30,7 +30,7 @@ class ReplicaProgress:
     """Last valid Fetch or FetchSnapshot (Q27)."""
 
 
-class Replicas:
+class QuorumReplicas:
     """The replicas of a leader in the epoch that began at `since_ms`."""
 
     def __init__(self, local_id: int, since_ms: int, max_observers: int) -> None:

@@ -27,11 +27,11 @@ from fenceline.quorum.messages import (
     BeginQuorumEpochResponse,
     EndQuorumEpochRequest,
     EndQuorumEpochResponse,
-    FetchRequest,
-    FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
-    NodeEndpoint,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
+    QuorumNodeEndpoint,
     UpdateRaftVoterResponse,
     VoteRequest,
     VoteResponse,
@@ -45,7 +45,7 @@ EpochResponse: TypeAlias = (
     VoteResponse
     | BeginQuorumEpochResponse
     | EndQuorumEpochResponse
-    | FetchResponse
+    | QuorumFetchResponse
     | FetchSnapshotResponse
     | UpdateRaftVoterResponse
 )
@@ -84,7 +84,7 @@ class ResponseHandler:
         core.outbox.request_failed(core.now_ms, sent)
         if isinstance(sent.message, ApiVersionsRequest):
             self._changes.probed(ApiVersionsResponse(ErrorCode.REQUEST_TIMED_OUT))
-        elif isinstance(sent.message, FetchRequest | FetchSnapshotRequest):
+        elif isinstance(sent.message, QuorumFetchRequest | FetchSnapshotRequest):
             self._following.fetch_failed()
         if refused:
             self._following.connection_refused(sent.peer.node_id)
@@ -124,7 +124,7 @@ class ResponseHandler:
         match sent.message, response:
             case VoteRequest() as asked, VoteResponse():
                 self._elections.answered(sent.peer.node_id, asked, response)
-            case FetchRequest() as asked, FetchResponse():
+            case QuorumFetchRequest() as asked, QuorumFetchResponse():
                 self._following.answered(asked, response)
             case EndQuorumEpochRequest(), EndQuorumEpochResponse():
                 self._leading.end_quorum_epoch_answered(sent.peer.node_id)
@@ -176,7 +176,7 @@ class ResponseHandler:
         core = self._core
         until_ms = core.now_ms + times * max(core.settings.retry_backoff_ms, 100)
         core.outbox.postpone(sent.peer.node_id, type(sent.message), until_ms)
-        if isinstance(sent.message, FetchRequest | FetchSnapshotRequest) and not self._fresh_role():
+        if isinstance(sent.message, QuorumFetchRequest | FetchSnapshotRequest) and not self._fresh_role():
             self._following.back_off()
 
     def _fresh_role(self) -> bool:
@@ -214,6 +214,6 @@ class ResponseHandler:
         if leader_id < 0 or leader_id == core.local_id:
             return ErrorCode.INVALID_REQUEST
         endpoint = core.endpoint_of(endpoints)
-        known = () if endpoint is None else (NodeEndpoint(leader_id, endpoint.host, endpoint.port),)
+        known = () if endpoint is None else (QuorumNodeEndpoint(leader_id, endpoint.host, endpoint.port),)
         core.learn_leader(epoch, leader_id, known)
         return ErrorCode.NONE if core.leader_id == leader_id else ErrorCode.INVALID_REQUEST

@@ -10,7 +10,7 @@ from fenceline.quorum.control_records import Voter
 from fenceline.quorum.core import Core
 from fenceline.quorum.following import Following
 from fenceline.quorum.leading import Leading
-from fenceline.quorum.messages import DescribedNode, DescribeQuorumResponse, NodeEndpoint
+from fenceline.quorum.messages import DescribedNode, DescribeQuorumResponse, QuorumNodeEndpoint
 from fenceline.quorum.roles import Follower, Leader, Role
 from fenceline.quorum.voter_set import VoterSet
 
@@ -36,7 +36,7 @@ class QuorumStatus:
         return self._core.leader_id
 
     @property
-    def leader_endpoint(self) -> NodeEndpoint | None:
+    def leader_endpoint(self) -> QuorumNodeEndpoint | None:
         return next(iter(self._core.leader_endpoints()), None)
 
     @property

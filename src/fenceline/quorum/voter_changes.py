@@ -19,7 +19,7 @@ from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.ids import ZERO_UUID
 from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVersionFeature, KRaftVoters, Voter
 from fenceline.quorum.core import Core
-from fenceline.quorum.duties import Answer, AppendControlBatch, Level, Peer, Token
+from fenceline.quorum.duties import AppendControlBatch, Level, Peer, QuorumAnswer, Token
 from fenceline.quorum.leading import Leading
 from fenceline.quorum.messages import (
     AddRaftVoterRequest,
@@ -80,7 +80,7 @@ class VoterChanges:
             elif core.voters.of(request.voter_id) is not None:
                 error, text = ErrorCode.DUPLICATE_VOTER, f"Node {request.voter_id} is already a voter."
         if error is not ErrorCode.NONE:
-            core.duties.append(Answer(token, AddRaftVoterResponse(error, text)))
+            core.duties.append(QuorumAnswer(token, AddRaftVoterResponse(error, text)))
             return
         assert endpoint is not None, "checked above"
         voter = Voter(request.voter_id, request.voter_directory_id, request.listeners)
@@ -108,7 +108,7 @@ class VoterChanges:
             elif len(voters) == 1:
                 error, text = ErrorCode.VOTER_NOT_FOUND, "The last voter cannot be removed."
         if error is not ErrorCode.NONE:
-            core.duties.append(Answer(token, RemoveRaftVoterResponse(error, text)))
+            core.duties.append(QuorumAnswer(token, RemoveRaftVoterResponse(error, text)))
             return
         deadline_ms = core.now_ms + core.settings.request_timeout_ms
         self._change = _Change(token, None, deadline_ms, _Stage.COMMITTING, core.voters.offset)
@@ -123,7 +123,7 @@ class VoterChanges:
         if error is ErrorCode.NONE:
             error = self._update(request)
         answer = UpdateRaftVoterResponse(error, core.leader_id, core.epoch, core.leader_endpoints())
-        core.duties.append(Answer(token, answer))
+        core.duties.append(QuorumAnswer(token, answer))
 
     def _update(self, request: UpdateRaftVoterRequest) -> ErrorCode:
         core = self._core
@@ -230,7 +230,7 @@ class VoterChanges:
         change.stage = _Stage.COMMITTING
         self._append(core.voters.with_voter(change.adds))
         if not change.ack_when_committed and change.token is not None:
-            core.duties.append(Answer(change.token, AddRaftVoterResponse()))
+            core.duties.append(QuorumAnswer(change.token, AddRaftVoterResponse()))
             change.token = None
 
     def _append(self, voters: tuple[Voter, ...]) -> None:
@@ -272,7 +272,7 @@ class VoterChanges:
         if change is None or change.token is None:
             return
         answer = RemoveRaftVoterResponse(error, text) if change.adds is None else AddRaftVoterResponse(error, text)
-        self._core.duties.append(Answer(change.token, answer))
+        self._core.duties.append(QuorumAnswer(change.token, answer))
 
 
 def _keys(voters: Iterable[Voter]) -> set[ReplicaKey]:

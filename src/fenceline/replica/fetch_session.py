@@ -31,7 +31,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.replica.fencing import NO_EPOCH
-from fenceline.replica.progress import Progress
+from fenceline.replica.progress import FollowerProgress
 from fenceline.replica.waiters import Waiters
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
@@ -74,7 +74,7 @@ class SessionPartition:
         self.is_known = False
         """The topic has existed in this session."""
         self._waiters: Waiters | None = None
-        self._progress: Progress | None = None
+        self._progress: FollowerProgress | None = None
 
     def record_sent(self, now: SentState) -> None:
         """The response has records of this partition, so it is served last in the next response."""
@@ -83,7 +83,7 @@ class SessionPartition:
         self.sent, self.is_known = now, True
         self.place = session.take_place()
 
-    def mark_idle(self, waiters: Waiters, progress: Progress | None = None) -> None:
+    def mark_idle(self, waiters: Waiters, progress: FollowerProgress | None = None) -> None:
         """The reader knows everything: do not read the partition again until one of `waiters` is called.
 
         progress: of a follower that is at the log end. Each further fetch of its session confirms that, so until the

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 from fenceline.errors import ErrorCode
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID
 from fenceline.replica.fetch_session import INITIAL_EPOCH, NO_SESSION_ID
-from fenceline.replica.follower import Append, ApplyOffsets, Duty, FollowerState, Phase
+from fenceline.replica.follower import AppendFetchedBatches, ApplyOffsets, Duty, FollowerPhase, FollowerState
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 
 Key: TypeAlias = tuple[bytes, int]
@@ -41,7 +41,7 @@ class FetchLimits(NamedTuple):
     """The longest pause after repeated errors."""
 
 
-class Fetcher:
+class ReplicaFetcher:
     """The fetches from one leader. Keys of partitions are (topic id, index)."""
 
     def __init__(self, *, replica_id: int, broker_epoch: int, limits: FetchLimits) -> None:
@@ -103,7 +103,7 @@ class Fetcher:
                     self._sent[key] = asked
                     wanted.append(asked)
             else:
-                if state is None or not (state.phase is Phase.WAITING or to_compare):
+                if state is None or not (state.phase is FollowerPhase.WAITING or to_compare):
                     self._changed.pop(key, None)
                 if self._sent.pop(key, None) is not None:
                     forgotten.append((None, key[0], [key[1]]))
@@ -147,7 +147,7 @@ class Fetcher:
         waiting = [
             state.ready_at_ms
             for key in self._changed
-            if (state := self.states.get(key)) is not None and state.phase is Phase.WAITING
+            if (state := self.states.get(key)) is not None and state.phase is FollowerPhase.WAITING
         ]
         return min(waiting, default=None)
 
@@ -180,7 +180,7 @@ class Fetcher:
         """The state that this row of a response belongs to, if it is still current."""
         key = (fetched.topic_id or b"", fetched.index)
         state, sent = self.states.get(key), self._sent.get(key)
-        if state is None or sent is None or state.phase is not Phase.FETCHING:
+        if state is None or sent is None or state.phase is not FollowerPhase.FETCHING:
             return None
         is_current = sent.current_leader_epoch == state.leader_epoch and sent.fetch_offset == state.log.log_end_offset
         return state if is_current else None
@@ -208,7 +208,9 @@ class Fetcher:
                 return restart
         if fetched.records is not None and len(fetched.records):
             self._changed[key] = None
-            return Append(state, memoryview(fetched.records), fetched.high_watermark, fetched.log_start_offset)
+            return AppendFetchedBatches(
+                state, memoryview(fetched.records), fetched.high_watermark, fetched.log_start_offset
+            )
         state.failures = 0
         # Send the new log start even without records: DeleteRecords waits for it at the leader.
         self._changed[key] = None
@@ -235,7 +237,7 @@ class Fetcher:
 
     def hold_back(self, state: FollowerState, pause_ms: int, now_ms: int) -> None:
         """Do not fetch the partition for `pause_ms`: it is throttled. This is not a failure."""
-        state.phase = Phase.WAITING
+        state.phase = FollowerPhase.WAITING
         state.ready_at_ms = now_ms + pause_ms
         self._note(state)
 

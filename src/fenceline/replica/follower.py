@@ -63,7 +63,7 @@ class FollowedLog(EpochsOfLog, Protocol):
     def last_deleted_epoch_is(self, epoch: int) -> bool: ...
 
 
-class Phase(Enum):
+class FollowerPhase(Enum):
     FETCHING = "fetching"
     CUTTING = "cutting"
     FLUSHING = "flushing"
@@ -71,7 +71,7 @@ class Phase(Enum):
     WAITING = "waiting"
 
 
-class Cause(Enum):
+class TruncationCause(Enum):
     """Why a follower truncates its log; recorded in the receipt of the loss."""
 
     DIVERGENCE = "the leader's log diverged from this one"
@@ -95,7 +95,7 @@ class FollowerState:
     index: int
     leader_epoch: int
     log: FollowedLog
-    phase: Phase = Phase.FETCHING
+    phase: FollowerPhase = FollowerPhase.FETCHING
     ready_at_ms: int = 0
     failures: int = 0
     """Consecutive failures."""
@@ -105,7 +105,7 @@ class FollowerState:
     """The comparison with the leader's log before the next fetch, after which the log is emptied and fetched again."""
     search: EpochSearch | None = None
     """The search for the last gap."""
-    restart_cause: Cause | None = None
+    restart_cause: TruncationCause | None = None
     """Why the log will be emptied, while the leader's log start is being asked for."""
     leader_start: int = -1
     """The leader's log start in the last diverging response; -1: unknown."""
@@ -121,13 +121,13 @@ class FollowerState:
 
     def is_ready(self, now_ms: int) -> bool:
         """Whether it is to be fetched now."""
-        if self.phase is Phase.WAITING and now_ms >= self.ready_at_ms:
-            self.phase = Phase.FETCHING
-        return self.phase is Phase.FETCHING
+        if self.phase is FollowerPhase.WAITING and now_ms >= self.ready_at_ms:
+            self.phase = FollowerPhase.FETCHING
+        return self.phase is FollowerPhase.FETCHING
 
     def wait_until(self, ready_at_ms: int) -> None:
         """Back off after an error, in any phase."""
-        self.phase = Phase.WAITING
+        self.phase = FollowerPhase.WAITING
         self.ready_at_ms = ready_at_ms
         self.failures += 1
         self.restart_cause = None
@@ -137,11 +137,11 @@ class FollowerState:
     @property
     def may_be_held_back(self) -> bool:
         """Whether a throttle may delay it: it fetches, and lacks committed records."""
-        return self.phase is Phase.FETCHING and not 0 <= self.leader_high_watermark <= self.log.log_end_offset
+        return self.phase is FollowerPhase.FETCHING and not 0 <= self.leader_high_watermark <= self.log.log_end_offset
 
     def resume(self) -> None:
         """The duty was executed: fetch from the log end."""
-        self.phase = Phase.FETCHING
+        self.phase = FollowerPhase.FETCHING
         self.failures = 0
 
     def on_divergence(
@@ -171,8 +171,8 @@ class FollowerState:
             # The leader has records that were deleted here: they were committed, because this replica is in the ISR or
             # ELR, or the leader's record right below our start is the one that we deleted. If this replica restarted at
             # the leader's start, it would lack committed records until it has fetched them, and could be elected then.
-            return self._cut_to(log_start, Cause.DIVERGENCE)
-        return self._cut(end, Cause.DIVERGENCE)
+            return self._cut_to(log_start, TruncationCause.DIVERGENCE)
+        return self._cut(end, TruncationCause.DIVERGENCE)
 
     def on_follow(self, clean_since: int) -> RestartAt | None:
         """Before the first fetch. `clean_since`: no leader with a later epoch was elected uncleanly. If the log ends
@@ -187,7 +187,7 @@ class FollowerState:
             return None
         if self.may_lead:
             return None
-        return self._restart_at(0, Cause.DIVERGENCE, leader_has_all=True)
+        return self._restart_at(0, TruncationCause.DIVERGENCE, leader_has_all=True)
 
     def first_question(self) -> AskEpochEnd | AskStart:
         """The question to ask the leader before the next fetch, if there is a `comparison`."""
@@ -195,7 +195,7 @@ class FollowerState:
         return self._compare(self.comparison)
 
     def _compare(self, comparison: AgreementSearch) -> AskEpochEnd | AskStart:
-        self.phase = Phase.LOOKING
+        self.phase = FollowerPhase.LOOKING
         return AskStart(self) if comparison.is_done else AskEpochEnd(self, comparison.asks)
 
     def _on_compared(self, end: int, leader_start: int) -> CutTo | RestartAt:
@@ -203,13 +203,13 @@ class FollowerState:
         with a receipt."""
         log = self.log
         if end <= log.log_start_offset:
-            return self._restart_at(leader_start, Cause.DIVERGENCE)
+            return self._restart_at(leader_start, TruncationCause.DIVERGENCE)
         if end < log.log_end_offset:
             self.leader_start = leader_start
-            return self._cut_to(end, Cause.DIVERGENCE)
+            return self._cut_to(end, TruncationCause.DIVERGENCE)
         if leader_start >= end:
-            return self._restart_at(leader_start, Cause.LEADER_STARTS_LATER)
-        return self._restart_at(leader_start, Cause.DIVERGENCE, leader_has_all=True)
+            return self._restart_at(leader_start, TruncationCause.LEADER_STARTS_LATER)
+        return self._restart_at(leader_start, TruncationCause.DIVERGENCE, leader_has_all=True)
 
     def on_cut(self, duty: CutTo | RestartAt) -> RestartAt | None:
         """After a truncation: if all remaining records are below the leader's log start (`on_agreement`), or lack
@@ -219,7 +219,7 @@ class FollowerState:
         log = self.log
         is_empty = log.log_end_offset == log.log_start_offset
         if leader_start >= log.log_end_offset and not is_empty:
-            return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
+            return RestartAt(self, leader_start, TruncationCause.LEADER_STARTS_LATER)
         if isinstance(duty, CutTo) and duty.offset < log.complete_from.offset:
             return RestartAt(self, max(leader_start, 0), duty.cause, leader_has_all=True)
         return None
@@ -238,11 +238,11 @@ class FollowerState:
         log = self.log
         is_empty = log.log_end_offset == log.log_start_offset
         if is_empty and not had_records and log.log_start_offset > leader_start and not self.may_lead:
-            return self._restart_at(leader_start, Cause.DIVERGENCE)
+            return self._restart_at(leader_start, TruncationCause.DIVERGENCE)
         if leader_start < log.log_end_offset or is_empty:
             self.is_compared = True
             return None
-        return self._restart_at(leader_start, Cause.LEADER_STARTS_LATER)
+        return self._restart_at(leader_start, TruncationCause.LEADER_STARTS_LATER)
 
     def on_ineligible(self, leader_start: int) -> None:
         """The replica is no longer in the ISR or ELR. An empty log above the leader's start, which was kept while the
@@ -251,11 +251,11 @@ class FollowerState:
         if self.may_lead and log.log_end_offset == log.log_start_offset > leader_start:
             self.may_lead = self.is_compared = False
 
-    def _cut(self, end: int, cause: Cause) -> CutTo | AskStart | AskEpochEnd:
+    def _cut(self, end: int, cause: TruncationCause) -> CutTo | AskStart | AskEpochEnd:
         """If nothing would be left, restart at the leader's start, never at the own one. If the remaining records would
         have to be emptied too, because compaction has removed records, compare the complete log first."""
         if leaves_nothing(self.log, end):
-            self.phase = Phase.LOOKING
+            self.phase = FollowerPhase.LOOKING
             self.restart_cause = cause
             return AskStart(self)
         if end < self.log.complete_from.offset:
@@ -263,15 +263,15 @@ class FollowerState:
             return self._compare(self.comparison)
         return self._cut_to(end, cause)
 
-    def _cut_to(self, end: int, cause: Cause) -> CutTo:
+    def _cut_to(self, end: int, cause: TruncationCause) -> CutTo:
         """A log never ends below its start, and no truncation makes it longer."""
         start, log_end = self.log.log_start_offset, self.log.log_end_offset
         assert start <= end <= log_end, f"{self.topic}-{self.index}: {start}..{log_end} is to end at {end}"
-        self.phase = Phase.CUTTING
+        self.phase = FollowerPhase.CUTTING
         return CutTo(self, end, cause)
 
-    def _restart_at(self, offset: int, cause: Cause, *, leader_has_all: bool = False) -> RestartAt:
-        self.phase = Phase.CUTTING
+    def _restart_at(self, offset: int, cause: TruncationCause, *, leader_has_all: bool = False) -> RestartAt:
+        self.phase = FollowerPhase.CUTTING
         return RestartAt(self, offset, cause, leader_has_all)
 
     @property
@@ -282,7 +282,7 @@ class FollowerState:
 
     def on_unknown_epoch(self, epoch: int, first_offset: int) -> AskEpochEnd | None:
         """The leader's next batch, the first remaining one of `epoch`, is after a gap. None: fetch it again."""
-        self.phase = Phase.LOOKING
+        self.phase = FollowerPhase.LOOKING
         self.search = EpochSearch(epoch, first_offset, self.log)
         return self._next_question(self.search)
 
@@ -299,13 +299,13 @@ class FollowerState:
         return None if search.is_done else AskEpochEnd(self, search.asks)
 
     def on_out_of_range(self) -> AskEnd:
-        self.phase = Phase.LOOKING
+        self.phase = FollowerPhase.LOOKING
         return AskEnd(self)
 
     def on_leader_end(self, leader_end: int) -> CutTo | AskStart | AskEpochEnd:
         """E28."""
         if leader_end < self.log.log_end_offset:
-            return self._cut(max(leader_end, 0), Cause.LEADER_IS_SHORTER)
+            return self._cut(max(leader_end, 0), TruncationCause.LEADER_IS_SHORTER)
         return AskStart(self)
 
     def on_leader_start(self, leader_start: int) -> CutTo | RestartAt | AskStart | AskEpochEnd | None:
@@ -318,19 +318,19 @@ class FollowerState:
         if restart_cause is not None:
             return self._restart_at(leader_start, restart_cause)
         if leader_start > log.log_end_offset:
-            return self._restart_at(leader_start, Cause.LEADER_STARTS_LATER)
+            return self._restart_at(leader_start, TruncationCause.LEADER_STARTS_LATER)
         if log.latest_epoch > NO_EPOCH and log.log_end_offset > log.log_start_offset:
             # In range but rejected: all epochs of the leader are below our last one (E8, E13 c).
             end = max(log.latest_epoch_start, log.log_start_offset)
             if log.log_start_offset < end < log.complete_from.offset:
-                return self._cut(end, Cause.UNKNOWN_EPOCH)
-            return self._cut_to(end, Cause.UNKNOWN_EPOCH)
-        self.phase = Phase.FETCHING
+                return self._cut(end, TruncationCause.UNKNOWN_EPOCH)
+            return self._cut_to(end, TruncationCause.UNKNOWN_EPOCH)
+        self.phase = FollowerPhase.FETCHING
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class AppendFetchedBatches:
     """Append these batches; then apply the offsets as `ApplyOffsets` does."""
 
     state: FollowerState
@@ -354,7 +354,7 @@ class CutTo:
 
     state: FollowerState
     offset: int
-    cause: Cause
+    cause: TruncationCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +363,7 @@ class RestartAt:
 
     state: FollowerState
     offset: int
-    cause: Cause
+    cause: TruncationCause
     leader_has_all: bool = False
 
 
@@ -390,4 +390,4 @@ class AskEpochEnd:
 
 
 Question: TypeAlias = AskEnd | AskStart | AskEpochEnd
-Duty: TypeAlias = Append | ApplyOffsets | CutTo | RestartAt | Question
+Duty: TypeAlias = AppendFetchedBatches | ApplyOffsets | CutTo | RestartAt | Question

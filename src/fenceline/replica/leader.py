@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from fenceline.errors import ErrorCode
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, NO_EPOCH
-from fenceline.replica.progress import Progress
+from fenceline.replica.progress import FollowerProgress
 
 EligibleEpoch = Callable[[int], int]
 """Broker id -> its broker epoch, if it may join an ISR now: registered, unfenced, not shutting down (E36).
@@ -44,7 +44,7 @@ class InSyncRules(NamedTuple):
     """`replica.lag.time.max.ms`."""
 
 
-class Member(NamedTuple):
+class ProposedReplica(NamedTuple):
     """A replica proposed for the ISR, and its broker epoch as the leader knows it (KIP-903; NO_EPOCH: unknown)."""
 
     broker_id: int
@@ -60,7 +60,7 @@ class IsrProposal:
 
     leader_epoch: int
     partition_epoch: int
-    members: tuple[Member, ...]
+    members: tuple[ProposedReplica, ...]
     maximal_isr: frozenset[int]
     """The ISR that the leader waits for while the request is in flight (E37)."""
     growth: int = 0
@@ -105,7 +105,7 @@ class LeaderState:
     high_watermark: int = 0
     is_recovering: bool = False
     """Elected uncleanly, and the controller does not know yet that it has recovered: no client is served (V37)."""
-    followers: dict[int, Progress] = field(default_factory=dict)
+    followers: dict[int, FollowerProgress] = field(default_factory=dict)
     proposal: IsrProposal | None = None
     """Sent to the controller, without a response or a metadata change yet. One at a time (E35)."""
     _not_waited_for: frozenset[int] = frozenset()
@@ -132,7 +132,7 @@ class LeaderState:
 
     def _set_replicas(self) -> None:
         known = self.followers
-        self.followers = {each: known.get(each) or Progress() for each in self.replicas if each != self.node_id}
+        self.followers = {each: known.get(each) or FollowerProgress() for each in self.replicas if each != self.node_id}
         self.is_only_replica = not self.followers and self.isr == {self.node_id}
 
     def inherit_progress(self, before: LeaderState | None, now_ms: int) -> None:
@@ -186,7 +186,7 @@ class LeaderState:
         self.high_watermark = committed
         return True
 
-    def _joins_soon(self, replica: int, progress: Progress, now_ms: int) -> bool:
+    def _joins_soon(self, replica: int, progress: FollowerProgress, now_ms: int) -> bool:
         """Whether it is caught up, by its current process: a restarted broker may lack gigabytes, whatever it had
         before. Kafka waits for it too, and so do its producers.
         """
@@ -279,10 +279,10 @@ class LeaderState:
             return None
         return self._propose(self.isr | {replica_id}, maximal_isr=self.isr | {replica_id})
 
-    def _has_reached_this_epoch(self, progress: Progress) -> bool:
+    def _has_reached_this_epoch(self, progress: FollowerProgress) -> bool:
         return progress.log_end_offset >= max(self.high_watermark, self.epoch_start_offset)
 
-    def _is_eligible(self, replica_id: int, progress: Progress) -> bool:
+    def _is_eligible(self, replica_id: int, progress: FollowerProgress) -> bool:
         """E36; a broker epoch that was never sent is not eligible (G14c)."""
         return progress.broker_epoch != NO_EPOCH and progress.broker_epoch == self.rules.eligible(replica_id)
 
@@ -311,7 +311,7 @@ class LeaderState:
         return self._propose(self.isr, maximal_isr=self.isr)
 
     def _propose(self, isr: Iterable[int], *, maximal_isr: frozenset[int]) -> IsrProposal:
-        members = tuple(Member(each, self._epoch_of(each)) for each in sorted(isr))
+        members = tuple(ProposedReplica(each, self._epoch_of(each)) for each in sorted(isr))
         growth = len(members) - len(self.isr)
         self.proposal = IsrProposal(self.leader_epoch, self.partition_epoch, members, maximal_isr, growth)
         return self.proposal

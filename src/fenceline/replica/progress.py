@@ -14,7 +14,7 @@ UNKNOWN_OFFSET: Final = -1
 
 
 @dataclass(slots=True)
-class Progress:
+class FollowerProgress:
     """`log_end_offset` is the last fetch offset, which is the follower's log end; unknown before its first fetch at
     this leader. Times are of the leader's monotonic clock."""
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 NO_PREFERRED_REPLICA: Final = -1
 
 
-class Candidate(NamedTuple):
+class ReadReplicaCandidate(NamedTuple):
     """A replica that has the requested offset. `lag_ms`: time since it was at the leader's log end."""
 
     broker_id: int
@@ -20,7 +20,7 @@ class Candidate(NamedTuple):
     lag_ms: int
 
 
-def choose(rack: str, leader: Candidate, followers: Iterable[Candidate]) -> int:
+def choose(rack: str, leader: ReadReplicaCandidate, followers: Iterable[ReadReplicaCandidate]) -> int:
     """The broker to fetch from; NO_PREFERRED_REPLICA: stay with the leader.
 
     The leader if it is in the reader's rack; otherwise the follower there with the highest log end, then with the

@@ -3,7 +3,7 @@
 Owns the record only: who sent which value where, which response arrived, what each consumer read in which order, what
 every log contained at the end. `history_checks.check` checks it. Never talks to a cluster, reads no clock.
 
-Every value is a number that is sent once in a history (`Producer.next_value`); the caller decides how it is written
+Every value is a number that is sent once in a history (`ProducerHistory.next_value`); the caller decides how it is written
 into a record. Each producer and consumer is used by one thread at a time, different ones by different threads. An event
 takes 8 to 24 bytes.
 
@@ -61,14 +61,14 @@ class Polls:
 
 
 @dataclass(slots=True)
-class Contents:
+class LogContents:
     """The content of a log, in order."""
 
     offsets: array[int]
     values: array[int]
 
 
-class Producer:
+class ProducerHistory:
     """`is_idempotent`: each value is in the partition once and in this order, whatever fails."""
 
     def __init__(self, name: str, number: int, *, is_idempotent: bool) -> None:
@@ -102,7 +102,7 @@ class Producer:
         return found
 
 
-class Consumer:
+class ConsumerHistory:
     """A consumer of committed records, in any order of partitions."""
 
     def __init__(self, name: str) -> None:
@@ -133,25 +133,25 @@ class History:
     """All events of a run."""
 
     def __init__(self) -> None:
-        self.producers: list[Producer] = []
-        self.consumers: list[Consumer] = []
-        self.logs: dict[Partition, dict[str, Contents]] = {}
+        self.producers: list[ProducerHistory] = []
+        self.consumers: list[ConsumerHistory] = []
+        self.logs: dict[Partition, dict[str, LogContents]] = {}
         """The final content of each copy of a partition, by the name of the copy."""
         self._lock = threading.Lock()
 
-    def producer(self, name: str, *, is_idempotent: bool = True) -> Producer:
+    def producer(self, name: str, *, is_idempotent: bool = True) -> ProducerHistory:
         with self._lock:
-            self.producers.append(Producer(name, len(self.producers) + 1, is_idempotent=is_idempotent))
+            self.producers.append(ProducerHistory(name, len(self.producers) + 1, is_idempotent=is_idempotent))
             return self.producers[-1]
 
-    def consumer(self, name: str) -> Consumer:
+    def consumer(self, name: str) -> ConsumerHistory:
         with self._lock:
-            self.consumers.append(Consumer(name))
+            self.consumers.append(ConsumerHistory(name))
             return self.consumers[-1]
 
     def log(self, copy: str, partition: Partition, offsets: Iterable[int], values: Iterable[int]) -> None:
         """The complete content of one copy, after all writes: of a replica, or as read from start to end."""
-        contents = Contents(array("q", offsets), array("q", values))
+        contents = LogContents(array("q", offsets), array("q", values))
         assert len(contents.offsets) == len(contents.values), "each record has an offset and a value"
         self.logs.setdefault(partition, {})[copy] = contents
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from fenceline.testing.history import NO_OFFSET, Consumer, Contents, History, Partition, Polls, Sends
+from fenceline.testing.history import NO_OFFSET, ConsumerHistory, History, LogContents, Partition, Polls, Sends
 
 SHOWN_OF_A_KIND: Final = 5
 
 
-class Kind(Enum):
+class AnomalyKind(Enum):
     LOST_WRITE = "acknowledged, but not in the log"
     LOST_READ = "read by a consumer, but not in the log"
     DUPLICATE = "sent once, but in the log twice"
@@ -42,7 +42,7 @@ class Kind(Enum):
 class Anomaly:
     """`offset`: -1 if the anomaly has none. `who`: the client or copy that shows it."""
 
-    kind: Kind
+    kind: AnomalyKind
     partition: Partition
     who: str
     offset: int
@@ -90,7 +90,7 @@ def check(history: History, losses: Iterable[LossRange] = ()) -> Iterator[Anomal
 
 def summary(anomalies: Iterable[Anomaly]) -> str:
     """The number of each kind, and the first of each; empty if there are none."""
-    counts: Counter[Kind] = Counter()
+    counts: Counter[AnomalyKind] = Counter()
     lines: list[str] = []
     for each in anomalies:
         counts[each.kind] += 1
@@ -136,36 +136,38 @@ class _PartitionCheck:
                 yield from self._order(producer.name, sends)
         for value, offset in self._where.items():
             if value not in sent:
-                yield self._anomaly(Kind.NEVER_SENT, "log", offset, value)
+                yield self._anomaly(AnomalyKind.NEVER_SENT, "log", offset, value)
         for consumer, polls in self._consumers:
             yield from self._polls(consumer, polls)
 
     # -- copies of the log ---------------------------------------------------------------------------------------------
 
-    def _copy(self, name: str, contents: Contents) -> Iterator[Anomaly]:
+    def _copy(self, name: str, contents: LogContents) -> Iterator[Anomaly]:
         first_at: dict[int, int] = {}
         expected: int | None = None
         for offset, value in zip(contents.offsets, contents.values, strict=True):
             if expected is not None and offset > expected:
-                yield self._anomaly(Kind.HOLE, name, expected, value, f"{offset} comes after {expected - 1}")
+                yield self._anomaly(AnomalyKind.HOLE, name, expected, value, f"{offset} comes after {expected - 1}")
             elif expected is not None and offset < expected:
-                yield self._anomaly(Kind.INCONSISTENT_OFFSET, name, offset, value, f"{offset} is in the log twice")
+                yield self._anomaly(
+                    AnomalyKind.INCONSISTENT_OFFSET, name, offset, value, f"{offset} is in the log twice"
+                )
             expected = offset + 1
             known = self._at[offset]
             if known != value and not self._is_reported(offset, value):
                 yield self._anomaly(
-                    Kind.INCONSISTENT_OFFSET, name, offset, value, f"another copy has {known} at this offset"
+                    AnomalyKind.INCONSISTENT_OFFSET, name, offset, value, f"another copy has {known} at this offset"
                 )
             before = first_at.setdefault(value, offset)
             if before != offset and value not in self._may_repeat:
-                yield self._anomaly(Kind.DUPLICATE, name, offset, value, f"it is at offset {before}, too")
+                yield self._anomaly(AnomalyKind.DUPLICATE, name, offset, value, f"it is at offset {before}, too")
 
     def _ends(self) -> Iterator[Anomaly]:
         ends = {name: contents.offsets[-1] + 1 if contents.offsets else 0 for name, contents in self._copies.items()}
         if len(set(ends.values())) > 1:
             shortest = min(ends, key=lambda name: ends[name])
             all_ends = ", ".join(f"{name} at {end}" for name, end in ends.items())
-            yield self._anomaly(Kind.COPIES_DIFFER, shortest, ends[shortest], NO_OFFSET, f"ends: {all_ends}")
+            yield self._anomaly(AnomalyKind.COPIES_DIFFER, shortest, ends[shortest], NO_OFFSET, f"ends: {all_ends}")
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
@@ -175,23 +177,25 @@ class _PartitionCheck:
             found = self._where.get(value)
             before = acknowledged_at.setdefault(value, offset)
             if NO_OFFSET not in (before, offset) and before != offset:
-                yield self._anomaly(Kind.DISAGREEMENT, name, offset, value, f"it was first acknowledged at {before}")
+                yield self._anomaly(
+                    AnomalyKind.DISAGREEMENT, name, offset, value, f"it was first acknowledged at {before}"
+                )
             is_reported = self._is_reported(offset, value)
             if found is None:
                 if not is_reported:
-                    yield self._anomaly(Kind.LOST_WRITE, name, offset, value)
+                    yield self._anomaly(AnomalyKind.LOST_WRITE, name, offset, value)
                 continue
             for copy, contents in self._copies.items():
                 if not _holds(contents, found):
-                    yield self._anomaly(Kind.LOST_WRITE, copy, found, value, "another copy has it")
+                    yield self._anomaly(AnomalyKind.LOST_WRITE, copy, found, value, "another copy has it")
             is_there = offset == NO_OFFSET or self._at.get(offset) == value
             if not is_there and not is_reported and value not in self._may_repeat:
-                yield self._anomaly(Kind.DISAGREEMENT, name, offset, value, f"it is at {found}")
+                yield self._anomaly(AnomalyKind.DISAGREEMENT, name, offset, value, f"it is at {found}")
 
     def _rejections(self, name: str, sends: Sends) -> Iterator[Anomaly]:
         for value in sends.rejected:
             if value in self._where:
-                yield self._anomaly(Kind.REJECTED_AND_WRITTEN, name, self._where[value], value)
+                yield self._anomaly(AnomalyKind.REJECTED_AND_WRITTEN, name, self._where[value], value)
 
     def _order(self, name: str, sends: Sends) -> Iterator[Anomaly]:
         last_offset, last_value = -1, 0
@@ -200,13 +204,13 @@ class _PartitionCheck:
             if offset is None:
                 continue
             if offset < last_offset:
-                yield self._anomaly(Kind.REORDERED, name, offset, value, f"{last_value} is at {last_offset}")
+                yield self._anomaly(AnomalyKind.REORDERED, name, offset, value, f"{last_value} is at {last_offset}")
             else:
                 last_offset, last_value = offset, value
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
-    def _polls(self, consumer: Consumer, polls: Polls) -> Iterator[Anomaly]:
+    def _polls(self, consumer: ConsumerHistory, polls: Polls) -> Iterator[Anomaly]:
         position: int | None = None  # the offset of the next record; None: anywhere
         lost: tuple[int, int] | None = None  # the first truncated record that it read, unless it went back
         for offset, value in zip(polls.offsets, polls.values, strict=True):
@@ -217,13 +221,13 @@ class _PartitionCheck:
                 continue
             if position is not None and offset < position:
                 yield self._anomaly(
-                    Kind.NONMONOTONIC_POLL, consumer.name, offset, value, f"its position was {position}"
+                    AnomalyKind.NONMONOTONIC_POLL, consumer.name, offset, value, f"its position was {position}"
                 )
             elif position is not None:
                 left_out = self._first_from(position)
                 if left_out is not None and left_out < offset:
                     yield self._anomaly(
-                        Kind.POLL_SKIP,
+                        AnomalyKind.POLL_SKIP,
                         consumer.name,
                         left_out,
                         self._at[left_out],
@@ -234,15 +238,17 @@ class _PartitionCheck:
             if known == value:
                 # A log with this record never had the lost one before it.
                 if lost is not None and lost[0] < offset:
-                    yield self._anomaly(Kind.CROSSED_TRUNCATION, consumer.name, *lost, f"it continued to {offset}")
+                    yield self._anomaly(
+                        AnomalyKind.CROSSED_TRUNCATION, consumer.name, *lost, f"it continued to {offset}"
+                    )
                     lost = None
             elif self._is_reported(offset, value):
                 lost = lost or (offset, value)
             elif known is None:
-                yield self._anomaly(Kind.LOST_READ, consumer.name, offset, value)
+                yield self._anomaly(AnomalyKind.LOST_READ, consumer.name, offset, value)
             else:
                 yield self._anomaly(
-                    Kind.INCONSISTENT_OFFSET, consumer.name, offset, value, f"the log has {known} at this offset"
+                    AnomalyKind.INCONSISTENT_OFFSET, consumer.name, offset, value, f"the log has {known} at this offset"
                 )
 
     def _first_from(self, position: int) -> int | None:
@@ -256,11 +262,11 @@ class _PartitionCheck:
     def _is_reported(self, offset: int, value: int) -> bool:
         return any(each.covers(offset, value) for each in self._losses)
 
-    def _anomaly(self, kind: Kind, who: str, offset: int, value: int, detail: str = "") -> Anomaly:
+    def _anomaly(self, kind: AnomalyKind, who: str, offset: int, value: int, detail: str = "") -> Anomaly:
         return Anomaly(kind, self._partition, who, offset, value, detail)
 
 
-def _holds(contents: Contents, offset: int) -> bool:
+def _holds(contents: LogContents, offset: int) -> bool:
     offsets = contents.offsets
     if not offsets or not offsets[0] <= offset <= offsets[-1]:
         return False

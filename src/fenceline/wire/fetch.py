@@ -21,7 +21,7 @@ from fenceline.wire.fetch_messages import (
 )
 from fenceline.wire.fetch_request import encode_request, parse_request
 from fenceline.wire.fetch_response import encode_response, largest_partition, parse_response
-from fenceline.wire.partitioned import NodeEndpoint
+from fenceline.wire.partitioned import LeaderEndpoint
 
 __all__ = [
     "FIRST_FLEXIBLE",
@@ -32,7 +32,7 @@ __all__ = [
     "FetchRequest",
     "FetchResponse",
     "FetchedPartition",
-    "NodeEndpoint",
+    "LeaderEndpoint",
     "encode_request",
     "encode_response",
     "largest_partition",

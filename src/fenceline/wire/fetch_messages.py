@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from fenceline.wire.partitioned import NodeEndpoint
+from fenceline.wire.partitioned import LeaderEndpoint
 from fenceline.wire.primitives import Buffer
 
 MIN_VERSION: Final = 4
@@ -93,4 +93,4 @@ class FetchResponse:
     throttle_ms: int = 0
     error_code: int = 0
     session_id: int = 0
-    node_endpoints: Sequence[NodeEndpoint] = ()
+    node_endpoints: Sequence[LeaderEndpoint] = ()

@@ -26,7 +26,7 @@ from fenceline.wire.fetch_messages import (
 )
 from fenceline.wire.partitioned import (
     READ_ERRORS,
-    NodeEndpoint,
+    LeaderEndpoint,
     put_by_topic,
     put_count,
     put_endpoints_tag,
@@ -142,7 +142,7 @@ def _parse_response(version: int, body: memoryview) -> FetchResponse:
     partitions, position = read_by_topic(
         body, position, end, flexible, by_id, _FETCHED_4.size, partial(_take_fetched, version)
     )
-    endpoints: tuple[NodeEndpoint, ...] = ()
+    endpoints: tuple[LeaderEndpoint, ...] = ()
     if flexible and body[position]:
         endpoints = read_endpoints_tag(body, position, end, version >= FIRST_WITH_ENDPOINTS)
     return FetchResponse(partitions, throttle_ms, error_code, session_id, endpoints)

@@ -28,7 +28,7 @@ _take_i16: Final = _I16.unpack_from
 _take_i32: Final = _I32.unpack_from
 
 
-class NodeEndpoint(NamedTuple):
+class LeaderEndpoint(NamedTuple):
     """The address of a leader in a hint."""
 
     node_id: int
@@ -107,7 +107,7 @@ def put_records(buffers: list[Buffer], out: bytearray, records: Buffer | None, f
     return bytearray()
 
 
-def put_endpoints_tag(out: bytearray, endpoints: Sequence[NodeEndpoint]) -> None:
+def put_endpoints_tag(out: bytearray, endpoints: Sequence[LeaderEndpoint]) -> None:
     """The tagged fields at the end of a response: node endpoints in tag 0, if there are any."""
     if not endpoints:
         out.append(0)
@@ -237,9 +237,9 @@ def read_records(body: memoryview, position: int, end: int, flexible: bool) -> t
     return body[start:position], position
 
 
-def read_endpoints_tag(body: Buffer, position: int, end: int, known: bool) -> tuple[NodeEndpoint, ...]:
+def read_endpoints_tag(body: Buffer, position: int, end: int, known: bool) -> tuple[LeaderEndpoint, ...]:
     """The tagged fields at the end of a response. `known`: whether the version has node endpoints in tag 0."""
-    endpoints: list[NodeEndpoint] = []
+    endpoints: list[LeaderEndpoint] = []
     tags, position = read_uvarint(body, position)
     for _ in range(tags):
         if body[position] != 0 or not known:
@@ -255,7 +255,7 @@ def read_endpoints_tag(body: Buffer, position: int, end: int, known: bool) -> tu
             position = skip_tagged_fields(body, position, end)
             if host is None:
                 raise MalformedRequest("a node's host is null")
-            endpoints.append(NodeEndpoint(node_id, host, port, rack))
+            endpoints.append(LeaderEndpoint(node_id, host, port, rack))
         if position != start + size:
             raise MalformedRequest("node_endpoints does not have its declared length")
     return tuple(endpoints)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.partitioned import (
     READ_ERRORS,
-    NodeEndpoint,
+    LeaderEndpoint,
     bad_count,
     put_count,
     put_endpoints_tag,
@@ -33,7 +33,7 @@ from fenceline.wire.partitioned import (
 from fenceline.wire.primitives import Buffer, read_uvarint, skip_tagged_field, skip_tagged_fields
 
 __all__ = [
-    "NodeEndpoint",
+    "LeaderEndpoint",
     "PartitionRecords",
     "PartitionResult",
     "ProduceRequest",
@@ -109,7 +109,7 @@ class ProduceResponse:
 
     results: Sequence[PartitionResult]
     throttle_ms: int = 0
-    node_endpoints: Sequence[NodeEndpoint] = field(default=())
+    node_endpoints: Sequence[LeaderEndpoint] = field(default=())
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def _parse_response(version: int, body: memoryview) -> ProduceResponse:
         if flexible:
             position = skip_tagged_fields(body, position, end)
     (throttle_ms,) = _take_i32(body, position)
-    endpoints: tuple[NodeEndpoint, ...] = ()
+    endpoints: tuple[LeaderEndpoint, ...] = ()
     if flexible:
         endpoints = read_endpoints_tag(body, position + 4, end, version >= _FIRST_WITH_LEADER_HINTS)
     return ProduceResponse(results, throttle_ms, endpoints)

@@ -19,10 +19,10 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.auditing.content import ByValues, refuse_other_columns
 from pyspark_fenceline.auditing.ranges import Range, runs_in
 from pyspark_fenceline.auditing.runs import NOT_IN_LOG, SAME_VALUES
-from pyspark_fenceline.auditing.table import OpenedTable, Settings, comparison_of, open_for_audit, settings
+from pyspark_fenceline.auditing.table import AuditSettings, OpenedTable, comparison_of, open_for_audit, settings
 from pyspark_fenceline.auditing.transform import ByTransform, RowMapping, Transform
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.cluster import SourceCluster
 from pyspark_fenceline.common.execution import active_session, map_pieces
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LogColumns
 from pyspark_fenceline.common.log_epochs import readable_ends, readable_ranges
@@ -118,7 +118,7 @@ def backfill(
 
 
 def backfill_here(
-    table: str, chosen: Settings, *, apply: bool = False, storage: Mapping[str, str] | None = None
+    table: str, chosen: AuditSettings, *, apply: bool = False, storage: Mapping[str, str] | None = None
 ) -> Backfill:
     """As `backfill`, in this process and without Spark. `chosen`: with `by_values`."""
     return _backfill(table, chosen, storage, None, apply=apply)
@@ -192,7 +192,7 @@ class _Filler:
 
 
 def _backfill(
-    path: str, chosen: Settings, storage: Mapping[str, str] | None, session: SparkSession | None, *, apply: bool
+    path: str, chosen: AuditSettings, storage: Mapping[str, str] | None, session: SparkSession | None, *, apply: bool
 ) -> Backfill:
     for _ in range(_ATTEMPTS):
         table = open_for_audit(path, storage, to_write=True)
@@ -259,7 +259,7 @@ def _kind_of(table: OpenedTable) -> str:
 
 
 def _bounds(
-    cluster: Cluster, table: OpenedTable, chosen: Settings, files: Iterable[TableFile]
+    cluster: SourceCluster, table: OpenedTable, chosen: AuditSettings, files: Iterable[TableFile]
 ) -> tuple[dict[TopicPartition, Range], dict[TopicPartition, int]]:
     """The bounds of the logs of the affected topics, and their leaders' epochs."""
     names = set(chosen.topics or ())

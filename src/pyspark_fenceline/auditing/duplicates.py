@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.auditing.judge import ORDER, Finding, Kind, as_columns
+from pyspark_fenceline.auditing.judge import ORDER, TableFinding, TableFindingKind, as_columns
 from pyspark_fenceline.auditing.ranges import Range, runs_in
 from pyspark_fenceline.auditing.runs import Refine
 from pyspark_fenceline.common.log_columns import LOG_COLUMNS
@@ -50,7 +50,7 @@ def duplicates_by_key(
             "A table with deletion vectors cannot be audited by row_key",
             "Rewrite its files first (in Delta: REORG TABLE ... APPLY (PURGE)), or pass a DataFrame to audit.",
         )
-    is_twice = pc.equal(findings["kind"], str(Kind.DUPLICATE))
+    is_twice = pc.equal(findings["kind"], str(TableFindingKind.DUPLICATE))
     masks = repeated_rows(options, files, finding_ranges(findings.filter(is_twice).to_pylist()), row_key, refine)
     offsets: dict[TopicPartition, list[npt.NDArray[np.int64]]] = {}
     for file in files:
@@ -58,13 +58,15 @@ def duplicates_by_key(
             columns = read_log_columns(options, file)
             for code, tp in enumerate(columns.partitions):
                 offsets.setdefault(tp, []).append(columns.offsets[masks[file.path] & (columns.codes == code)])
-    again: list[tuple[str, int, Finding]] = []
+    again: list[tuple[str, int, TableFinding]] = []
     for tp, each in offsets.items():
         found, counts = np.unique(np.concatenate(each), return_counts=True)
         for start, end in runs_in(found):
             rows = int(counts[np.searchsorted(found, start) : np.searchsorted(found, end)].sum())
             detail = f"rows with the same {', '.join(row_key or ())}"
-            again.append((tp.topic, tp.partition, Finding(Kind.DUPLICATE, start, end, rows, (), detail)))
+            again.append(
+                (tp.topic, tp.partition, TableFinding(TableFindingKind.DUPLICATE, start, end, rows, (), detail))
+            )
     made = pa.table(as_columns(again), schema=findings.schema)
     return pa.concat_tables([findings.filter(pc.invert(is_twice)), made]).sort_by(list(ORDER))
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.auditing.content import ByValues
-from pyspark_fenceline.auditing.judge import ORDER, Expected, Finding, Kind, as_columns, judge
+from pyspark_fenceline.auditing.judge import ORDER, ExpectedRows, TableFinding, TableFindingKind, as_columns, judge
 from pyspark_fenceline.auditing.log import find_records
 from pyspark_fenceline.auditing.runs import RUNS_DDL, Refine, runs_of_batches, runs_of_files, runs_schema
 from pyspark_fenceline.common.execution import THREADS, in_threads, parallelism, rows_of_pieces
@@ -80,7 +80,7 @@ class BucketJudge:
 
     client: Mapping[str, str]
     bucket_size: int
-    expected: Mapping[TopicPartition, Expected]
+    expected: Mapping[TopicPartition, ExpectedRows]
     topics: tuple[str, ...] | None
     audit_id: str = field(default_factory=lambda: uuid4().hex)
     """Unique to this audit: Spark reuses the cached result of an equal plan, and the log may have changed since."""
@@ -98,21 +98,23 @@ class BucketJudge:
         rows = ends > firsts
         firsts, ends, epochs = firsts[rows], ends[rows], epochs[rows]
         if topic is None:
-            found = [Finding(Kind.INVALID, 0, 0, int(ends.sum()), (), "no topic, partition or offset")]
+            found = [TableFinding(TableFindingKind.INVALID, 0, 0, int(ends.sum()), (), "no topic, partition or offset")]
         else:
             found = self._judge(TopicPartition(topic, partition), bucket, firsts, ends, epochs, may_read=may_read)
         return pa.table(as_columns((topic, partition, one) for one in found), schema=findings_schema())
 
     def _judge(
         self, tp: TopicPartition, bucket: int, firsts: Any, ends: Any, epochs: Any, *, may_read: bool
-    ) -> list[Finding]:
+    ) -> list[TableFinding]:
         start = bucket * self.bucket_size
         expected = self.expected.get(tp)
         if expected is None:
             if self.topics is not None and tp.topic not in self.topics:
                 return []
             return [
-                Finding(Kind.FOREIGN, first, end, end - first, (epoch,), "the cluster has no such partition")
+                TableFinding(
+                    TableFindingKind.FOREIGN, first, end, end - first, (epoch,), "the cluster has no such partition"
+                )
                 for first, end, epoch in zip(firsts.tolist(), ends.tolist(), epochs.tolist(), strict=True)
             ]
 

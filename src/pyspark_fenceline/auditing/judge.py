@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Offsets = npt.NDArray[np.int64]
 
 
-class Kind(StrEnum):
+class TableFindingKind(StrEnum):
     """The kinds of findings."""
 
     STALE = "stale"
@@ -60,24 +60,24 @@ class Kind(StrEnum):
 
 FAULTS = frozenset(
     {
-        Kind.STALE,
-        Kind.BEYOND,
-        Kind.NEWER,
-        Kind.DUPLICATE,
-        Kind.MISSING,
-        Kind.ABORTED,
-        Kind.FOREIGN,
-        Kind.INVALID,
-        Kind.UNREADABLE,
+        TableFindingKind.STALE,
+        TableFindingKind.BEYOND,
+        TableFindingKind.NEWER,
+        TableFindingKind.DUPLICATE,
+        TableFindingKind.MISSING,
+        TableFindingKind.ABORTED,
+        TableFindingKind.FOREIGN,
+        TableFindingKind.INVALID,
+        TableFindingKind.UNREADABLE,
     }
 )
 """Kinds that are differences between table and log."""
 
 
-class Finding(NamedTuple):
+class TableFinding(NamedTuple):
     """One range of offsets [start_offset, end_offset_exclusive) of a partition."""
 
-    kind: Kind
+    kind: TableFindingKind
     start_offset: int
     end_offset_exclusive: int
     rows: int
@@ -97,7 +97,7 @@ class LostRecords(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedRows:
     """What the table should hold of one partition.
 
     `readable_end`: high watermark or last stable offset. `from_offset`: below it nothing is missing. `rows_end`: end of
@@ -121,49 +121,56 @@ Find = Callable[[Sequence[tuple[int, int]], str], RecordRanges]
 
 
 def judge(
-    expected: Expected,
+    expected: ExpectedRows,
     bucket: tuple[int, int],
     firsts: Offsets,
     ends: Offsets,
     row_epochs: Offsets,
     find: Find,
-) -> list[Finding]:
+) -> list[TableFinding]:
     """Findings about the offsets of `bucket`, [start, end). `firsts`, `ends`, `row_epochs`: the table's runs in it."""
     log = expected.log
-    findings: list[Finding] = []
+    findings: list[TableFinding] = []
     held: list[tuple[Offsets, Offsets]] = []
     expired: list[tuple[Offsets, Offsets]] = []
     for epoch, own_firsts, own_ends in _by_epoch(firsts, ends, row_epochs):
 
-        def note(kind: Kind, low: int, high: int, detail: str = "", *, epoch: int = epoch) -> None:
+        def note(kind: TableFindingKind, low: int, high: int, detail: str = "", *, epoch: int = epoch) -> None:
             starts, stops = clip(own_firsts, own_ends, low, high)  # noqa: B023 - called in this round only
             for start, stop in joined(starts, stops):
                 epochs = () if epoch == NOT_IN_LOG else (epoch,)
-                findings.append(Finding(kind, start, stop, stop - start, epochs, detail))
+                findings.append(TableFinding(kind, start, stop, stop - start, epochs, detail))
 
         if epoch == NOT_IN_LOG:
-            note(Kind.STALE, BEFORE_ALL, AFTER_ALL, "the log's record at this offset has other values")
+            note(TableFindingKind.STALE, BEFORE_ALL, AFTER_ALL, "the log's record at this offset has other values")
             continue
         if 0 <= log.leader_epoch < epoch:
-            note(Kind.NEWER, BEFORE_ALL, AFTER_ALL, f"the log's leader is at epoch {log.leader_epoch}")
+            note(TableFindingKind.NEWER, BEFORE_ALL, AFTER_ALL, f"the log's leader is at epoch {log.leader_epoch}")
             continue
         low, high = held_interval(log, epoch)
         detail = _epochs_detail(log)
-        note(Kind.STALE, BEFORE_ALL, low, detail)
-        note(Kind.STALE, max(low, high), AFTER_ALL, detail)
-        note(Kind.BEYOND, max(low, log.end_offset), high, f"the log ends at {log.end_offset}")
-        note(Kind.EXPIRED, low, min(high, log.start_offset), f"the log starts at {log.start_offset}")
+        note(TableFindingKind.STALE, BEFORE_ALL, low, detail)
+        note(TableFindingKind.STALE, max(low, high), AFTER_ALL, detail)
+        note(TableFindingKind.BEYOND, max(low, log.end_offset), high, f"the log ends at {log.end_offset}")
+        note(TableFindingKind.EXPIRED, low, min(high, log.start_offset), f"the log starts at {log.start_offset}")
         expired.append(clip(own_firsts, own_ends, low, min(high, log.start_offset)))
         inside = max(low, log.start_offset), min(high, log.end_offset)
         for low, high in _unproven(expected, epoch, *inside):
             for start, stop, why in _by_receipt(expected.lost, epoch, low, high):
-                note(Kind.UNPROVEN, start, stop, "; ".join((_why_unproven(log, epoch), *why)))
+                note(TableFindingKind.UNPROVEN, start, stop, "; ".join((_why_unproven(log, epoch), *why)))
         held.append(clip(own_firsts, own_ends, *inside))
     findings += _duplicates([*held, *expired])
     start, end = bucket
     lost = gaps(expired, max(start, expected.from_offset), min(end, log.start_offset))
     findings += [
-        Finding(Kind.EXPIRED, a, b, 0, (), f"the log starts at {log.start_offset}, and the table has no rows there")
+        TableFinding(
+            TableFindingKind.EXPIRED,
+            a,
+            b,
+            0,
+            (),
+            f"the log starts at {log.start_offset}, and the table has no rows there",
+        )
         for a, b in lost
     ]
     wanted = max(start, log.start_offset, expected.from_offset), min(end, expected.readable_end)
@@ -171,7 +178,7 @@ def judge(
     return sorted(findings, key=lambda one: (one.start_offset, one.kind))
 
 
-def _unproven(expected: Expected, epoch: int, low: int, high: int) -> list[tuple[int, int]]:
+def _unproven(expected: ExpectedRows, epoch: int, low: int, high: int) -> list[tuple[int, int]]:
     """Where in [low, high) nothing proves that a row of this epoch is the log's record."""
     log = expected.log
     if epoch == SAME_VALUES:
@@ -198,8 +205,8 @@ def _by_receipt(
 
 
 def _compare_with_log(
-    expected: Expected, wanted: tuple[int, int], held: Sequence[tuple[Offsets, Offsets]], find: Find
-) -> list[Finding]:
+    expected: ExpectedRows, wanted: tuple[int, int], held: Sequence[tuple[Offsets, Offsets]], find: Find
+) -> list[TableFinding]:
     """Records that the table lacks and, if the complete log is read, rows without a record."""
     start, end = wanted
     if start >= end:
@@ -210,29 +217,34 @@ def _compare_with_log(
     if not looked_at:
         return []
     found = find(looked_at, level)
-    findings: list[Finding] = []
+    findings: list[TableFinding] = []
     unreadable = common(found.unreadable, holes)
     findings += [
-        Finding(Kind.UNREADABLE, a, b, 0, (), "a batch of the log has a wrong checksum") for a, b in unreadable
+        TableFinding(TableFindingKind.UNREADABLE, a, b, 0, (), "a batch of the log has a wrong checksum")
+        for a, b in unreadable
     ]
     for a, b in common(found.present, holes):
         middle = min(max(a, expected.rows_end), b)
         if a < middle:
-            findings.append(Finding(Kind.MISSING, a, middle, middle - a, _epochs_between(expected.log, a, middle)))
+            findings.append(
+                TableFinding(TableFindingKind.MISSING, a, middle, middle - a, _epochs_between(expected.log, a, middle))
+            )
         if middle < b:
-            findings.append(Finding(Kind.BEHIND, middle, b, b - middle, _epochs_between(expected.log, middle, b)))
+            findings.append(
+                TableFinding(TableFindingKind.BEHIND, middle, b, b - middle, _epochs_between(expected.log, middle, b))
+            )
     if expected.everything:
         findings += _not_in_batches(expected, wanted, held, found, find)
     return findings
 
 
 def _not_in_batches(
-    expected: Expected,
+    expected: ExpectedRows,
     wanted: tuple[int, int],
     held: Sequence[tuple[Offsets, Offsets]],
     found: RecordRanges,
     find: Find,
-) -> list[Finding]:
+) -> list[TableFinding]:
     """Rows of the right epoch at offsets where the log has no record (for this reader)."""
     without = outside([*found.present, *found.unreadable], *wanted)
     rows = common(covered(held), without)
@@ -241,10 +253,12 @@ def _not_in_batches(
     # read_uncommitted also returns records of aborted transactions; what it does not return was compacted away.
     aborted = find(rows, "read_uncommitted").present if expected.committed_only else []
     of_aborted = common(rows, aborted)
-    findings = [Finding(Kind.ABORTED, a, b, b - a, _epochs_between(expected.log, a, b)) for a, b in of_aborted]
+    findings = [
+        TableFinding(TableFindingKind.ABORTED, a, b, b - a, _epochs_between(expected.log, a, b)) for a, b in of_aborted
+    ]
     for a, b in rows:
         for c, d in outside(of_aborted, a, b):
-            findings.append(Finding(Kind.COMPACTED, c, d, d - c, _epochs_between(expected.log, c, d)))
+            findings.append(TableFinding(TableFindingKind.COMPACTED, c, d, d - c, _epochs_between(expected.log, c, d)))
     return findings
 
 
@@ -256,11 +270,13 @@ def _by_epoch(firsts: Offsets, ends: Offsets, epochs: Offsets) -> Iterable[tuple
         yield epoch, firsts[own], ends[own]
 
 
-def _duplicates(ranges: Sequence[tuple[Offsets, Offsets]]) -> list[Finding]:
+def _duplicates(ranges: Sequence[tuple[Offsets, Offsets]]) -> list[TableFinding]:
     starts, stops, counts = coverage(ranges)
     twice = counts > 1
     return [
-        Finding(Kind.DUPLICATE, start, stop, (stop - start) * (count - 1), (), f"{count} rows an offset")
+        TableFinding(
+            TableFindingKind.DUPLICATE, start, stop, (stop - start) * (count - 1), (), f"{count} rows an offset"
+        )
         for start, stop, count in zip(
             starts[twice].tolist(), stops[twice].tolist(), counts[twice].tolist(), strict=True
         )
@@ -296,7 +312,7 @@ def _why_unproven(log: LogEpochs, epoch: int) -> str:
     return "the brokers keep no epochs" if log.leader_epoch < 0 else "the log's epochs at these offsets are unknown"
 
 
-def as_columns(findings: Iterable[tuple[Any, Any, Finding]]) -> dict[str, list[Any]]:
+def as_columns(findings: Iterable[tuple[Any, Any, TableFinding]]) -> dict[str, list[Any]]:
     """Findings of (topic, partition) as the columns of a report."""
     rows = list(findings)
     return {

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.auditing.judge import ORDER, Finding, Kind, as_columns
+from pyspark_fenceline.auditing.judge import ORDER, TableFinding, TableFindingKind, as_columns
 from pyspark_fenceline.auditing.log import read_log
 from pyspark_fenceline.auditing.ranges import Range, common, merged, outside, runs_in
-from pyspark_fenceline.auditing.table_deletions import Deletions
+from pyspark_fenceline.auditing.table_deletions import TableDeletions
 from pyspark_fenceline.common.log_columns import OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.common.log_matching import LogEpochs
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-MISSING_KINDS: Final = (Kind.MISSING, Kind.BEHIND)
+MISSING_KINDS: Final = (TableFindingKind.MISSING, TableFindingKind.BEHIND)
 _BY_CALLER: Final = "named as deleted"
 _KEY, _START, _END = "key", "start_offset", "end_offset_exclusive"
 
@@ -95,7 +95,7 @@ def missing_ranges(findings: pa.Table) -> list[tuple[TopicPartition, int, int]]:
     return [(tp, one.start_offset, one.end_offset_exclusive) for tp, one in _absent(findings)]
 
 
-def _absent(findings: pa.Table) -> list[tuple[TopicPartition, Finding]]:
+def _absent(findings: pa.Table) -> list[tuple[TopicPartition, TableFinding]]:
     return [
         (TopicPartition(row["topic"], row["partition"]), _finding(row))
         for row in findings.to_pylist()
@@ -103,9 +103,9 @@ def _absent(findings: pa.Table) -> list[tuple[TopicPartition, Finding]]:
     ]
 
 
-def _finding(row: Mapping[str, Any]) -> Finding:
+def _finding(row: Mapping[str, Any]) -> TableFinding:
     start, end = row["start_offset"], row["end_offset_exclusive"]
-    return Finding(Kind(row["kind"]), start, end, row["rows"], tuple(row["epochs"]), row["detail"])
+    return TableFinding(TableFindingKind(row["kind"]), start, end, row["rows"], tuple(row["epochs"]), row["detail"])
 
 
 def narrow_missing(
@@ -122,14 +122,15 @@ def narrow_missing(
     by_partition: dict[TopicPartition, list[tuple[Sequence[Range], str]]] = {}
     for tp, ranges, by in deleted:
         by_partition.setdefault(tp, []).append((ranges, by))
-    left: list[tuple[str, int, Finding]] = []
+    left: list[tuple[str, int, TableFinding]] = []
     for tp, one in _absent(findings):
         still: list[Range] = [(one.start_offset, one.end_offset_exclusive)]
         if meant is not None:
             still = common(still, meant.get(tp, ()))
         for removed_ranges, by in by_partition.get(tp, ()):
             left += [
-                (tp.topic, tp.partition, _part(one, *each, Kind.DELETED, by)) for each in common(still, removed_ranges)
+                (tp.topic, tp.partition, _part(one, *each, TableFindingKind.DELETED, by))
+                for each in common(still, removed_ranges)
             ]
             still = [part for each in still for part in outside(common([each], removed_ranges), *each)]
         left += [(tp.topic, tp.partition, _part(one, *each, one.kind, one.detail)) for each in still]
@@ -138,13 +139,13 @@ def narrow_missing(
     return pa.concat_tables([others, made]).sort_by(list(ORDER))
 
 
-def _part(one: Finding, start: int, end: int, kind: Kind, detail: str) -> Finding:
-    return Finding(kind, start, end, end - start, one.epochs, detail)
+def _part(one: TableFinding, start: int, end: int, kind: TableFindingKind, detail: str) -> TableFinding:
+    return TableFinding(kind, start, end, end - start, one.epochs, detail)
 
 
 def deleted_ranges(
     ranges: Sequence[tuple[TopicPartition, int, int]],
-    by_table: Deletions,
+    by_table: TableDeletions,
     logs: Mapping[TopicPartition, LogEpochs],
     named: DeletedRows | None,
     client: Mapping[str, str],

@@ -16,7 +16,7 @@ from fenceline.errors import PeerError
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
 from pyspark_fenceline.auditing.judge import LostRecords
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.cluster import SourceCluster
 from pyspark_fenceline.common.loss_ledger import Ledger, ledger_ranges, read_ledger
 
 _ATTEMPTS: Final = 3
@@ -25,7 +25,7 @@ _TOPIC_DELETED: Final = "topic_deleted"
 
 
 @dataclass(frozen=True, slots=True)
-class Receipts:
+class LedgerReceipts:
     """`lost`: of each partition. `replaced`: topics for which an earlier topic of the same name was deleted or lost
     records. `notes`: why receipts may be missing.
     """
@@ -36,8 +36,8 @@ class Receipts:
 
 
 def read_receipts(
-    cluster: Cluster, client: Mapping[str, str], topic_ids: Mapping[TopicPartition, str | None]
-) -> Receipts:
+    cluster: SourceCluster, client: Mapping[str, str], topic_ids: Mapping[TopicPartition, str | None]
+) -> LedgerReceipts:
     """The receipts of these partitions, whose topics have these ids."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -52,12 +52,12 @@ def read_receipts(
             connect.forget("reader", client)
         if attempt == _ATTEMPTS:
             break
-    return Receipts(notes=(f"the loss receipts in {LOSSES_TOPIC} cannot be read: {trouble}",))
+    return LedgerReceipts(notes=(f"the loss receipts in {LOSSES_TOPIC} cannot be read: {trouble}",))
 
 
 def receipts_of(
     ledger: Ledger, topic_ids: Mapping[TopicPartition, str | None], *, is_complete: bool = True
-) -> Receipts:
+) -> LedgerReceipts:
     """Those of the partitions of `topic_ids`. `is_complete`: see `LedgerRanges`."""
     names = {tp.topic: id for tp, id in topic_ids.items()}
     lost: dict[TopicPartition, list[LostRecords]] = {}
@@ -79,4 +79,4 @@ def receipts_of(
         notes.append(f"{len(ledger.unknown)} records of {LOSSES_TOPIC} have an unknown format")
     if not is_complete:
         notes.append(f"{LOSSES_TOPIC} has lost its first receipts to retention: older losses are not known")
-    return Receipts({tp: tuple(each) for tp, each in lost.items()}, frozenset(replaced), tuple(notes))
+    return LedgerReceipts({tp: tuple(each) for tp, each in lost.items()}, frozenset(replaced), tuple(notes))

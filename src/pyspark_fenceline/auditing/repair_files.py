@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.auditing.repair_plan import FileRewrite
-from pyspark_fenceline.auditing.table import Settings
+from pyspark_fenceline.auditing.table import AuditSettings
 from pyspark_fenceline.auditing.transform import (
     record_tasks,
     records,
@@ -52,7 +52,7 @@ def rewrite_files(
 
 
 def write_absent(
-    options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent, session: SparkSession | None
+    options: DeltaOptions, table: DeltaTable, chosen: AuditSettings, absent: Absent, session: SparkSession | None
 ) -> list[DataFile]:
     """Write the records in these ranges to files. Raises `OperatorError` if the table's rows cannot be made of them."""
     if session is None:

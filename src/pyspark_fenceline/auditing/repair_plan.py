@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.auditing.duplicates import finding_ranges, repeated_rows
-from pyspark_fenceline.auditing.judge import FAULTS, Kind
+from pyspark_fenceline.auditing.judge import FAULTS, TableFindingKind
 from pyspark_fenceline.auditing.runs import NOT_IN_LOG, Refine
 from pyspark_fenceline.common.log_columns import LogColumns
 from pyspark_fenceline.delta.change import Removed, removed_rows
@@ -27,15 +27,25 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-PROVEN_WRONG: Final = frozenset({Kind.STALE, Kind.BEYOND})
+PROVEN_WRONG: Final = frozenset({TableFindingKind.STALE, TableFindingKind.BEYOND})
 """The default kinds of a repair: rows that the log proves to be none of its records."""
-TAKEN_OUT: Final = frozenset({*PROVEN_WRONG, Kind.ABORTED, Kind.DUPLICATE, Kind.FOREIGN, Kind.NEWER})
-ADDED: Final = frozenset({Kind.MISSING, Kind.BEHIND, Kind.DELETED})
+TAKEN_OUT: Final = frozenset(
+    {
+        *PROVEN_WRONG,
+        TableFindingKind.ABORTED,
+        TableFindingKind.DUPLICATE,
+        TableFindingKind.FOREIGN,
+        TableFindingKind.NEWER,
+    }
+)
+ADDED: Final = frozenset({TableFindingKind.MISSING, TableFindingKind.BEHIND, TableFindingKind.DELETED})
 REPAIRABLE: Final = TAKEN_OUT | ADDED
-_OF_ONE_EPOCH: Final = frozenset({Kind.STALE, Kind.BEYOND, Kind.FOREIGN, Kind.NEWER})
+_OF_ONE_EPOCH: Final = frozenset(
+    {TableFindingKind.STALE, TableFindingKind.BEYOND, TableFindingKind.FOREIGN, TableFindingKind.NEWER}
+)
 
 
-def chosen_kinds(names: Collection[str] | None) -> frozenset[Kind]:
+def chosen_kinds(names: Collection[str] | None) -> frozenset[TableFindingKind]:
     """The kinds that a caller names; None for `PROVEN_WRONG`. Raises `OperatorError` for one that has no repair."""
     if names is None:
         return PROVEN_WRONG
@@ -54,7 +64,7 @@ def chosen_kinds(names: Collection[str] | None) -> frozenset[Kind]:
 class BadRange:
     """Rows of [start, end) to remove; only those of `epoch`, if given."""
 
-    kind: Kind
+    kind: TableFindingKind
     start: int
     end: int
     epoch: int | None
@@ -74,19 +84,21 @@ class RepairWork:
         return not self.bad and not self.absent and not self.repeated
 
 
-def repair_work(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, may_add: bool = True) -> RepairWork:
+def repair_work(
+    findings: Iterable[Mapping[str, Any]], kinds: Collection[TableFindingKind], *, may_add: bool = True
+) -> RepairWork:
     """`findings`: rows of a report. Without `may_add` no record is added that may have been deleted on purpose."""
     work = RepairWork()
     for one in findings:
-        kind = Kind(one["kind"])
-        is_held_back = kind in (Kind.MISSING, Kind.BEHIND) and not may_add
+        kind = TableFindingKind(one["kind"])
+        is_held_back = kind in (TableFindingKind.MISSING, TableFindingKind.BEHIND) and not may_add
         if kind not in kinds or is_held_back:
             if kind in FAULTS or is_held_back:
                 work.left.append(one)
         elif kind in ADDED:
             tp = TopicPartition(one["topic"], one["partition"])
             work.absent.append((tp, one["start_offset"], one["end_offset_exclusive"]))
-        elif kind is Kind.DUPLICATE:
+        elif kind is TableFindingKind.DUPLICATE:
             work.repeated.append(one)
         else:
             epoch = None
@@ -131,7 +143,7 @@ def file_rewrites(
         if duplicates is not None:
             duplicates &= ~to_remove
             removed_duplicates += int(duplicates.sum())
-            removed += removed_rows(columns, duplicates, Kind.DUPLICATE)
+            removed += removed_rows(columns, duplicates, TableFindingKind.DUPLICATE)
             to_remove |= duplicates
         if to_remove.any():
             rewrites.append(FileRewrite(file, None if to_remove.all() else np.asarray(~to_remove)))

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
-from pyspark_fenceline.auditing.judge import Kind
+from pyspark_fenceline.auditing.judge import TableFindingKind
 from pyspark_fenceline.auditing.repair_files import rewrite_files, write_absent
 from pyspark_fenceline.auditing.repair_plan import FileRewrite, RepairWork, chosen_kinds, file_rewrites, repair_work
 from pyspark_fenceline.auditing.table import (
+    AuditSettings,
+    AuditVerdict,
     OpenedTable,
-    Settings,
     Starting,
-    Verdict,
     audit_files,
     open_for_audit,
     session_for,
@@ -59,13 +59,13 @@ class Added:
 
 
 @dataclass(slots=True)
-class Repair:
+class TableRepair:
     """What a repair did, or would do. `version`: of the table afterwards, None if nothing was changed. `is_applied`:
     called with `apply`. `left`: differences that it leaves unchanged: of kinds that were not chosen, or because nothing
     proves that the rows are wrong. Without `is_applied` the number of added files is unknown.
     """
 
-    before: Verdict
+    before: AuditVerdict
     is_applied: bool = False
     version: int | None = None
     removed: Sequence[Removed] = ()
@@ -123,7 +123,7 @@ def repair(
     by_values: bool = False,
     row_key: Collection[str] | None = None,
     deleted: str | DataFrame | pa.Table | None = None,
-) -> Repair:
+) -> TableRepair:
     """Report the changes that make the Delta table at a path match the log, and with `apply` make them, as Spark jobs.
 
     `kinds`: of the findings to act on; None for proven errors (stale, beyond). Others: missing, behind (records that
@@ -148,12 +148,12 @@ def repair(
 
 def repair_here(
     table: str,
-    chosen: Settings,
+    chosen: AuditSettings,
     *,
     apply: bool = False,
     kinds: Collection[str] | None = None,
     storage: Mapping[str, str] | None = None,
-) -> Repair:
+) -> TableRepair:
     """As `repair`, in this process, with Spark only if `chosen` has a predicate or a transform."""
     return _repair(table, chosen, storage, session_for(chosen), chosen_kinds(kinds), apply=apply)
 
@@ -169,8 +169,8 @@ class _Progress:
     files_removed: int = 0
     files_added: int = 0
 
-    def result(self, before: Verdict, left: Sequence[Mapping[str, Any]]) -> Repair:
-        return Repair(
+    def result(self, before: AuditVerdict, left: Sequence[Mapping[str, Any]]) -> TableRepair:
+        return TableRepair(
             before,
             True,
             self.version,
@@ -185,23 +185,23 @@ class _Progress:
 
 def _repair(
     path: str,
-    chosen: Settings,
+    chosen: AuditSettings,
     storage: Mapping[str, str] | None,
     session: SparkSession | None,
-    kinds: Collection[Kind],
+    kinds: Collection[TableFindingKind],
     *,
     apply: bool,
-) -> Repair:
+) -> TableRepair:
     done = _Progress()
-    before: Verdict | None = None
+    before: AuditVerdict | None = None
     for _ in range(_ATTEMPTS):
         table = open_for_audit(path, storage, to_write=True)
         found = audit_files(table, chosen, session)
         before = before or found.verdict
-        may_add = not found.verdict.unknown_deletions or Kind.DELETED in kinds
+        may_add = not found.verdict.unknown_deletions or TableFindingKind.DELETED in kinds
         work = repair_work(_rows(found.findings, session), kinds, may_add=may_add)
         if work.is_empty:
-            return done.result(before, work.left) if apply else Repair(before, left=work.left)
+            return done.result(before, work.left) if apply else TableRepair(before, left=work.left)
         try:
             rewrites, removed, differing = file_rewrites(table.options, table.files, work, chosen.row_key, found.refine)
         except FileNotFoundError:
@@ -232,15 +232,17 @@ def _rows(findings: Any, session: SparkSession | None) -> list[Mapping[str, Any]
     return rows
 
 
-def _planned(before: Verdict, work: RepairWork, rewrites: Sequence[FileRewrite], removed: Sequence[Removed]) -> Repair:
+def _planned(
+    before: AuditVerdict, work: RepairWork, rewrites: Sequence[FileRewrite], removed: Sequence[Removed]
+) -> TableRepair:
     added = [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
     rows = sum(one.end_offset_exclusive - one.start_offset for one in added)
-    return Repair(before, False, None, removed, added, rows, len(rewrites), 0, work.left)
+    return TableRepair(before, False, None, removed, added, rows, len(rewrites), 0, work.left)
 
 
 def _apply(
     table: OpenedTable,
-    chosen: Settings,
+    chosen: AuditSettings,
     session: SparkSession | None,
     work: RepairWork,
     rewrites: Sequence[FileRewrite],

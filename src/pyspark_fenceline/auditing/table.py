@@ -32,7 +32,7 @@ from pyspark_fenceline.auditing.executor import (
     SparkRowsAudit,
     counts_of,
 )
-from pyspark_fenceline.auditing.judge import FAULTS, Expected, Kind
+from pyspark_fenceline.auditing.judge import FAULTS, ExpectedRows, TableFindingKind
 from pyspark_fenceline.auditing.missing import (
     MISSING_KINDS,
     DeletedRows,
@@ -42,9 +42,9 @@ from pyspark_fenceline.auditing.missing import (
     read_deleted_rows,
 )
 from pyspark_fenceline.auditing.ranges import Range
-from pyspark_fenceline.auditing.receipts import Receipts, read_receipts
+from pyspark_fenceline.auditing.receipts import LedgerReceipts, read_receipts
 from pyspark_fenceline.auditing.runs import NOT_IN_LOG, SAME_VALUES, Refine
-from pyspark_fenceline.auditing.table_deletions import Deletions, deletions, vectors_of, without_deleted
+from pyspark_fenceline.auditing.table_deletions import TableDeletions, deletions, vectors_of, without_deleted
 from pyspark_fenceline.auditing.transform import (
     EVERY_RECORD,
     ByTransform,
@@ -54,7 +54,7 @@ from pyspark_fenceline.auditing.transform import (
     expected_offsets,
 )
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.cluster import Cluster, partitions_of
+from pyspark_fenceline.common.cluster import SourceCluster, partitions_of
 from pyspark_fenceline.common.execution import active_session
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LOG_COLUMNS, LogColumns, missing_columns
 from pyspark_fenceline.common.log_epochs import (
@@ -86,7 +86,7 @@ ONE_EPOCH: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AuditSettings:
     """Settings of an audit. `topics`: None for those of the table. `client`: properties, with the brokers' address.
     `starting`: from where on the table should be complete: the log's start, or its own first row. `committed_only`: the
     table should hold committed records only. `everything`: read all batch headers of the log, which also finds rows
@@ -111,14 +111,14 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AuditVerdict:
     """The result of an audit. `ranges` and `rows`: by kind of finding. `is_equal`: all rows are proven to be the log's
     records, and nothing differs. `unknown_deletions`: if records are missing, the entries of the table's log whose
     deleted rows are unknown.
     """
 
-    ranges: Mapping[Kind, int]
-    rows: Mapping[Kind, int]
+    ranges: Mapping[TableFindingKind, int]
+    rows: Mapping[TableFindingKind, int]
     row_count: int
     partition_count: int
     sees_truncation: bool
@@ -129,9 +129,9 @@ class Verdict:
     def outcome(self) -> Outcome:
         if any(self.ranges.get(kind) for kind in FAULTS):
             return "different"
-        if self.ranges.get(Kind.UNPROVEN):
+        if self.ranges.get(TableFindingKind.UNPROVEN):
             return "unproven"
-        return "behind" if self.ranges.get(Kind.BEHIND) else "equal"
+        return "behind" if self.ranges.get(TableFindingKind.BEHIND) else "equal"
 
     @property
     def is_right(self) -> bool:
@@ -146,25 +146,25 @@ class Verdict:
         """The result as a sentence."""
         counts = [
             f"{self.rows.get(kind, 0) or self.ranges[kind]} {kind}"
-            for kind in (*sorted(FAULTS), Kind.UNPROVEN, Kind.BEHIND, Kind.DELETED)
+            for kind in (*sorted(FAULTS), TableFindingKind.UNPROVEN, TableFindingKind.BEHIND, TableFindingKind.DELETED)
             if self.ranges.get(kind)
         ]
-        if self.rows.get(Kind.EXPIRED):
-            counts.append(f"{self.rows[Kind.EXPIRED]} {Kind.EXPIRED}")
+        if self.rows.get(TableFindingKind.EXPIRED):
+            counts.append(f"{self.rows[TableFindingKind.EXPIRED]} {TableFindingKind.EXPIRED}")
         what = {
             "equal": "The table equals the log",
             "behind": "The table holds what the log holds, but not its newest records",
             "unproven": "The table is not proven to equal the log",
             "different": "The table differs from the log",
         }[self.outcome]
-        if self.ranges.get(Kind.DELETED) and self.outcome == "equal":
+        if self.ranges.get(TableFindingKind.DELETED) and self.outcome == "equal":
             what += " except for rows that were deleted on purpose"
         about = f"{self.row_count} rows of {self.partition_count} partitions"
         more = "".join(f"; {note}" for note in (*self._advice(), *self.notes))
         return f"{what} ({about}{': ' if counts else ''}{', '.join(counts)}){more}."
 
     def _advice(self) -> list[str]:
-        unproven = self.rows.get(Kind.UNPROVEN, 0)
+        unproven = self.rows.get(TableFindingKind.UNPROVEN, 0)
         if not unproven:
             return []
         return [
@@ -181,7 +181,7 @@ class Audit:
     """
 
     findings: Any
-    verdict: Verdict
+    verdict: AuditVerdict
     refine: Refine | None = None
 
     def __str__(self) -> str:
@@ -247,7 +247,7 @@ def audit(
 
 def audit_here(
     table: str,
-    chosen: Settings,
+    chosen: AuditSettings,
     *,
     storage: Mapping[str, str] | None = None,
 ) -> Audit:
@@ -255,7 +255,7 @@ def audit_here(
     return audit_files(open_for_audit(table, storage), chosen, session_for(chosen))
 
 
-def session_for(chosen: Settings) -> SparkSession | None:
+def session_for(chosen: AuditSettings) -> SparkSession | None:
     """A session if the work requires one: predicates and transforms run in Spark."""
     return None if chosen.mapping.is_all else active_session()
 
@@ -271,7 +271,7 @@ def settings(
     mapping: RowMapping | None = None,
     row_key: Collection[str] | None = None,
     deleted: str | DataFrame | pa.Table | None = None,
-) -> Settings:
+) -> AuditSettings:
     """Check the arguments. Raises `OperatorError`."""
     client = {"bootstrap.servers": bootstrap} if isinstance(bootstrap, str) else dict(bootstrap)
     if isolation_level not in ("read_committed", "read_uncommitted"):
@@ -281,7 +281,7 @@ def settings(
     committed = isolation_level == "read_committed"
     names = (topics,) if isinstance(topics, str) else None if topics is None else tuple(topics)
     key = (row_key,) if isinstance(row_key, str) else None if row_key is None else tuple(row_key)
-    return Settings(
+    return AuditSettings(
         client,
         names,
         starting,
@@ -308,7 +308,7 @@ class OpenedTable:
         return f"the Delta table at {self.options.path}"
 
 
-def audit_files(table: OpenedTable, chosen: Settings, session: SparkSession | None) -> Audit:
+def audit_files(table: OpenedTable, chosen: AuditSettings, session: SparkSession | None) -> Audit:
     """Compare a table's files, with Spark if there is a session, else in this process."""
     _require_key(table.schema.names, chosen, f"The Delta table at {table.options.path}")
     if chosen.by_values and chosen.mapping.transform is None:
@@ -355,7 +355,7 @@ def _require_columns(names: Iterable[str], what: str) -> None:
         )
 
 
-def _require_key(names: Iterable[str], chosen: Settings, what: str) -> None:
+def _require_key(names: Iterable[str], chosen: AuditSettings, what: str) -> None:
     missing = sorted(set(chosen.row_key or ()) - set(names))
     if missing:
         raise OperatorError(
@@ -365,7 +365,7 @@ def _require_key(names: Iterable[str], chosen: Settings, what: str) -> None:
 
 
 def comparison_of(
-    table: OpenedTable, chosen: Settings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
+    table: OpenedTable, chosen: AuditSettings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
 ) -> ByValues | ByTransform:
     """The comparison of rows without an epoch with the log. `readable`: the bounds of the logs."""
     if chosen.mapping.transform is None:
@@ -375,7 +375,7 @@ def comparison_of(
 
 
 def refine_of(
-    table: OpenedTable, chosen: Settings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
+    table: OpenedTable, chosen: AuditSettings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
 ) -> Refine | None:
     """What completes the log columns of the table's files, or None. `readable`: the bounds of the logs."""
     compared = comparison_of(table, chosen, session, readable) if chosen.by_values else None
@@ -422,8 +422,8 @@ class _Totals:
 
 
 def _run(
-    work: AuditExecutor[Findings], chosen: Settings, session: SparkSession | None, table: OpenedTable | None
-) -> tuple[Findings, Verdict]:
+    work: AuditExecutor[Findings], chosen: AuditSettings, session: SparkSession | None, table: OpenedTable | None
+) -> tuple[Findings, AuditVerdict]:
     cluster = connect.connect({**chosen.client, "isolation.level": chosen.isolation_level})
     known = list(chosen.topics) if chosen.topics is not None else []
     likely = known or sorted(work.topics() or ())
@@ -453,7 +453,7 @@ def _run(
         readable = readable_ends(cluster, there)
         receipts = _receipts(cluster, chosen, totals, logs)
         expected = {
-            tp: _expected(totals, tp, chosen, Expected(log, max(readable[tp].offset, 0)), receipts)
+            tp: _expected(totals, tp, chosen, ExpectedRows(log, max(readable[tp].offset, 0)), receipts)
             for tp, log in logs.items()
         }
         judging = BucketJudge(chosen.client, bucket_size, expected, chosen.topics)
@@ -473,13 +473,13 @@ def _run(
     if any(_relies_on_one_epoch(totals, tp, log, receipts) for tp, log in logs.items()):
         notes.append(ONE_EPOCH)
     findings, counted, unknown = _check_again(work, chosen, session, table, logs, findings, counted, notes)
-    kinds = {Kind(kind): (ranges, rows) for kind, ranges, rows in counted}
+    kinds = {TableFindingKind(kind): (ranges, rows) for kind, ranges, rows in counted}
     sees = all(log.leader_epoch >= 0 for log in logs.values())
     if not sees:
         notes.insert(0, NO_EPOCHS_WARNING)
     if not expected:
         notes.append("nothing was compared: no topic was given, and the rows name no existing topic")
-    verdict = Verdict(
+    verdict = AuditVerdict(
         {kind: ranges for kind, (ranges, _) in kinds.items()},
         {kind: rows for kind, (_, rows) in kinds.items()},
         totals.row_count,
@@ -493,8 +493,8 @@ def _run(
 
 def _refine(
     work: AuditExecutor[Any],
-    cluster: Cluster,
-    chosen: Settings,
+    cluster: SourceCluster,
+    chosen: AuditSettings,
     session: SparkSession | None,
     table: OpenedTable | None,
     likely: Sequence[str],
@@ -513,18 +513,18 @@ def _refine(
 
 
 def _receipts(
-    cluster: Cluster, chosen: Settings, totals: _Totals, logs: Mapping[TopicPartition, LogEpochs]
-) -> Receipts:
+    cluster: SourceCluster, chosen: AuditSettings, totals: _Totals, logs: Mapping[TopicPartition, LogEpochs]
+) -> LedgerReceipts:
     """The receipts of partitions with rows that nothing else proves."""
     doubtful = {
         tp: log.topic_id
         for tp, log in logs.items()
         if any(epoch == -1 or not log.epochs for epoch in totals.epochs.get(tp, ()))
     }
-    return read_receipts(cluster, chosen.client, doubtful) if doubtful else Receipts()
+    return read_receipts(cluster, chosen.client, doubtful) if doubtful else LedgerReceipts()
 
 
-def _relies_on_one_epoch(totals: _Totals, tp: TopicPartition, log: LogEpochs, receipts: Receipts) -> bool:
+def _relies_on_one_epoch(totals: _Totals, tp: TopicPartition, log: LogEpochs, receipts: LedgerReceipts) -> bool:
     """Whether rows of this partition count as records of the log because it has had only one epoch."""
     low, high = proven_without_epoch(log)
     has_such_rows = -1 in totals.epochs.get(tp, ())
@@ -533,7 +533,7 @@ def _relies_on_one_epoch(totals: _Totals, tp: TopicPartition, log: LogEpochs, re
 
 def _check_again(
     work: AuditExecutor[Findings],
-    chosen: Settings,
+    chosen: AuditSettings,
     session: SparkSession | None,
     table: OpenedTable | None,
     logs: Mapping[TopicPartition, LogEpochs],
@@ -543,7 +543,7 @@ def _check_again(
 ) -> tuple[Findings, list[tuple[str, int, int]], tuple[str, ...]]:
     """The findings, their counts and unknown deletions, after checking missing and duplicate rows again."""
     kinds = {kind for kind, _, _ in counted}
-    twice = chosen.row_key is not None and table is not None and Kind.DUPLICATE in kinds
+    twice = chosen.row_key is not None and table is not None and TableFindingKind.DUPLICATE in kinds
     if not twice and kinds.isdisjoint(MISSING_KINDS):
         return findings, counted, ()
     if not twice and table is None and chosen.mapping.is_all and chosen.deleted is None:
@@ -561,7 +561,7 @@ def _check_again(
         if not chosen.mapping.is_all:
             assert session is not None, "a transform needs Spark"
             meant = expected_offsets(session, chosen.client, chosen.mapping, absent, chosen.isolation_level)
-        by_table = Deletions() if table is None else deletions(table.options, {tp for tp, _, _ in absent})
+        by_table = TableDeletions() if table is None else deletions(table.options, {tp for tp, _, _ in absent})
         deleted = deleted_ranges(absent, by_table, logs, chosen.deleted, chosen.client, chosen.isolation_level)
         found = narrow_missing(found, meant, deleted)
         if missing_ranges(found):
@@ -576,7 +576,7 @@ def _bucket_size(total: int, task_count: int) -> int:
     return max(_SMALLEST_BUCKET, min(_LARGEST_BUCKET, total // (task_count * BUCKETS_PER_TASK) + 1))
 
 
-def _totals(rows: Iterable[tuple[str | None, int, int, int, int, int]], chosen: Settings) -> _Totals:
+def _totals(rows: Iterable[tuple[str | None, int, int, int, int, int]], chosen: AuditSettings) -> _Totals:
     totals = _Totals()
     for topic, partition, epoch, first, end, count in rows:
         if topic is None:
@@ -591,7 +591,9 @@ def _totals(rows: Iterable[tuple[str | None, int, int, int, int, int]], chosen: 
     return totals
 
 
-def _expected(totals: _Totals, tp: TopicPartition, chosen: Settings, bare: Expected, receipts: Receipts) -> Expected:
+def _expected(
+    totals: _Totals, tp: TopicPartition, chosen: AuditSettings, bare: ExpectedRows, receipts: LedgerReceipts
+) -> ExpectedRows:
     """What the table should hold, given the bounds of its rows that are in the log."""
     begins: list[int] = []
     ends: list[int] = []
@@ -617,7 +619,7 @@ def _expected(totals: _Totals, tp: TopicPartition, chosen: Settings, bare: Expec
     )
 
 
-def _all_buckets(expected: Mapping[TopicPartition, Expected], bucket_size: int) -> list[tuple[str, int, int]]:
+def _all_buckets(expected: Mapping[TopicPartition, ExpectedRows], bucket_size: int) -> list[tuple[str, int, int]]:
     """Every bucket of every log, so that buckets without rows are judged too."""
     return [
         (tp.topic, tp.partition, bucket)

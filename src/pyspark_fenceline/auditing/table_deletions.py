@@ -65,7 +65,7 @@ class Deletion(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Deletions:
+class TableDeletions:
     """`found`: of each partition, oldest first. `unknown`: commits whose deleted rows are unknown. `first_version`: of
     the oldest commit in the table's log; earlier deletions are unknown.
     """
@@ -75,11 +75,11 @@ class Deletions:
     first_version: int = 0
 
 
-def deletions(options: DeltaOptions, concerned: Collection[TopicPartition]) -> Deletions:
+def deletions(options: DeltaOptions, concerned: Collection[TopicPartition]) -> TableDeletions:
     """Other writers' deletions from these partitions, as far as the table's log goes back."""
     table = open_table(options)
     if table is None or not concerned:
-        return Deletions()
+        return TableDeletions()
     found: dict[TopicPartition, list[Deletion]] = {}
     unknown: list[str] = []
     history = sorted(table.history(), key=lambda entry: int(entry["version"]))
@@ -92,7 +92,7 @@ def deletions(options: DeltaOptions, concerned: Collection[TopicPartition]) -> D
                 found.setdefault(tp, []).append(Deletion(epoch, runs_in(offsets), by))
         except (FileNotFoundError, OperatorError):
             unknown.append(by)
-    return Deletions(found, tuple(unknown), int(history[0]["version"]) if history else 0)
+    return TableDeletions(found, tuple(unknown), int(history[0]["version"]) if history else 0)
 
 
 def _may_delete(entry: Mapping[str, Any]) -> bool:

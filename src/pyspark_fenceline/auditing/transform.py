@@ -20,7 +20,7 @@ from pyspark_fenceline.auditing.ranges import Range, runs_in
 from pyspark_fenceline.auditing.runs import NOT_IN_LOG, RUNS_DDL, SAME_VALUES, runs_of
 from pyspark_fenceline.common.execution import rows_of_pieces
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
-from pyspark_fenceline.common.planning import OffsetRange, Task, plan_tasks
+from pyspark_fenceline.common.planning import PlannedRange, Task, plan_tasks
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.table_files import TableFile, read_log_columns, rows_of_file
 
@@ -101,7 +101,7 @@ def records(
 
 def record_tasks(ranges: LogRanges) -> list[Task]:
     """Ranges in pieces for `records_of_task`."""
-    return plan_tasks([OffsetRange(tp, start, end) for tp, start, end in ranges])
+    return plan_tasks([PlannedRange(tp, start, end) for tp, start, end in ranges])
 
 
 def records_of_task(

@@ -1,6 +1,6 @@
 """The interface to a cluster that planning needs, so that tests can use a fake instead of brokers.
 
-Owns the `Cluster` protocol and its values. Never talks to a broker itself: `connect.py` does.
+Owns the `SourceCluster` protocol and its values. Never talks to a broker itself: `connect.py` does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from fenceline.client.core.offsets import EpochEnd
 from fenceline.ids import TopicPartition
 
-__all__ = ["Cluster", "EpochEnd", "LogEnd", "TopicFacts", "partitions_of"]
+__all__ = ["EpochEnd", "ReadableEnd", "SourceCluster", "TopicFacts", "partitions_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ def partitions_of(topics: Mapping[str, TopicFacts]) -> list[TopicPartition]:
     return [TopicPartition(name, index) for name, facts in topics.items() for index in facts.partitions]
 
 
-class LogEnd(NamedTuple):
+class ReadableEnd(NamedTuple):
     """Readable end (high watermark, or last stable offset) and the leader's current epoch (-1: unknown)."""
 
     offset: int
     leader_epoch: int
 
 
-class Cluster(Protocol):
+class SourceCluster(Protocol):
     """The driver's requests to a cluster. Every method raises a `FencelineError` if the cluster cannot answer."""
 
     def cluster_id(self) -> str | None:
@@ -50,7 +50,7 @@ class Cluster(Protocol):
         """First offset of each partition's log."""
         ...
 
-    def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnd]:
+    def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ReadableEnd]:
         """Current end of each partition's readable log."""
         ...
 

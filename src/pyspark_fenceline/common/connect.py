@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from fenceline.client.core.errors import broker_error
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition, decode_uuid, encode_uuid
-from pyspark_fenceline.common.cluster import EpochEnd, LogEnd, TopicFacts
-from pyspark_fenceline.common.planning import OffsetRange
+from pyspark_fenceline.common.cluster import EpochEnd, ReadableEnd, TopicFacts
+from pyspark_fenceline.common.planning import PlannedRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +81,7 @@ def producer(properties: Mapping[str, str]) -> Producer:
 
 def read_arrow(
     client: RangeReader,
-    ranges: Collection[OffsetRange],
+    ranges: Collection[PlannedRange],
     topic_ids: Mapping[str, str | None],
     progress: dict[TopicPartition, int],
     **columns: Any,
@@ -165,9 +165,9 @@ class ClientCluster:
         found = self._admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         return {tp: one.offset for tp, one in found.items()}
 
-    def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnd]:
+    def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ReadableEnd]:
         found = self._admin.list_offsets(dict.fromkeys(partitions, "latest"), isolation_level=self._isolation_level)
-        ends = {tp: LogEnd(one.offset, one.leader_epoch) for tp, one in found.items()}
+        ends = {tp: ReadableEnd(one.offset, one.leader_epoch) for tp, one in found.items()}
         blind = self._without_epochs(ends)
         return {tp: end._replace(leader_epoch=-1) if tp in blind else end for tp, end in ends.items()}
 
@@ -182,7 +182,7 @@ class ClientCluster:
         found = self._admin.describe_configs([("topic", name) for name in sorted(topics)])
         return {name: entries["cleanup.policy"].value or "" for (_, name), entries in found.items()}
 
-    def _without_epochs(self, ends: Mapping[TopicPartition, LogEnd]) -> set[TopicPartition]:
+    def _without_epochs(self, ends: Mapping[TopicPartition, ReadableEnd]) -> set[TopicPartition]:
         """Partitions whose leaders have an epoch but do not answer OffsetForLeaderEpoch: the topic's message format has
         no epochs, or Kafka 2.1 and 2.2 require the ClusterAction permission (`epochs.md` E22)."""
         own = {

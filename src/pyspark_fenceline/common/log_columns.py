@@ -23,7 +23,7 @@ TOPIC, PARTITION, OFFSET, LEADER_EPOCH = "topic", "partition", "offset", "leader
 LOG_COLUMNS: Final = (TOPIC, PARTITION, OFFSET, LEADER_EPOCH)
 
 
-class Span(NamedTuple):
+class ColumnSpan(NamedTuple):
     """Rows of one partition and epoch (-1: rows without one); both offsets are inclusive."""
 
     topic: str
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ColumnRun:
     """Rows `start` to `end` (exclusive) of some columns, all of one partition."""
 
     topic_partition: TopicPartition
@@ -65,12 +65,12 @@ class LogColumns:
         """Some of the rows."""
         return LogColumns(self.partitions, self.codes[chosen], self.offsets[chosen], self.epochs[chosen])
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[ColumnRun]:
         """Runs of adjacent rows of one partition."""
         for start, end in _runs(self.codes):
             code = int(self.codes[start])
             if code >= 0:
-                yield Run(self.partitions[code], start, end)
+                yield ColumnRun(self.partitions[code], start, end)
 
 
 def log_columns(columns: Mapping[str, Any]) -> LogColumns:
@@ -160,7 +160,7 @@ def _runs(codes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def spans_of(columns: LogColumns, *, complete: bool = True) -> list[Span]:
+def spans_of(columns: LogColumns, *, complete: bool = True) -> list[ColumnSpan]:
     """The bounds of all rows, one span for each partition and epoch. Rows without a partition or offset raise
     `OperatorError`, or are ignored without `complete`.
     """
@@ -186,7 +186,7 @@ def spans_of(columns: LogColumns, *, complete: bool = True) -> list[Span]:
     counts = np.diff(np.concatenate((starts, [len(codes)])))
     lows, highs = np.minimum.reduceat(offsets, starts), np.maximum.reduceat(offsets, starts)
     return merged(
-        Span(columns.partitions[code].topic, columns.partitions[code].partition, epoch, low, high, count)
+        ColumnSpan(columns.partitions[code].topic, columns.partitions[code].partition, epoch, low, high, count)
         for code, epoch, low, high, count in zip(
             codes[starts].tolist(),
             epochs[starts].tolist(),
@@ -198,9 +198,9 @@ def spans_of(columns: LogColumns, *, complete: bool = True) -> list[Span]:
     )
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
+def merged(spans: Iterable[ColumnSpan]) -> list[ColumnSpan]:
     """One span for each partition and epoch."""
-    found: dict[tuple[str, int, int], Span] = {}
+    found: dict[tuple[str, int, int], ColumnSpan] = {}
     for span in spans:
         key = (span.topic, span.partition, span.epoch)
         known = found.get(key)
@@ -215,7 +215,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return [found[key] for key in sorted(found)]
 
 
-def bounds(spans: Iterable[Span]) -> dict[TopicPartition, tuple[int, int]]:
+def bounds(spans: Iterable[ColumnSpan]) -> dict[TopicPartition, tuple[int, int]]:
     """First and last offset of each partition."""
     found: dict[TopicPartition, tuple[int, int]] = {}
     for span in spans:

@@ -14,7 +14,7 @@ from typing import Final
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.cluster import Cluster, LogEnd, TopicFacts, partitions_of
+from pyspark_fenceline.common.cluster import ReadableEnd, SourceCluster, TopicFacts, partitions_of
 from pyspark_fenceline.common.epoch_walk import EpochWalk
 from pyspark_fenceline.common.log_matching import LogEpochs
 
@@ -28,7 +28,9 @@ NO_EPOCHS_WARNING: Final = (
 )
 
 
-def existing_partitions(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str | None]:
+def existing_partitions(
+    cluster: SourceCluster, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, str | None]:
     """The partitions that exist, with their topic's id."""
     wanted = set(partitions)
     if not wanted:
@@ -41,13 +43,13 @@ def existing_partitions(cluster: Cluster, partitions: Iterable[TopicPartition]) 
     }
 
 
-def readable_ends(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
+def readable_ends(cluster: SourceCluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, ReadableEnd]:
     """Readable end and current leader epoch of partitions that exist."""
     return dict(cluster.log_ends(partitions)) if partitions else {}
 
 
 def readable_ranges(
-    cluster: Cluster, topics: Mapping[str, TopicFacts]
+    cluster: SourceCluster, topics: Mapping[str, TopicFacts]
 ) -> tuple[dict[TopicPartition, tuple[int, int]], dict[TopicPartition, int]]:
     """First offset and readable end (exclusive) of each log of these topics, and its leader's epoch."""
     every = partitions_of(topics)
@@ -59,12 +61,12 @@ def readable_ranges(
 class LogEpochsCache:
     """Epochs of logs, cached while their leader's epoch and topic id are unchanged."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SourceCluster) -> None:
         self._cluster = cluster
         self._known: dict[TopicPartition, LogEpochs] = {}
 
     def get(
-        self, partitions: Mapping[TopicPartition, str | None], ends: Mapping[TopicPartition, LogEnd] | None = None
+        self, partitions: Mapping[TopicPartition, str | None], ends: Mapping[TopicPartition, ReadableEnd] | None = None
     ) -> dict[TopicPartition, LogEpochs]:
         """Epochs of `existing_partitions`. Cached epochs are exact; cached bounds may be old.
 
@@ -101,7 +103,7 @@ class LogEpochsCache:
         self,
         partitions: Mapping[TopicPartition, str | None],
         starts: Mapping[TopicPartition, int],
-        ends: Mapping[TopicPartition, LogEnd],
+        ends: Mapping[TopicPartition, ReadableEnd],
     ) -> dict[TopicPartition, LogEpochs]:
         logs = {
             tp: LogEpochs(ends[tp].leader_epoch, starts[tp], ends[tp].offset, (), topic_id)

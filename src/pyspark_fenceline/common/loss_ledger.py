@@ -12,14 +12,14 @@ from typing import NamedTuple
 from fenceline.client.core.loss_receipts import LossReceipt, newest_versions, parse_receipt
 from fenceline.ids import LOSSES_TOPIC
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.cluster import Cluster, partitions_of
-from pyspark_fenceline.common.planning import OffsetRange
+from pyspark_fenceline.common.cluster import SourceCluster, partitions_of
+from pyspark_fenceline.common.planning import PlannedRange
 
 
 class LedgerRanges(NamedTuple):
     """The topic's bounds at one moment. `is_complete`: its first receipt has not been deleted."""
 
-    ranges: tuple[OffsetRange, ...]
+    ranges: tuple[PlannedRange, ...]
     topic_ids: Mapping[str, str | None]
     is_complete: bool
 
@@ -31,13 +31,13 @@ class Ledger(NamedTuple):
     unknown: list[bytes]
 
 
-def ledger_ranges(cluster: Cluster) -> LedgerRanges:
+def ledger_ranges(cluster: SourceCluster) -> LedgerRanges:
     """Raises the client's errors if the brokers do not answer."""
     topics = cluster.topics([LOSSES_TOPIC])
     partitions = partitions_of(topics)
     starts = cluster.log_starts(partitions) if partitions else {}
     ends = cluster.log_ends(partitions) if partitions else {}
-    ranges = [OffsetRange(tp, start, ends[tp].offset) for tp, start in starts.items()]
+    ranges = [PlannedRange(tp, start, ends[tp].offset) for tp, start in starts.items()]
     return LedgerRanges(
         tuple(one for one in ranges if one.record_count > 0),
         {name: facts.id for name, facts in topics.items()},
@@ -46,7 +46,7 @@ def ledger_ranges(cluster: Cluster) -> LedgerRanges:
 
 
 def read_ledger(
-    client: Mapping[str, str], ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, str | None]
+    client: Mapping[str, str], ranges: tuple[PlannedRange, ...], topic_ids: Mapping[str, str | None]
 ) -> Ledger:
     """`client`: properties of the client. Raises its errors, also if the records expired meanwhile."""
     if not ranges:

@@ -36,7 +36,7 @@ EPOCHS_KEPT: Final = 8
 """Per partition. After a truncation over more elections the query goes back to the log's start."""
 
 
-class Position(NamedTuple):
+class PartitionPosition(NamedTuple):
     """The position of a reader of one partition: next offset, and the epoch of the record before it (-1: none or
     unknown).
 
@@ -55,12 +55,12 @@ class Position(NamedTuple):
             return self.epochs
         return (EpochStart(self.leader_epoch, -1),)
 
-    def at(self, offset: int) -> Position:
+    def at(self, offset: int) -> PartitionPosition:
         """The position at an offset before this one, in the same log."""
         below = tuple(start for start in self.epochs if start.offset < offset)
         if offset == self.offset:
             return self
-        return Position(offset, below[-1].epoch if below else UNKNOWN_EPOCH, below)
+        return PartitionPosition(offset, below[-1].epoch if below else UNKNOWN_EPOCH, below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class SourceOffset:
     unless 0. `unproven`: positions that were accepted without proof. `is_of_connector`: Spark's own source wrote it.
     """
 
-    positions: Mapping[TopicPartition, Position]
+    positions: Mapping[TopicPartition, PartitionPosition]
     topic_ids: Mapping[str, str | None]
     started_at: SourceOffset | None = field(default=None)
     cluster_id: str | None = None
@@ -177,13 +177,13 @@ def _since_of(encoded: Mapping[str, Any] | None) -> dict[TopicPartition, int] | 
 
 
 def _decode_topics(topics: Mapping[str, Any], cluster_id: str | None) -> SourceOffset:
-    positions: dict[TopicPartition, Position] = {}
+    positions: dict[TopicPartition, PartitionPosition] = {}
     ids: dict[str, str | None] = {}
     for topic, content in topics.items():
         ids[topic] = content["id"]
         for index, position in content["partitions"].items():
             epochs = tuple(EpochStart(int(epoch), int(offset)) for epoch, offset in position.get("epochs", ()))
-            positions[TopicPartition(topic, int(index))] = Position(
+            positions[TopicPartition(topic, int(index))] = PartitionPosition(
                 int(position["offset"]), int(position["leader_epoch"]), epochs
             )
     return SourceOffset(positions, ids, cluster_id=cluster_id)
@@ -192,7 +192,7 @@ def _decode_topics(topics: Mapping[str, Any], cluster_id: str | None) -> SourceO
 def _decode_kafka(encoded: Mapping[str, Any]) -> SourceOffset:
     """`{topic: {partition: offset}}`: no ids and no epochs, so its positions must be proven (`adoption`)."""
     try:
-        positions = {tp: Position(offset) for tp, offset in _decode_numbers(encoded).items()}
+        positions = {tp: PartitionPosition(offset) for tp, offset in _decode_numbers(encoded).items()}
     except (TypeError, ValueError, AttributeError) as error:
         raise _unreadable(encoded) from error
     return SourceOffset(positions, dict.fromkeys(encoded), is_of_connector=True)

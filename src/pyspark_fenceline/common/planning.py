@@ -19,7 +19,7 @@ RECORDS_WORTH_A_TASK: Final = 32_768
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetRange:
+class PlannedRange:
     """Records `start_offset <= offset < end_offset_exclusive` of one partition.
 
     `start_epoch`: epoch of the record before the range, `end_epoch`: of the last one in it (-1: unknown). `epochs`: of
@@ -39,14 +39,14 @@ class OffsetRange:
         """Upper bound: compaction and transaction markers leave gaps."""
         return self.end_offset_exclusive - self.start_offset
 
-    def starting_at(self, offset: int) -> OffsetRange:
+    def starting_at(self, offset: int) -> PlannedRange:
         """The rest of the range from an offset on."""
         if offset == self.start_offset:
             return self
         before = [start.epoch for start in self.epochs if start.offset < offset]
         return replace(self, start_offset=offset, start_epoch=before[-1] if before else -1)
 
-    def ending_at(self, offset: int) -> OffsetRange:
+    def ending_at(self, offset: int) -> PlannedRange:
         """The range up to an offset (exclusive)."""
         if offset == self.end_offset_exclusive:
             return self
@@ -56,11 +56,11 @@ class OffsetRange:
         return replace(self, end_offset_exclusive=offset, end_epoch=epoch, epochs=below)
 
 
-Task = tuple[OffsetRange, ...]
+Task = tuple[PlannedRange, ...]
 
 
 def plan_tasks(
-    ranges: Sequence[OffsetRange],
+    ranges: Sequence[PlannedRange],
     *,
     min_partitions: int | None = None,
     max_partitions: int | None = None,
@@ -77,10 +77,10 @@ def plan_tasks(
     return _pack(wanted, min_partitions or 1, max_partitions, max_records_per_partition)
 
 
-def split(one: OffsetRange, parts: int) -> list[OffsetRange]:
+def split(one: PlannedRange, parts: int) -> list[PlannedRange]:
     """Split a range into `parts` pieces of nearly equal size (fewer if it has fewer records)."""
     parts = max(1, min(parts, one.record_count))
-    pieces: list[OffsetRange] = []
+    pieces: list[PlannedRange] = []
     start = one.start_offset
     for part in range(parts):
         end = one.start_offset + one.record_count * (part + 1) // parts
@@ -89,7 +89,7 @@ def split(one: OffsetRange, parts: int) -> list[OffsetRange]:
     return pieces
 
 
-def _split_large(ranges: Sequence[OffsetRange], min_partitions: int) -> list[OffsetRange]:
+def _split_large(ranges: Sequence[PlannedRange], min_partitions: int) -> list[PlannedRange]:
     """Give every range one task, and each further one to the range whose pieces are largest."""
     parts = [1] * len(ranges)
     heap: list[tuple[float, int]] = [(-one.record_count, index) for index, one in enumerate(ranges)]
@@ -102,7 +102,7 @@ def _split_large(ranges: Sequence[OffsetRange], min_partitions: int) -> list[Off
     return [piece for one, count in zip(ranges, parts, strict=True) for piece in split(one, count)]
 
 
-def _pack(ranges: Sequence[OffsetRange], min_tasks: int, max_tasks: int | None, max_records: int | None) -> list[Task]:
+def _pack(ranges: Sequence[PlannedRange], min_tasks: int, max_tasks: int | None, max_records: int | None) -> list[Task]:
     total = sum(one.record_count for one in ranges)
     count = max(min_tasks, -(-total // RECORDS_WORTH_A_TASK))
     if max_records is not None:
@@ -112,7 +112,7 @@ def _pack(ranges: Sequence[OffsetRange], min_tasks: int, max_tasks: int | None, 
     if count >= len(ranges):
         return [(one,) for one in ranges]
     # Largest first into the emptiest task: no task exceeds another by more than one range.
-    tasks: list[list[OffsetRange]] = [[] for _ in range(count)]
+    tasks: list[list[PlannedRange]] = [[] for _ in range(count)]
     loads = [(0, index) for index in range(count)]
     for one in sorted(ranges, key=lambda r: (-r.record_count, r.topic_partition, r.start_offset)):
         load, index = loads[0]

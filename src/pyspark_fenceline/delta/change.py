@@ -59,7 +59,7 @@ def removed_rows(columns: LogColumns, mask: npt.NDArray[np.bool_], reason: str) 
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class RepairCommit:
     """The commit that removes stale rows. `remove`: files to remove, `copies`: their remaining rows. `state`: the
     table's state while this commit is its newest one.
     """
@@ -72,14 +72,14 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TableChange:
     """What a batch changes. `repair`: the commit before the batch's own, None if no row is removed. `add`: the batch's
     files. `state`: the table's state afterwards. `discard`: written files that no commit adds.
     """
 
     add: Sequence[DataFile]
     state: TableState
-    repair: Repair | None = None
+    repair: RepairCommit | None = None
     removed: Sequence[Removed] = ()
     discard: Sequence[str] = ()
     is_unchanged: bool = False

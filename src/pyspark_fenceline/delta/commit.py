@@ -45,7 +45,7 @@ from pyspark_fenceline.delta.upsert import upsert
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from pyspark_fenceline.delta.change import Change, Repair
+    from pyspark_fenceline.delta.change import RepairCommit, TableChange
 
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 10
@@ -188,8 +188,8 @@ def _commit_exactly(
 def _commit_repair(
     options: DeltaOptions,
     table: DeltaTable,
-    change: Change,
-    repair: Repair,
+    change: TableChange,
+    repair: RepairCommit,
     partition_by: Sequence[str],
     transaction: AppTransaction | None,
 ) -> None:
@@ -219,7 +219,7 @@ def _commit_repair(
 
 
 def _commit_append(
-    table: DeltaTable, change: Change, partition_by: Sequence[str], transaction: AppTransaction | None
+    table: DeltaTable, change: TableChange, partition_by: Sequence[str], transaction: AppTransaction | None
 ) -> None:
     """The commit that adds the batch's rows and its transaction id."""
     own_metadata = change.append_metadata()
@@ -242,7 +242,7 @@ def _with_option_retries(
     return get_epochs
 
 
-def _log_stale_rows(options: DeltaOptions, change: Change) -> None:
+def _log_stale_rows(options: DeltaOptions, change: TableChange) -> None:
     if change.stale_row_count:
         _log.warning(
             "%d rows of the table at %s were truncated from the log and are removed: %s",

@@ -16,7 +16,7 @@ from typing import Any
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.log_columns import Span
+from pyspark_fenceline.common.log_columns import ColumnSpan
 from pyspark_fenceline.common.log_epochs import NO_EPOCHS_WARNING, LogEpochsCache, existing_partitions, readable_ends
 from pyspark_fenceline.common.log_matching import UNKNOWN_EPOCH, LogEpochs
 from pyspark_fenceline.common.retries import DEFAULT_RETRIES, RetryPolicy, with_retries
@@ -66,7 +66,7 @@ def fetch_log_epochs(
 
 def gather_evidence(
     client: Mapping[str, str],
-    spans: Iterable[Span],
+    spans: Iterable[ColumnSpan],
     known: Mapping[TopicPartition, int],
     retries: RetryPolicy = DEFAULT_RETRIES,
 ) -> TruncationEvidence:

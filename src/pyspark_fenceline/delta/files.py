@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import OperatorError
 from pyspark_fenceline.common.log_columns import (
     LOG_COLUMNS,
+    ColumnSpan,
     LogColumns,
-    Span,
     batch_columns,
     log_columns,
     merged,
@@ -55,7 +55,7 @@ class DataFile:
     modified_ms: int
     record_count: int
     statistics: str
-    spans: tuple[Span, ...] = ()
+    spans: tuple[ColumnSpan, ...] = ()
 
 
 def file_system(options: DeltaOptions) -> Any:
@@ -86,7 +86,7 @@ class _OpenFile:
     metadata: list[Any]
     record_count: int = 0
     columns_with_nan: set[str] = field(default_factory=set)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[ColumnSpan] = field(default_factory=list)
 
 
 class FileWriter:
@@ -154,7 +154,7 @@ class FileWriter:
         self._finished.clear()
         delete_files(self._options, paths)
 
-    def _write_to(self, key: tuple[str | None, ...], rows: pa.Table, spans: list[Span]) -> None:
+    def _write_to(self, key: tuple[str | None, ...], rows: pa.Table, spans: list[ColumnSpan]) -> None:
         file = self._files.get(key)
         if file is None:
             if self._dictionary is None:
@@ -293,7 +293,7 @@ def _pick(rows: pa.RecordBatch, chosen: _Rows) -> pa.Table:
     return pa.Table.from_batches([rows.take(chosen)])
 
 
-def _spans(records: LogColumns, chosen: _Rows) -> list[Span]:
+def _spans(records: LogColumns, chosen: _Rows) -> list[ColumnSpan]:
     import numpy as np
 
     parts = [slice(start, end) for start, end in chosen] if isinstance(chosen, list) else [np.asarray(chosen)]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common.execution import in_threads
-from pyspark_fenceline.common.log_columns import LogColumns, Span, bounds, merged, spans_of
+from pyspark_fenceline.common.log_columns import ColumnSpan, LogColumns, bounds, merged, spans_of
 from pyspark_fenceline.common.log_matching import (
     AFTER_ALL,
     BEFORE_ALL,
@@ -27,7 +27,7 @@ from pyspark_fenceline.common.log_matching import (
     judge_span,
 )
 from pyspark_fenceline.delta.beyond import refuse_rows_beyond
-from pyspark_fenceline.delta.change import Change, Removed, Repair, removed_rows
+from pyspark_fenceline.delta.change import Removed, RepairCommit, TableChange, removed_rows
 from pyspark_fenceline.delta.checkpoint_positions import SourcePositions
 from pyspark_fenceline.delta.evidence import TruncationEvidence
 from pyspark_fenceline.delta.files import DataFile
@@ -66,7 +66,7 @@ class ChangePlanner:
     _columns: dict[str, LogColumns] = field(default_factory=dict, init=False)
     _removed: list[Removed] = field(default_factory=list, init=False)
 
-    def plan(self) -> Change:
+    def plan(self) -> TableChange:
         """Raises `OperatorError` if the table is of another topic, or has rows above the end of the log."""
         state = read_state(self.table)
         spans = merged(span for file in self.files for span in file.spans)
@@ -107,8 +107,8 @@ class ChangePlanner:
         repair = None
         if remove:
             without = TableState(self._next_partitions(state, ends, {}, compared, in_doubt), ids)
-            repair = Repair(remove, copies, without, delete_where)
-        return Change(
+            repair = RepairCommit(remove, copies, without, delete_where)
+        return TableChange(
             add=add,
             state=known,
             repair=repair,
@@ -183,7 +183,7 @@ class ChangePlanner:
         return {tp: min(end, ends[tp]) for tp, end in found.items()}
 
     def _stale_rules(
-        self, doubted: set[TopicPartition], spans: Sequence[Span]
+        self, doubted: set[TopicPartition], spans: Sequence[ColumnSpan]
     ) -> tuple[dict[TopicPartition, StaleRule], set[TopicPartition]]:
         """The stale rule of each partition whose rows in the table are doubted or of which the batch has rows of an
         older leader; and the partitions that the next batch must check again.

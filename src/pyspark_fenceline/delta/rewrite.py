@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LOG_COLUMNS, Span, log_columns, merged, spans_of
+from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LOG_COLUMNS, ColumnSpan, log_columns, merged, spans_of
 from pyspark_fenceline.delta.files import DataFile, add_nan_columns, file_system, statistics_of
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.parquet_column import with_column
@@ -42,7 +42,7 @@ def rewrite(
     sink = file_system(options).open_output_stream(target)
     metadata: list[Any] = []
     nan: set[str] = set()
-    spans: list[Span] = []
+    spans: list[ColumnSpan] = []
     is_tracked = set(LOG_COLUMNS) <= {*schema.names, *partition_values}
     writer = pq.ParquetWriter(
         sink,

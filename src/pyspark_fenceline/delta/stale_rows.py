@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC, LogColumns, Span
+from pyspark_fenceline.common.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC, ColumnSpan, LogColumns
 from pyspark_fenceline.common.log_matching import AFTER_ALL, BEFORE_ALL, LogEpochs, held_interval, stale_rows
 from pyspark_fenceline.delta.change import Removed
 from pyspark_fenceline.delta.checkpoint_positions import SourcePosition
@@ -77,7 +77,7 @@ def _outside(first: int, end: int) -> list[str]:
     return [f"({' OR '.join([*below, *above])})"]
 
 
-def removable_from(log: LogEpochs, positions: Sequence[SourcePosition] | None, newest: Span | None) -> int:
+def removable_from(log: LogEpochs, positions: Sequence[SourcePosition] | None, newest: ColumnSpan | None) -> int:
     """The lowest offset from which on stale rows of a partition may be removed. `positions`: of the query's sources
     after the batch; if unknown, they are at or after the batch's `newest` rows.
     """

@@ -19,7 +19,7 @@ from fenceline.client.core.epoch_history import EpochStart
 from fenceline.client.core.loss_receipts import LossReceipt
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.cluster import SourceCluster
 from pyspark_fenceline.common.log_epochs import LogEpochsCache
 from pyspark_fenceline.common.offsets import SourceOffset
 from pyspark_fenceline.common.query_state import StateHint
@@ -85,7 +85,7 @@ class Adoption:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SourceCluster,
         hint: StateHint,
         read_receipts: Callable[[], Sequence[LossReceipt]],
         find_records: FindRecords,

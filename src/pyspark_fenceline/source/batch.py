@@ -13,13 +13,13 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.cluster import SourceCluster
 from pyspark_fenceline.common.connect import connect
-from pyspark_fenceline.common.planning import OffsetRange, plan_tasks
+from pyspark_fenceline.common.planning import PlannedRange, plan_tasks
 from pyspark_fenceline.common.retries import with_retries
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.filters import Narrowing, narrowing_of
-from pyspark_fenceline.source.history import History
+from pyspark_fenceline.source.history import EpochHistories
 from pyspark_fenceline.source.options import ReadOptions
 from pyspark_fenceline.source.policy import apply_loss_policy
 from pyspark_fenceline.source.ranges import (
@@ -42,7 +42,7 @@ Bounds = dict[TopicPartition, int]
 class FencelineReader(DataSourceReader):
     """Plans on the driver (`partitions`), reads on executors (`read`)."""
 
-    def __init__(self, options: ReadOptions, plan: ReadPlan, cluster: Cluster | None = None) -> None:
+    def __init__(self, options: ReadOptions, plan: ReadPlan, cluster: SourceCluster | None = None) -> None:
         self._options = options
         self._plan = plan
         self._cluster = cluster
@@ -65,7 +65,7 @@ class FencelineReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(self._plan, partition)
 
-    def _ranges(self, cluster: Cluster) -> tuple[list[OffsetRange], Snapshot]:
+    def _ranges(self, cluster: SourceCluster) -> tuple[list[PlannedRange], Snapshot]:
         options = self._options
         found = subscribed(cluster, options.subscription)
         require_all(options.subscription, found)
@@ -77,11 +77,11 @@ class FencelineReader(DataSourceReader):
         ends = {tp: min(offset, snapshot.ends[tp].offset) for tp, offset in ends.items()}
         starts, ends = self._narrow(starts, ends, cluster)
         ends = {tp: end for tp, end in ends.items() if end > starts[tp]}
-        tagged = History(cluster).tag(ends, snapshot.starts, snapshot.ends)
+        tagged = EpochHistories(cluster).tag(ends, snapshot.starts, snapshot.ends)
         ranges = [range_between(tp, end.at(starts[tp]), end) for tp, end in sorted(tagged.items())]
         return ranges, snapshot
 
-    def _narrow(self, starts: Bounds, ends: Bounds, cluster: Cluster) -> tuple[Bounds, Bounds]:
+    def _narrow(self, starts: Bounds, ends: Bounds, cluster: SourceCluster) -> tuple[Bounds, Bounds]:
         """The ranges after pushed filters; without pushdown, unchanged."""
         return starts, ends
 
@@ -122,7 +122,7 @@ class FilteringReader(FencelineReader):
     S2`), so this is a separate class. Spark applies every filter again: only ranges without matching rows are removed.
     """
 
-    def __init__(self, options: ReadOptions, plan: ReadPlan, cluster: Cluster | None = None) -> None:
+    def __init__(self, options: ReadOptions, plan: ReadPlan, cluster: SourceCluster | None = None) -> None:
         super().__init__(options, plan, cluster)
         self._narrowing = Narrowing()
 
@@ -130,5 +130,5 @@ class FilteringReader(FencelineReader):
         self._narrowing = narrowing_of(filters)
         return filters
 
-    def _narrow(self, starts: Bounds, ends: Bounds, cluster: Cluster) -> tuple[Bounds, Bounds]:
+    def _narrow(self, starts: Bounds, ends: Bounds, cluster: SourceCluster) -> tuple[Bounds, Bounds]:
         return self._narrowing.apply(starts, ends, cluster)

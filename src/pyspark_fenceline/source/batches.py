@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.offsets import Position, SourceOffset
-from pyspark_fenceline.common.planning import OffsetRange
+from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset
+from pyspark_fenceline.common.planning import PlannedRange
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.ranges import Comparison, Snapshot, range_between
 
@@ -28,9 +28,9 @@ class _Planned:
     """A partition's part of a batch: planned from `begin` to `end`, read up to `read_to`. `leader_epoch`: of the leader
     when the batch was planned."""
 
-    begin: Position
-    read_to: Position
-    end: Position
+    begin: PartitionPosition
+    read_to: PartitionPosition
+    end: PartitionPosition
     leader_epoch: int
 
 
@@ -38,14 +38,14 @@ class _Planned:
 class PlannedBatch:
     """`ranges`: what its tasks read. `losses`: found at its beginning or its end."""
 
-    ranges: list[OffsetRange]
+    ranges: list[PlannedRange]
     losses: list[Loss]
     in_doubt: dict[TopicPartition, _Planned]
     """Partitions that may not have been read completely."""
     end: SourceOffset
     unreported: list[Loss] = field(default_factory=list)
     """Those of `losses` that the next plan would not find, or not from their beginning."""
-    being_read: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
+    being_read: dict[TopicPartition, PlannedRange] = field(default_factory=dict)
     """Ranges that may not have been read completely when the logs were last checked."""
 
     def with_unread_ranges(
@@ -176,7 +176,7 @@ def batch_start(first: SourceOffset, last: SourceOffset) -> SourceOffset:
     ids = dict(first.topic_ids)
     for tp, offset in last.added.items():
         if tp in last.positions:
-            kept.setdefault(tp, Position(offset))
+            kept.setdefault(tp, PartitionPosition(offset))
             ids.setdefault(tp.topic, last.topic_ids[tp.topic])
     for loss in last.losses:
         tp = TopicPartition(loss.topic, loss.partition)
@@ -208,7 +208,7 @@ def plan_batch(
     losses = [*at_start.values()]
     for tp, loss in at_end.items():
         if tp not in at_start:
-            place = begins.positions.get(tp, Position(0))
+            place = begins.positions.get(tp, PartitionPosition(0))
             is_skipped = loss.kind in _SKIPPED
             losses.append(replace(loss, offset=place.offset, leader_epoch=place.leader_epoch) if is_skipped else loss)
     # The next plan finds a truncation again and goes back to it.
@@ -220,7 +220,7 @@ def plan_batch(
             continue
         end = read_to = last.positions[tp]
         # A partition that is new in this batch is read from its offset 0.
-        position = begins.positions.get(tp, Position(0))
+        position = begins.positions.get(tp, PartitionPosition(0))
         if tp in at_start:
             position = end.at(min(at_start[tp].resume_offset, end.offset))
             if at_start[tp].kind is not LossKind.OFFSETS_EXPIRED:

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.cluster import SourceCluster
 
 T = TypeVar("T")
 _FAR: Final = 2**63 - 1
@@ -43,7 +43,7 @@ class Narrowing:
     first_timestamp_ms: int | None = None
 
     def apply(
-        self, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int], cluster: Cluster
+        self, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int], cluster: SourceCluster
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """Narrower starts and ends of the partitions that can hold matching rows.
 

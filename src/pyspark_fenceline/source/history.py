@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from fenceline.client.core.epoch_history import Divergence, EpochHistory, EpochQuery
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.cluster import Cluster, LogEnd
+from pyspark_fenceline.common.cluster import ReadableEnd, SourceCluster
 from pyspark_fenceline.common.epoch_walk import EpochWalk
-from pyspark_fenceline.common.offsets import EPOCHS_KEPT, UNKNOWN_EPOCH, Position
+from pyspark_fenceline.common.offsets import EPOCHS_KEPT, UNKNOWN_EPOCH, PartitionPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +43,40 @@ class Diverged:
 Verdict = Holds | Diverged
 
 
-def _position_at(offset: int, walk: EpochWalk, log_start: int) -> Position | None:
+def _position_at(offset: int, walk: EpochWalk, log_start: int) -> PartitionPosition | None:
     """The position at an offset above the log's start: without an epoch if the log does not have it, None while an
     older epoch must be requested."""
     below = tuple(start for start in walk.starts(log_start) if start.offset < offset)
     if len(below) < EPOCHS_KEPT and walk.next_epoch(log_start) is not None:
         return None
-    return Position(offset, below[-1].epoch if below else UNKNOWN_EPOCH, below[-EPOCHS_KEPT:])
+    return PartitionPosition(offset, below[-1].epoch if below else UNKNOWN_EPOCH, below[-EPOCHS_KEPT:])
 
 
-class History:
+class EpochHistories:
     """Epoch boundaries of partitions, cached while their leader's epoch is current (a leader only appends)."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SourceCluster) -> None:
         self._cluster = cluster
         self._known: dict[TopicPartition, EpochWalk] = {}
-        self._held: dict[TopicPartition, tuple[Position, int]] = {}
+        self._held: dict[TopicPartition, tuple[PartitionPosition, int]] = {}
 
     def tag(
         self,
         offsets: Mapping[TopicPartition, int],
         starts: Mapping[TopicPartition, int],
-        ends: Mapping[TopicPartition, LogEnd],
-    ) -> dict[TopicPartition, Position]:
+        ends: Mapping[TopicPartition, ReadableEnd],
+    ) -> dict[TopicPartition, PartitionPosition]:
         """Positions at `offsets` with the epoch of the record before each, and the epochs before that.
 
         -1 if that record is not in the log (nothing was read, or it expired) or the broker keeps no epochs. `starts`
         and `ends`: the logs' current bounds.
         """
-        tagged: dict[TopicPartition, Position] = {}
+        tagged: dict[TopicPartition, PartitionPosition] = {}
         pending: list[TopicPartition] = []
         for tp, offset in offsets.items():
             current = ends[tp].leader_epoch
             if offset <= starts[tp] or current < 0:
-                tagged[tp] = Position(offset)
+                tagged[tp] = PartitionPosition(offset)
                 continue
             known = self._known.get(tp)
             if known is None or known.leader_epoch != current:
@@ -103,7 +103,7 @@ class History:
             self._held.pop(tp, None)
 
     def check(
-        self, positions: Mapping[TopicPartition, Position], ends: Mapping[TopicPartition, LogEnd]
+        self, positions: Mapping[TopicPartition, PartitionPosition], ends: Mapping[TopicPartition, ReadableEnd]
     ) -> dict[TopicPartition, Verdict]:
         """Compare positions with the leaders' logs. Untagged positions cannot be compared and count as held.
 

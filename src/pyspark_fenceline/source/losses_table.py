@@ -24,10 +24,10 @@ from fenceline.client.core.loss_receipts import LossReceipt
 from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import LOSSES_TOPIC
 from pyspark_fenceline.common import connect, workers
-from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.cluster import SourceCluster
 from pyspark_fenceline.common.given_options import GivenOptions
 from pyspark_fenceline.common.loss_ledger import ledger_ranges, read_ledger
-from pyspark_fenceline.common.planning import OffsetRange
+from pyspark_fenceline.common.planning import PlannedRange
 from pyspark_fenceline.common.retries import DEFAULT_RETRIES, with_retries
 from pyspark_fenceline.common.schema import arrow_schema
 from pyspark_fenceline.source.options import client_properties
@@ -66,7 +66,7 @@ class LossesReader(DataSourceReader):
     """All receipts in the losses topic when the query is planned, oldest loss first."""
 
     def __init__(
-        self, client: Mapping[str, str], topics: frozenset[str] | None, cluster: Cluster | None = None
+        self, client: Mapping[str, str], topics: frozenset[str] | None, cluster: SourceCluster | None = None
     ) -> None:
         self._client = dict(client)
         self._topics = topics
@@ -96,7 +96,7 @@ class LossesReader(DataSourceReader):
         return [one for one in found if self._topics is None or one.topic in self._topics]
 
 
-def known_losses(cluster: Cluster, client: Mapping[str, str]) -> list[LossReceipt]:
+def known_losses(cluster: SourceCluster, client: Mapping[str, str]) -> list[LossReceipt]:
     """All receipts of the cluster, oldest loss first."""
     ledger = ledger_ranges(cluster)
     return _receipts(client, ledger.ranges, ledger.topic_ids)
@@ -114,7 +114,7 @@ def losses_reader(options: Mapping[str, str]) -> LossesReader:
 
 
 def _receipts(
-    client: Mapping[str, str], ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, str | None]
+    client: Mapping[str, str], ranges: tuple[PlannedRange, ...], topic_ids: Mapping[str, str | None]
 ) -> list[LossReceipt]:
     ledger = read_ledger(client, ranges, topic_ids)
     if ledger.unknown:

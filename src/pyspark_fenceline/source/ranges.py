@@ -1,7 +1,7 @@
 """The partitions and offsets that a query reads, and what the logs have lost of them.
 
 Owns subscription, the meaning of `startingOffsets` and related options, and the comparison of a query's positions with
-the current logs. Every request goes through `cluster.Cluster`; nothing here knows Spark. `policy.apply_loss_policy`
+the current logs. Every request goes through `cluster.SourceCluster`; nothing here knows Spark. `policy.apply_loss_policy`
 decides whether a loss ends the query.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.cluster import Cluster, LogEnd, TopicFacts, partitions_of
-from pyspark_fenceline.common.offsets import Position, SourceOffset
-from pyspark_fenceline.common.planning import OffsetRange
+from pyspark_fenceline.common.cluster import ReadableEnd, SourceCluster, TopicFacts, partitions_of
+from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset
+from pyspark_fenceline.common.planning import PlannedRange
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.bounds import (
     EARLIEST_OFFSET,
@@ -33,7 +33,7 @@ from pyspark_fenceline.source.bounds import (
     SubscribePattern,
     Subscription,
 )
-from pyspark_fenceline.source.history import Diverged, History, Verdict
+from pyspark_fenceline.source.history import Diverged, EpochHistories, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Snapshot:
 
     topics: Mapping[str, TopicFacts]
     starts: Mapping[TopicPartition, int]
-    ends: Mapping[TopicPartition, LogEnd]
+    ends: Mapping[TopicPartition, ReadableEnd]
     cluster_id: str | None = None
     added: Mapping[TopicPartition, int] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ class Snapshot:
         return {name: facts.id for name, facts in self.topics.items()}
 
 
-def subscribed(cluster: Cluster, subscription: Subscription) -> dict[str, TopicFacts]:
+def subscribed(cluster: SourceCluster, subscription: Subscription) -> dict[str, TopicFacts]:
     """The topics that a subscription matches now, with the selected partitions. A named topic may be missing."""
     match subscription:
         case Subscribe(names):
@@ -87,7 +87,7 @@ def require_all(subscription: Subscription, found: Mapping[str, TopicFacts]) -> 
         )
 
 
-def take_snapshot(cluster: Cluster, topics: Mapping[str, TopicFacts]) -> Snapshot:
+def take_snapshot(cluster: SourceCluster, topics: Mapping[str, TopicFacts]) -> Snapshot:
     """Bounds of all partitions of `topics`. Ends are fetched last, so that no start lies above its end."""
     partitions = partitions_of(topics)
     if not partitions:
@@ -96,7 +96,7 @@ def take_snapshot(cluster: Cluster, topics: Mapping[str, TopicFacts]) -> Snapsho
     return Snapshot(topics, starts, cluster.log_ends(partitions), cluster.cluster_id())
 
 
-def resolve(bound: Bound, snapshot: Snapshot, cluster: Cluster, *, side: str) -> dict[TopicPartition, int]:
+def resolve(bound: Bound, snapshot: Snapshot, cluster: SourceCluster, *, side: str) -> dict[TopicPartition, int]:
     """Resolve `bound` in the logs of `snapshot` to an offset for each partition.
 
     `side` is "starting" or "ending". A timestamp after the last record resolves to the log's end; for a start it is an
@@ -142,9 +142,9 @@ def _listed(partitions: Collection[TopicPartition]) -> str:
     return "[" + ", ".join(str(tp) for tp in sorted(partitions)) + "]"
 
 
-def range_between(tp: TopicPartition, begin: Position, end: Position) -> OffsetRange:
+def range_between(tp: TopicPartition, begin: PartitionPosition, end: PartitionPosition) -> PlannedRange:
     """The records between two positions of one log."""
-    return OffsetRange(tp, begin.offset, end.offset, begin.leader_epoch, end.leader_epoch, end.epochs)
+    return PlannedRange(tp, begin.offset, end.offset, begin.leader_epoch, end.leader_epoch, end.epochs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Comparison:
     `may_be_stale`: a loss may come from a broker that does not know the newest leader or partition yet.
     """
 
-    positions: Mapping[TopicPartition, Position]
+    positions: Mapping[TopicPartition, PartitionPosition]
     losses: Sequence[Loss]
     may_be_stale: bool = False
 
@@ -163,7 +163,7 @@ Judge = Callable[[SourceOffset, Snapshot], Mapping[TopicPartition, Verdict]]
 """Verdicts on positions without an epoch; may end the query."""
 
 
-def compare(held: SourceOffset, snapshot: Snapshot, history: History, judge: Judge | None = None) -> Comparison:
+def compare(held: SourceOffset, snapshot: Snapshot, history: EpochHistories, judge: Judge | None = None) -> Comparison:
     """Compare a query's positions with the logs.
 
     A new partition is read from offset 0, or from `snapshot.added`. A position above the readable end is no loss if its
@@ -178,12 +178,12 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History, judge: Jud
     verdicts = history.check(comparable, snapshot.ends)
     if judge is not None:
         verdicts |= judge(held, snapshot)
-    positions: dict[TopicPartition, Position] = {}
+    positions: dict[TopicPartition, PartitionPosition] = {}
     losses: list[Loss] = []
     resumed: dict[TopicPartition, int] = {}
     may_be_stale = False
     for tp, end in snapshot.ends.items():
-        position = held.positions.get(tp, Position(snapshot.added.get(tp, 0)))
+        position = held.positions.get(tp, PartitionPosition(snapshot.added.get(tp, 0)))
         loss = _loss(tp, position, held, snapshot, verdicts.get(tp), is_recreated=tp.topic in recreated)
         if loss is None:
             positions[tp] = position
@@ -212,7 +212,7 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History, judge: Jud
 def compare_with_retries(
     held: SourceOffset,
     take: Callable[[], Snapshot],
-    history: History,
+    history: EpochHistories,
     *,
     attempts: int,
     interval_ms: int,
@@ -254,7 +254,7 @@ def _with_clusters(loss: Loss, held: SourceOffset, snapshot: Snapshot) -> Loss:
 
 def _loss(
     tp: TopicPartition,
-    position: Position,
+    position: PartitionPosition,
     held: SourceOffset,
     snapshot: Snapshot,
     verdict: Verdict | None,

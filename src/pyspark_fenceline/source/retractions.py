@@ -16,8 +16,8 @@ from typing import Final
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common.lost_ranges import LostRange
-from pyspark_fenceline.common.offsets import Position, SourceOffset
-from pyspark_fenceline.common.planning import OffsetRange
+from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset
+from pyspark_fenceline.common.planning import PlannedRange
 from pyspark_fenceline.errors import DataLossError, Loss, LossKind
 from pyspark_fenceline.source.batches import batch_start
 from pyspark_fenceline.source.ranges import Comparison, range_between
@@ -83,7 +83,7 @@ def cannot_retract(losses: Sequence[Loss], why: str, ways: Iterable[str] = ()) -
 
 
 def since_after(
-    held: SourceOffset, positions: Mapping[TopicPartition, Position], losses: Sequence[Loss]
+    held: SourceOffset, positions: Mapping[TopicPartition, PartitionPosition], losses: Sequence[Loss]
 ) -> dict[TopicPartition, int]:
     """`SourceOffset.since` of the next batch: after a rewind records count as delivered from its target on."""
     since = dict(delivered_since(held))
@@ -99,7 +99,7 @@ class ExactBatch:
     """What a batch reads. `ranges`: from the logs; `lost`: records lost since it was planned, to be read from where
     they are kept. `losses`: found at its beginning or its end."""
 
-    ranges: list[OffsetRange]
+    ranges: list[PlannedRange]
     lost: tuple[LostRange, ...]
     losses: list[Loss]
 
@@ -115,10 +115,10 @@ def plan_exact_batch(first: SourceOffset, last: SourceOffset, begin: Comparison,
         if loss.kind is not LossKind.OFFSETS_EXPIRED
     }
     losses = list(found.values())
-    ranges: list[OffsetRange] = []
+    ranges: list[PlannedRange] = []
     lost: list[LostRange] = []
     for tp, end in last.positions.items():
-        start = begins.positions.get(tp, Position(0))
+        start = begins.positions.get(tp, PartitionPosition(0))
         loss = found.get(tp)
         if end.offset <= start.offset or (loss is not None and loss.kind is not LossKind.LOG_TRUNCATED):
             continue

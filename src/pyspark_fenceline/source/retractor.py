@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fenceline.client.core.loss_receipts import LossReceipt
 from fenceline.errors import ErrorCode, OperatorError, PeerError
-from pyspark_fenceline.common.cluster import Cluster
+from pyspark_fenceline.common.cluster import SourceCluster
 from pyspark_fenceline.common.lost_ranges import InEvidence, InTable, KeptIn, LostRange, Retraction
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.errors import Loss
@@ -194,7 +194,7 @@ class Retractor:
         raise cannot_retract(losses, "; ".join(clauses), ways)
 
 
-def receipts_from(client: Mapping[str, str], cluster: Cluster) -> Receipts:
+def receipts_from(client: Mapping[str, str], cluster: SourceCluster) -> Receipts:
     """The receipts of a cluster; empty without a losses topic."""
 
     def read(topics: frozenset[str]) -> Sequence[LossReceipt]:

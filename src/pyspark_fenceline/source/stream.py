@@ -29,11 +29,11 @@ from pyspark.sql.streaming.datasource import (
 
 from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.cluster import Cluster, TopicFacts
+from pyspark_fenceline.common.cluster import SourceCluster, TopicFacts
 from pyspark_fenceline.common.connect import connect, partitions_with_records
 from pyspark_fenceline.common.lost_ranges import Retraction
-from pyspark_fenceline.common.offsets import Position, SourceOffset, Unresolved, by_topic, decode
-from pyspark_fenceline.common.planning import OffsetRange, Task, plan_tasks
+from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset, Unresolved, by_topic, decode
+from pyspark_fenceline.common.planning import PlannedRange, Task, plan_tasks
 from pyspark_fenceline.common.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, why_no_rewind
 from pyspark_fenceline.common.retries import with_retries
 from pyspark_fenceline.errors import Loss, LossKind
@@ -41,7 +41,7 @@ from pyspark_fenceline.source.admission import TriggerGate, limit_offsets
 from pyspark_fenceline.source.adoption import Adoption
 from pyspark_fenceline.source.batches import PlannedBatch, batch_start, plan_batch
 from pyspark_fenceline.source.bounds import Assign
-from pyspark_fenceline.source.history import History
+from pyspark_fenceline.source.history import EpochHistories
 from pyspark_fenceline.source.kept_rows import KeptPartition, kept_partitions, read_kept
 from pyspark_fenceline.source.losses_table import known_losses
 from pyspark_fenceline.source.options import ReadOptions
@@ -86,11 +86,11 @@ REFRESH_S: Final = 5.0
 class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One query's reader. The driver's copy lives as long as the query (S6); executors get copies for `read`."""
 
-    def __init__(self, options: ReadOptions, plan: ReadPlan, cluster: Cluster | None = None) -> None:
+    def __init__(self, options: ReadOptions, plan: ReadPlan, cluster: SourceCluster | None = None) -> None:
         self._options = options
         self._plan = plan
         self._connected = cluster
-        self._kept_history: History | None = None
+        self._kept_history: EpochHistories | None = None
         self._gate = TriggerGate(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
         self._initial: SourceOffset | None = None
         self._is_available_now = False
@@ -187,7 +187,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Wait at the brokers for news; whether there are some (`pyspark.md S11`)."""
         assert self._newest is not None, "an earlier poll has set it"
         ends_s = time.monotonic() + wait_ms / 1000
-        positions = {tp: held.positions.get(tp, Position(0)) for tp in self._newest.ends}
+        positions = {tp: held.positions.get(tp, PartitionPosition(0)) for tp in self._newest.ends}
         at = {tp: (position.offset, position.leader_epoch) for tp, position in positions.items()}
         while True:
             left_ms = max(0, round(1000 * (ends_s - time.monotonic())))
@@ -202,7 +202,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._newest is None or not self._newest.ends:
             return None
-        positions = {tp: Position(end.offset, end.leader_epoch) for tp, end in self._newest.ends.items()}
+        positions = {tp: PartitionPosition(end.offset, end.leader_epoch) for tp, end in self._newest.ends.items()}
         return SourceOffset(positions, self._newest.topic_ids).encode()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -407,7 +407,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._state = state
         return policy.without_rewind(why_no_rewind(state))
 
-    def _ranges(self, first: SourceOffset, last: SourceOffset, policy: LossPolicy) -> list[OffsetRange]:
+    def _ranges(self, first: SourceOffset, last: SourceOffset, policy: LossPolicy) -> list[PlannedRange]:
         """What a batch reads, compared with the logs at both ends, because a replay starts here (S8)."""
         begin, snapshot, finish = self._compare_ends(first, last)
         self._last_batch = plan_batch(first, last, begin, finish, snapshot)
@@ -465,7 +465,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _since(
         self,
         held: SourceOffset,
-        positions: Mapping[TopicPartition, Position],
+        positions: Mapping[TopicPartition, PartitionPosition],
         comparison: Comparison,
         *,
         is_first: bool,
@@ -487,7 +487,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         back = self._retractor.pieces_of(last.retractions, last.losses)
         return [*read, *kept_partitions(again, "insert"), *kept_partitions(back, "delete")]
 
-    def _tasks(self, ranges: list[OffsetRange]) -> list[Task]:
+    def _tasks(self, ranges: list[PlannedRange]) -> list[Task]:
         return plan_tasks(
             ranges,
             min_partitions=self._options.min_partitions,
@@ -501,7 +501,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return with_retries(work, self._options.retries)
 
     @property
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> SourceCluster:
         if self._connected is None:
             self._connected = connect(self._options.client)
         return self._connected
@@ -520,9 +520,9 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._kept_adoption
 
     @property
-    def _history(self) -> History:
+    def _history(self) -> EpochHistories:
         if self._kept_history is None:
-            self._kept_history = History(self._cluster)
+            self._kept_history = EpochHistories(self._cluster)
         return self._kept_history
 
 

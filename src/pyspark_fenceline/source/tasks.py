@@ -26,12 +26,12 @@ from fenceline.client.core.errors import (
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition, encode_uuid
 from pyspark_fenceline.common import connect, workers
-from pyspark_fenceline.common.offsets import Position
-from pyspark_fenceline.common.planning import OffsetRange, Task
+from pyspark_fenceline.common.offsets import PartitionPosition
+from pyspark_fenceline.common.planning import PlannedRange, Task
 from pyspark_fenceline.common.retries import DEFAULT_RETRIES, Attempts, RetryPolicy, with_retries
 from pyspark_fenceline.common.schema import arrow_schema, client_columns, to_spark
 from pyspark_fenceline.errors import Loss, LossKind
-from pyspark_fenceline.source.history import Diverged, History, Holds, Verdict
+from pyspark_fenceline.source.history import Diverged, EpochHistories, Holds, Verdict
 from pyspark_fenceline.source.policy import LossPolicy, apply_loss_policy
 
 if TYPE_CHECKING:
@@ -109,21 +109,21 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
     workers.freeze_gc()
 
 
-def _is_temporary(error: PeerError, left: Sequence[OffsetRange]) -> bool:
+def _is_temporary(error: PeerError, left: Sequence[PlannedRange]) -> bool:
     """Whether the error is temporary and no loss: brokers do not answer, or a partition has no leader."""
     return _loss_of(error, left) is None and error.code in RETRIABLE and error.code not in _NOT_TEMPORARY
 
 
-def _split_by_partition(waiting: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
+def _split_by_partition(waiting: Sequence[PlannedRange]) -> tuple[list[PlannedRange], list[PlannedRange]]:
     """The ranges to read now and later: ranges of one partition are read one after another."""
-    now: dict[TopicPartition, OffsetRange] = {}
+    now: dict[TopicPartition, PlannedRange] = {}
     later = [one for one in waiting if now.setdefault(one.topic_partition, one) is not one]
     return list(now.values()), later
 
 
 def _remaining(
-    error: PeerError, left: list[OffsetRange], plan: ReadPlan, loss_count: int, cluster_id: str | None
-) -> list[OffsetRange]:
+    error: PeerError, left: list[PlannedRange], plan: ReadPlan, loss_count: int, cluster_id: str | None
+) -> list[PlannedRange]:
     """The rest of `left` to read after the task's `loss_count`-th error. Raises `DataLossError`, or the error."""
     loss = _loss_of(error, left)
     if loss is None or loss_count > _MAX_LOSSES_PER_TASK:
@@ -168,19 +168,19 @@ def _remaining(
     return [one for one in concerned if one.record_count > 0] + others
 
 
-def _find_divergence(one: OffsetRange, plan: ReadPlan) -> Verdict:
+def _find_divergence(one: PlannedRange, plan: ReadPlan) -> Verdict:
     """Whether the leader's log holds the records up to the range's end, and the point of divergence if not."""
     tp = one.topic_partition
     cluster = connect.connect(plan.client)
-    end = Position(one.end_offset_exclusive, one.end_epoch, one.epochs)
+    end = PartitionPosition(one.end_offset_exclusive, one.end_epoch, one.epochs)
 
     def check() -> Verdict:
-        return History(cluster).check({tp: end}, cluster.log_ends([tp]))[tp]
+        return EpochHistories(cluster).check({tp: end}, cluster.log_ends([tp]))[tp]
 
     return with_retries(check, _WHILE_A_LEADER_CHANGES)
 
 
-def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
+def _loss_of(error: PeerError, task: Sequence[PlannedRange]) -> Loss | None:
     """The client's error as a loss, or None for any other error."""
     match error:
         case LogTruncationError():

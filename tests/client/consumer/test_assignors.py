@@ -15,7 +15,7 @@ from fenceline.client.consumer.assignors import (
     roundrobin_assign,
     sticky_assign,
 )
-from fenceline.client.core.group_protocol import Subscription, encode_owned
+from fenceline.client.core.group_protocol import ClassicSubscription, encode_owned
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 
@@ -23,7 +23,7 @@ _TOPICS = ("a", "b", "c")
 
 
 @st.composite
-def _groups(draw: st.DrawFn) -> tuple[dict[str, Subscription], dict[str, int]]:
+def _groups(draw: st.DrawFn) -> tuple[dict[str, ClassicSubscription], dict[str, int]]:
     counts = {topic: draw(st.integers(0, 7)) for topic in _TOPICS}
     names = draw(st.lists(st.sampled_from("mnopqr"), min_size=1, max_size=6, unique=True))
     every = [TopicPartition(topic, i) for topic, count in counts.items() for i in range(count + 1)]
@@ -31,12 +31,12 @@ def _groups(draw: st.DrawFn) -> tuple[dict[str, Subscription], dict[str, int]]:
     for name in names:
         topics = tuple(draw(st.lists(st.sampled_from(_TOPICS), min_size=1, unique=True)))
         owned = tuple(draw(st.lists(st.sampled_from(every), max_size=8, unique=True)))
-        members[name] = Subscription(topics, owned, draw(st.integers(-1, 2)))
+        members[name] = ClassicSubscription(topics, owned, draw(st.integers(-1, 2)))
     return members, counts
 
 
 def _check_valid(
-    assigned: Assignments, members: dict[str, Subscription], counts: dict[str, int]
+    assigned: Assignments, members: dict[str, ClassicSubscription], counts: dict[str, int]
 ) -> set[TopicPartition]:
     given_out = [tp for owned in assigned.values() for tp in owned]
     assert len(given_out) == len(set(given_out)), "a partition has two owners"
@@ -46,7 +46,7 @@ def _check_valid(
     return set(given_out)
 
 
-def _wanted(members: dict[str, Subscription], counts: dict[str, int]) -> set[TopicPartition]:
+def _wanted(members: dict[str, ClassicSubscription], counts: dict[str, int]) -> set[TopicPartition]:
     topics = {topic for s in members.values() for topic in s.topics}
     return {TopicPartition(topic, i) for topic in topics for i in range(counts[topic])}
 
@@ -54,7 +54,7 @@ def _wanted(members: dict[str, Subscription], counts: dict[str, int]) -> set[Top
 @pytest.mark.parametrize("assign", [range_assign, roundrobin_assign, sticky_assign])
 @given(group=_groups())
 def test_each_subscribed_partition_is_assigned_to_exactly_one_subscriber(
-    assign: object, group: tuple[dict[str, Subscription], dict[str, int]]
+    assign: object, group: tuple[dict[str, ClassicSubscription], dict[str, int]]
 ) -> None:
     members, counts = group
     assert callable(assign)
@@ -63,7 +63,7 @@ def test_each_subscribed_partition_is_assigned_to_exactly_one_subscriber(
 
 @given(group=_groups())
 def test_sticky_is_balanced_as_far_as_subscriptions_allow(
-    group: tuple[dict[str, Subscription], dict[str, int]],
+    group: tuple[dict[str, ClassicSubscription], dict[str, int]],
 ) -> None:
     members, counts = group
     assigned = sticky_assign(members, counts)
@@ -76,7 +76,7 @@ def test_sticky_is_balanced_as_far_as_subscriptions_allow(
 
 @given(group=_groups())
 def test_cooperative_never_assigns_a_partition_that_is_still_owned(
-    group: tuple[dict[str, Subscription], dict[str, int]],
+    group: tuple[dict[str, ClassicSubscription], dict[str, int]],
 ) -> None:
     members, counts = group
     assigned = cooperative_sticky_assign(members, counts)
@@ -98,20 +98,20 @@ def test_cooperative_never_assigns_a_partition_that_is_still_owned(
 
 @given(group=_groups())
 def test_cooperative_converges_and_moves_no_partition_twice(
-    group: tuple[dict[str, Subscription], dict[str, int]],
+    group: tuple[dict[str, ClassicSubscription], dict[str, int]],
 ) -> None:
     members, counts = group
     for generation in range(3, 6):
         assigned = cooperative_sticky_assign(members, counts)
-        members = {m: Subscription(s.topics, tuple(assigned[m]), generation) for m, s in members.items()}
+        members = {m: ClassicSubscription(s.topics, tuple(assigned[m]), generation) for m, s in members.items()}
     assert _check_valid(assigned, members, counts) == _wanted(members, counts)
     assert cooperative_sticky_assign(members, counts) == assigned
 
 
 def test_sticky_moves_only_the_partitions_for_a_new_member() -> None:
     counts = {"a": 6}
-    before = sticky_assign({m: Subscription(("a",)) for m in "mn"}, counts)
-    members = {m: Subscription(("a",), tuple(before[m]), 1) for m in "mn"} | {"o": Subscription(("a",))}
+    before = sticky_assign({m: ClassicSubscription(("a",)) for m in "mn"}, counts)
+    members = {m: ClassicSubscription(("a",), tuple(before[m]), 1) for m in "mn"} | {"o": ClassicSubscription(("a",))}
     after = sticky_assign(members, counts)
     assert sorted(map(len, after.values())) == [2, 2, 2]
     assert all(set(after[m]) <= set(before[m]) for m in "mn")
@@ -120,21 +120,21 @@ def test_sticky_moves_only_the_partitions_for_a_new_member() -> None:
 def test_sticky_reads_the_previous_assignment_from_user_data() -> None:
     held = (TopicPartition("a", 3),)
     members = {
-        "m": Subscription(("a",)),
-        "n": Subscription(("a",), user_data=encode_owned(held, 5)),
+        "m": ClassicSubscription(("a",)),
+        "n": ClassicSubscription(("a",), user_data=encode_owned(held, 5)),
     }
     assert held[0] in sticky_assign(members, {"a": 4})["n"]
 
 
 def test_range_assignor_matches_kafka() -> None:
-    members = {m: Subscription(("a", "b")) for m in ("m", "n")}
+    members = {m: ClassicSubscription(("a", "b")) for m in ("m", "n")}
     assigned = range_assign(members, {"a": 3, "b": 3})
     assert assigned["m"] == [TopicPartition(t, p) for t in "ab" for p in (0, 1)]
     assert assigned["n"] == [TopicPartition(t, 2) for t in "ab"]
 
 
 def test_roundrobin_assignor_matches_kafka() -> None:
-    members = {m: Subscription(("a", "b")) for m in ("m", "n")}
+    members = {m: ClassicSubscription(("a", "b")) for m in ("m", "n")}
     assigned = roundrobin_assign(members, {"a": 3, "b": 3})
     assert assigned["m"] == [TopicPartition("a", 0), TopicPartition("a", 2), TopicPartition("b", 1)]
 

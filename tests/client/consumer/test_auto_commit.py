@@ -13,7 +13,7 @@ from fenceline.client.consumer import auto_commit
 from fenceline.client.consumer.auto_commit import AutoCommit
 from fenceline.client.consumer.consumer_offsets import PendingCommit
 from fenceline.client.core.config import ClientConfig
-from fenceline.client.core.group_requests import Membership
+from fenceline.client.core.group_requests import CommitMembership
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
@@ -28,7 +28,7 @@ class Caller:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fault: Exception | None = None, **settings: Any) -> None:
         self.now_s = 1000.0
         self.position = 0
-        self.membership = Membership(3, "m")
+        self.membership = CommitMembership(3, "m")
         self.sent: list[tuple[PendingCommit, float | None]] = []
         self.waiting: asyncio.Event | None = None
         self._fault = fault
@@ -82,10 +82,10 @@ def test_commit_uses_the_generation_at_scheduling_time(monkeypatch: pytest.Monke
         caller.position = 5
         caller.now_s += 10
         caller.subject.commit_if_due()
-        caller.membership, caller.position = Membership(4, "m"), 8
+        caller.membership, caller.position = CommitMembership(4, "m"), 8
 
     run(polls, caller)
-    assert [(made.offsets[TP].offset, made.membership) for made, _ in caller.sent] == [(5, Membership(3, "m"))]
+    assert [(made.offsets[TP].offset, made.membership) for made, _ in caller.sent] == [(5, CommitMembership(3, "m"))]
 
 
 @pytest.mark.parametrize("is_last", [False, True])

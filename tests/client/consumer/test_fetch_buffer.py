@@ -17,7 +17,7 @@ from fenceline.client.consumer import async_consumer, fetch_buffer
 from fenceline.client.consumer import consumer as consumer_module
 from fenceline.client.consumer.async_consumer import AsyncConsumer
 from fenceline.client.consumer.consumer import Consumer
-from fenceline.client.consumer.positions import Phase
+from fenceline.client.consumer.positions import PositionPhase
 from fenceline.client.core.errors import LogTruncationError, TopicReplacedError
 from fenceline.client.reader import reader as reader_module
 from fenceline.client.reader.ranges import OffsetRange
@@ -97,7 +97,7 @@ def test_prefetched_records_are_held_once_metadata_names_a_new_leader(
             assert await offsets() == [0, 1]
             assert consumer.cluster.metadata.accept_hint(tp, 2, 1)
             assert await offsets() == []
-            assert consumer.positions.of(tp).phase is Phase.AWAIT_VALIDATION
+            assert consumer.positions.of(tp).phase is PositionPhase.AWAIT_VALIDATION
             cluster.logs[tp].elect(2)
             found: list[int] = []
             while len(found) < _OLD - 2:

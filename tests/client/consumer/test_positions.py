@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from fenceline.client.consumer.positions import Phase, Position, Positions, PositionState, Verdict
+from fenceline.client.consumer.positions import Position, PositionPhase, Positions, PositionState, ValidationResult
 from fenceline.client.core.epoch_history import EpochQuery, EpochStart
 from fenceline.client.core.metadata import LeaderAndEpoch
 from fenceline.client.core.offsets import EpochEnd, OffsetAndEpoch
@@ -23,11 +23,11 @@ def _at(offset: int, epoch: int, leader: LeaderAndEpoch = _L5) -> tuple[Position
     positions.seek(_TP, offset, epoch)
     positions.check_leader(_TP, leader)
     state = positions.of(_TP)
-    state.phase = Phase.FETCHING
+    state.phase = PositionPhase.FETCHING
     return positions, state
 
 
-def _answer(positions: Positions, end: EpochEnd) -> Verdict:
+def _answer(positions: Positions, end: EpochEnd) -> ValidationResult:
     """The leader's response to the pending request."""
     position, query = positions.of(_TP).fetch_position, positions.validation_query(_TP)
     assert position is not None
@@ -38,10 +38,10 @@ def _answer(positions: Positions, end: EpochEnd) -> Verdict:
 def test_a_new_partition_has_no_position_and_is_not_fetched() -> None:
     positions = Positions()
     positions.assign([_TP])
-    assert positions.of(_TP).phase is Phase.INITIALIZING
+    assert positions.of(_TP).phase is PositionPhase.INITIALIZING
     assert not positions.of(_TP).is_readable
     positions.check_leader(_TP, _L5)
-    assert positions.of(_TP).phase is Phase.INITIALIZING
+    assert positions.of(_TP).phase is PositionPhase.INITIALIZING
 
 
 def test_keeping_an_assignment_keeps_the_position() -> None:
@@ -53,38 +53,38 @@ def test_keeping_an_assignment_keeps_the_position() -> None:
 def test_leader_change_requires_validation_when_both_epochs_are_known() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
-    assert state.phase is Phase.AWAIT_VALIDATION
+    assert state.phase is PositionPhase.AWAIT_VALIDATION
 
 
 @pytest.mark.parametrize(("epoch", "leader"), [(-1, _L6), (5, LeaderAndEpoch(2, -1))])
 def test_position_without_an_epoch_is_not_validated(epoch: int, leader: LeaderAndEpoch) -> None:
     positions, state = _at(10, epoch)
     positions.check_leader(_TP, leader)
-    assert state.phase is Phase.FETCHING
+    assert state.phase is PositionPhase.FETCHING
 
 
 def test_same_or_unknown_leader_changes_nothing() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L5)
     positions.check_leader(_TP, LeaderAndEpoch(-1, 9))
-    assert state.phase is Phase.FETCHING
+    assert state.phase is PositionPhase.FETCHING
 
 
 def test_seek_with_an_epoch_is_validated_before_the_next_fetch() -> None:
     positions, state = _at(10, 5)
     positions.seek(_TP, 7, 4)
     positions.check_leader(_TP, _L5)
-    assert state.phase is Phase.AWAIT_VALIDATION
+    assert state.phase is PositionPhase.AWAIT_VALIDATION
     positions.seek(_TP, 7)
     positions.check_leader(_TP, _L5)
-    assert state.phase is Phase.FETCHING
+    assert state.phase is PositionPhase.FETCHING
 
 
 def test_epoch_end_at_or_after_the_position_validates_it() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
-    assert _answer(positions, EpochEnd(5, 10)) is Verdict.VALID
-    assert state.phase is Phase.FETCHING
+    assert _answer(positions, EpochEnd(5, 10)) is ValidationResult.VALID
+    assert state.phase is PositionPhase.FETCHING
     assert state.truncation is None
 
 
@@ -101,8 +101,8 @@ def test_epoch_end_at_or_after_the_position_validates_it() -> None:
 def test_divergence_below_returned_records_is_kept_until_a_seek(end: EpochEnd, divergent: tuple[int, int]) -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
-    assert _answer(positions, end) is Verdict.DIVERGED
-    assert state.phase is Phase.AWAIT_VALIDATION
+    assert _answer(positions, end) is ValidationResult.DIVERGED
+    assert state.phase is PositionPhase.AWAIT_VALIDATION
     error = state.truncation
     assert error is not None
     assert (error.topic, error.partition, error.truncated_from, error.leader_epoch) == ("t", 0, 10, 5)
@@ -169,7 +169,7 @@ def test_search_restarts_with_a_new_leader() -> None:
     assert positions.validation_query(_TP) == EpochQuery(3, 10)
     positions.check_leader(_TP, LeaderAndEpoch(1, 7))
     assert positions.validation_query(_TP) == EpochQuery(5, 20)
-    assert _answer(positions, EpochEnd(5, 20)) is Verdict.VALID
+    assert _answer(positions, EpochEnd(5, 20)) is ValidationResult.VALID
 
 
 def test_responses_to_obsolete_requests_are_ignored() -> None:
@@ -180,7 +180,7 @@ def test_responses_to_obsolete_requests_are_ignored() -> None:
     state.fetch_position = state.position._replace(leader=_L6)
     positions.diverged(_TP, EpochEnd(4, 12))
     first = EpochQuery(5, 20)
-    assert positions.complete_validation(_TP, state.fetch_position, first, EpochEnd(5, 20)) is Verdict.STALE
+    assert positions.complete_validation(_TP, state.fetch_position, first, EpochEnd(5, 20)) is ValidationResult.STALE
     assert positions.validation_query(_TP) == EpochQuery(3, 10)
 
 
@@ -189,7 +189,7 @@ def test_leader_older_than_the_position_epoch_is_not_asked() -> None:
     positions, state = _at(8, 3)
     positions.seek(_TP, 10, 6)
     positions.check_leader(_TP, _L5)
-    assert state.phase is Phase.AWAIT_VALIDATION
+    assert state.phase is PositionPhase.AWAIT_VALIDATION
     assert positions.validation_query(_TP) is None
     assert not positions.of(_TP).is_readable
     positions.check_leader(_TP, _L6)
@@ -237,7 +237,7 @@ def test_reset_position_has_at_most_an_epoch(end: EpochEnd, offset: int, epoch: 
     assert positions.validation_query(_TP) == EpochQuery(5, 10)
     _answer(positions, end)
     assert state.truncation is None
-    assert state.phase is Phase.FETCHING
+    assert state.phase is PositionPhase.FETCHING
     assert state.position is not None
     assert (state.position.offset, state.position.epoch) == (offset, epoch)
 
@@ -250,7 +250,7 @@ def test_divergence_in_prefetched_records_only_is_refetched() -> None:
     positions.diverged(_TP, EpochEnd(5, 30))
     assert state.truncation is None
     assert state.fetch_position == Position(10, 5, _L5)
-    assert state.phase is Phase.AWAIT_VALIDATION
+    assert state.phase is PositionPhase.AWAIT_VALIDATION
     assert state.serial > serial, "prefetched records must not be returned"
 
 
@@ -272,9 +272,9 @@ def test_responses_for_an_outdated_position_are_ignored() -> None:
     old = state.fetch_position
     assert old is not None
     positions.seek(_TP, 3, 5)
-    state.phase = Phase.AWAIT_VALIDATION
+    state.phase = PositionPhase.AWAIT_VALIDATION
     asked = EpochQuery(5, 10)
-    assert positions.complete_validation(_TP, old, asked, EpochEnd(1, 1)) is Verdict.STALE
+    assert positions.complete_validation(_TP, old, asked, EpochEnd(1, 1)) is ValidationResult.STALE
     assert state.truncation is None
     positions.await_reset(_TP, "latest")
     positions.complete_reset(_TP, state.serial - 1, OffsetAndEpoch(99))
@@ -285,13 +285,13 @@ def test_responses_for_an_outdated_position_are_ignored() -> None:
 def test_reset_has_no_position_until_answered_and_commits_no_epoch(epoch: int) -> None:
     positions, state = _at(10, 5)
     positions.await_reset(_TP, "earliest")
-    assert (state.position, state.phase) == (None, Phase.AWAIT_RESET)
+    assert (state.position, state.phase) == (None, PositionPhase.AWAIT_RESET)
     positions.check_leader(_TP, _L6)
-    assert state.phase is Phase.AWAIT_RESET
+    assert state.phase is PositionPhase.AWAIT_RESET
     positions.complete_reset(_TP, state.serial, OffsetAndEpoch(3, epoch))
     assert state.position is not None
     assert (state.position.offset, state.position.record_epoch) == (3, -1)
-    assert state.phase is Phase.FETCHING
+    assert state.phase is PositionPhase.FETCHING
 
 
 def test_pause_rewinds_to_the_end_of_returned_records() -> None:
@@ -308,17 +308,17 @@ def test_pause_cancels_validation_of_prefetched_records() -> None:
     positions, state = _at(10, -1)
     state.fetch_position = Position(50, 5, _L5)
     positions.check_leader(_TP, _L6)
-    assert state.phase is Phase.AWAIT_VALIDATION
+    assert state.phase is PositionPhase.AWAIT_VALIDATION
     positions.rewind(_TP)
     assert positions.validation_query(_TP) is None
-    assert (state.phase, state.fetch_position) == (Phase.FETCHING, Position(10, -1, _L6))
+    assert (state.phase, state.fetch_position) == (PositionPhase.FETCHING, Position(10, -1, _L6))
 
 
 def test_paused_position_is_still_validated() -> None:
     positions, state = _at(10, 5)
     positions.seek(_TP, 7, 4)
     positions.rewind(_TP)
-    assert state.phase is Phase.AWAIT_VALIDATION
+    assert state.phase is PositionPhase.AWAIT_VALIDATION
 
 
 def test_negative_offsets_and_unassigned_partitions_are_rejected() -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fenceline.client.consumer.consumer import Consumer
-from fenceline.client.consumer.positions import Phase
+from fenceline.client.consumer.positions import PositionPhase
 from fenceline.client.core import connection
 from fenceline.client.core.fetch_memory import FetchMemory
-from fenceline.client.core.fetched import Fetched, Run
+from fenceline.client.core.fetched import Fetched, FetchedRun
 from fenceline.client.reader.ranges import Budget, OffsetRange
 from fenceline.client.reader.reader import AsyncRangeReader, RangeReader
 from fenceline.ids import TopicPartition
@@ -33,7 +33,7 @@ _HEADERS_BYTES = 20_000
 
 
 def _piece(buffer: bytes, start: int, end: int) -> Fetched:
-    run = Run(memoryview(buffer)[start:end], 0, 1)
+    run = FetchedRun(memoryview(buffer)[start:end], 0, 1)
     return Fetched("t", 0, (run,) if end > start else (), 0, 1, 0, end - start, 1)
 
 
@@ -171,7 +171,7 @@ def test_request_to_an_unresponsive_leader_does_not_starve_others_of_memory(clus
             cluster.node_rule = lambda node, key: REFUSE if key is ApiKey.OFFSET_FOR_LEADER_EPOCH else None
             cluster.logs[waiting].elect(2)
         consumer._on_loop(consumer._async.cluster.request_refresh)
-        eventually(lambda: positions.of(waiting).phase is Phase.AWAIT_VALIDATION)
+        eventually(lambda: positions.of(waiting).phase is PositionPhase.AWAIT_VALIDATION)
         consumer.seek(served, 0)
         eventually(lambda: take() or len(found[served]) == 5)
         assert found == {waiting: [], served: [0, 1, 2, 3, 4]}

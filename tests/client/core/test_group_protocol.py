@@ -10,7 +10,7 @@ import pytest
 from kio.serial import entity_reader, entity_writer
 
 from fenceline.client.core.group_protocol import (
-    Subscription,
+    ClassicSubscription,
     decode_assignment,
     decode_owned,
     decode_subscription,
@@ -34,7 +34,7 @@ def _entity(kind: Any, raw: bytes) -> Any:
 
 def test_subscription_matches_kafkas_schema() -> None:
     module = _schema("subscription", 3)
-    raw = encode_subscription(Subscription(("b", "a"), _OWNED, 4, b"u", "rack"))
+    raw = encode_subscription(ClassicSubscription(("b", "a"), _OWNED, 4, b"u", "rack"))
     assert raw[:2] == b"\0\3"
     found = _entity(module.ConsumerProtocolSubscription, raw[2:])
     assert (found.topics, found.user_data, found.generation_id, found.rack_id) == (("a", "b"), b"u", 4, "rack")
@@ -54,7 +54,7 @@ def test_subscriptions_of_every_version_are_decoded(version: int) -> None:
     out = io.BytesIO()
     entity_writer(module.ConsumerProtocolSubscription)(out, module.ConsumerProtocolSubscription(**fields))
     found = decode_subscription(version.to_bytes(2, "big") + out.getvalue())
-    assert found == Subscription(
+    assert found == ClassicSubscription(
         ("a",),
         (TopicPartition("a", 1),) if version >= 1 else (),
         9 if version >= 2 else -1,
@@ -77,7 +77,7 @@ def test_sticky_user_data_round_trips() -> None:
 
 
 def test_truncated_bytes_are_rejected() -> None:
-    raw = encode_subscription(Subscription(("topic",), _OWNED, 4))
+    raw = encode_subscription(ClassicSubscription(("topic",), _OWNED, 4))
     for size in range(2, len(raw) - 2):
         with pytest.raises(PeerError):
             decode_subscription(raw[:size])

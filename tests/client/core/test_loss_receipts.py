@@ -10,7 +10,7 @@ import pytest
 
 from fenceline.client.core.loss_receipts import newest_versions, parse_receipt
 from fenceline.ids import encode_uuid
-from fenceline.losses.receipt import Cause, LossClass, Receipt, encode, identified
+from fenceline.losses.receipt import LossCause, LossClass, Receipt, encode, identified
 
 _OTHER = UUID(int=77)
 
@@ -27,7 +27,7 @@ def receipt(**changes: Any) -> Receipt:
         "size_bytes": 400,
         "loss_class": LossClass.MAYBE_ACKNOWLEDGED,
         "known_by": "the high watermark",
-        "cause": Cause.DIVERGENCE,
+        "cause": LossCause.DIVERGENCE,
         "reason": "",
         "replica": 1,
         "leader": 2,

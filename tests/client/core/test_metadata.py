@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from fenceline.client.core.metadata import (
-    BrokerEndpoint,
+    BrokerAddress,
     ClusterMetadata,
     LeaderAndEpoch,
     MetadataCache,
@@ -21,7 +21,7 @@ from fenceline.ids import ZERO_UUID, TopicPartition
 
 _ID, _OTHER_ID = UUID(int=7), UUID(int=8)
 _TP = TopicPartition("t", 0)
-_BROKERS = {n: BrokerEndpoint(n, "h", 9000 + n) for n in (1, 2)}
+_BROKERS = {n: BrokerAddress(n, "h", 9000 + n) for n in (1, 2)}
 
 
 def _answer(leader: int, epoch: int, topic_id: UUID = _ID, error: ErrorCode = ErrorCode.NONE) -> ClusterMetadata:
@@ -85,7 +85,7 @@ def test_a_hint_is_taken_only_when_newer_and_resolvable() -> None:
     assert not cache.accept_hint(TopicPartition("u", 0), 2, 6)
     assert cache.accept_hint(_TP, 2, 6)
     assert cache.leader(_TP) == LeaderAndEpoch(2, 6)
-    assert cache.accept_hint(_TP, 9, 7, {9: BrokerEndpoint(9, "h", 1)})
+    assert cache.accept_hint(_TP, 9, 7, {9: BrokerAddress(9, "h", 1)})
     assert cache.leader(_TP) == LeaderAndEpoch(9, 7)
 
 

@@ -12,7 +12,7 @@ from fenceline.groups.classic import records as classic_records
 from fenceline.groups.classic.records import GroupMetadataValue, GroupStored, MemberMetadata
 from fenceline.groups.classic.states import GroupState
 from fenceline.groups.messages import DeleteOffsetsResponse, FetchedOffset, OffsetToCommit, TopicToFetch
-from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.offsets.records import OffsetCommitted, offset_record
 from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import GroupSettings
@@ -315,12 +315,12 @@ def test_commit_with_its_own_retention_expires_accordingly() -> None:
 
 def test_the_bytes_of_an_offset_commit() -> None:
     slot = OffsetSlot("g", "t", 2)
-    key, value = offset_record(slot, CommittedOffset(5, 3, "m", START_MS))
+    key, value = offset_record(slot, StoredOffset(5, 3, "m", START_MS))
     assert key.hex() == "000100016700017400000002"
     assert value is not None
     assert value.hex() == "0004000000000000000500000003026d" + START_MS.to_bytes(8).hex() + "00"
-    assert records.decode(key, value) == OffsetCommitted(slot, CommittedOffset(5, 3, "m", START_MS))
-    _, with_id = offset_record(slot, CommittedOffset(5, 3, "m", START_MS, -1, ONE))
+    assert records.decode(key, value) == OffsetCommitted(slot, StoredOffset(5, 3, "m", START_MS))
+    _, with_id = offset_record(slot, StoredOffset(5, 3, "m", START_MS, -1, ONE))
     assert with_id is not None
     assert with_id.hex().endswith("010010" + ONE.hex)
 
@@ -328,14 +328,14 @@ def test_the_bytes_of_an_offset_commit() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("0000000000000000000500016d0000000000000009", CommittedOffset(5, -1, "m", 9)),
-        ("0001000000000000000500016d0000000000000009000000000000000a", CommittedOffset(5, -1, "m", 9, 10)),
-        ("0002000000000000000500016d0000000000000009", CommittedOffset(5, -1, "m", 9)),
-        ("000300000000000000050000000400016d0000000000000009", CommittedOffset(5, 4, "m", 9)),
-        ("0004000000000000000500000004026d000000000000000900", CommittedOffset(5, 4, "m", 9)),
+        ("0000000000000000000500016d0000000000000009", StoredOffset(5, -1, "m", 9)),
+        ("0001000000000000000500016d0000000000000009000000000000000a", StoredOffset(5, -1, "m", 9, 10)),
+        ("0002000000000000000500016d0000000000000009", StoredOffset(5, -1, "m", 9)),
+        ("000300000000000000050000000400016d0000000000000009", StoredOffset(5, 4, "m", 9)),
+        ("0004000000000000000500000004026d000000000000000900", StoredOffset(5, 4, "m", 9)),
     ],
 )
-def test_every_version_of_an_offset_commit_is_read(value: str, expected: CommittedOffset) -> None:
+def test_every_version_of_an_offset_commit_is_read(value: str, expected: StoredOffset) -> None:
     for key_type in ("0000", "0001"):
         key = bytes.fromhex(key_type + "00016700017400000002")
         meaning = records.decode(key, bytes.fromhex(value))
@@ -376,7 +376,7 @@ def test_records_of_other_group_types_are_skipped() -> None:
 
 
 def _pair(offset: int, partition: int = 0) -> tuple[bytes, bytes | None]:
-    return offset_record(OffsetSlot(GROUP, "t", partition), CommittedOffset(offset, -1, "", START_MS))
+    return offset_record(OffsetSlot(GROUP, "t", partition), StoredOffset(offset, -1, "", START_MS))
 
 
 def test_transactional_offsets_are_visible_after_the_transaction_ends() -> None:

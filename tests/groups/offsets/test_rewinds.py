@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.messages import OffsetRewound, Rewind
-from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.messages import CommittedRewind, OffsetRewound
+from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.offsets.rewinds import is_at_epoch_end, shows_truncation, step_back
 from fenceline.ids import ZERO_UUID
 from tests.groups.helpers import GROUP, START_MS, World
@@ -34,7 +34,7 @@ def test_rewind_rule(before: tuple[int, int], after: tuple[int, int], goes_back:
     found = step_back((*before, ZERO_UUID), (*after, ZERO_UUID), 7)
     assert (found is not None and shows_truncation(found)) is goes_back
     if found is not None:
-        assert found == Rewind(*before, *after, 7)
+        assert found == CommittedRewind(*before, *after, 7)
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_coordinator_queries_the_local_log_for_the_epoch_end() -> None:
     world = World(epoch_end=lambda topic, partition, epoch: {("t", 0, 3): 90}.get((topic, partition, epoch), -1))
     world.commit_all({("t", 0): (100, 3), ("t", 1): (100, 3)})
     world.commit_all({("t", 0): (90, 3), ("t", 1): (90, 3)})
-    expected = Rewind(100, 3, 90, 3, START_MS)
+    expected = CommittedRewind(100, 3, 90, 3, START_MS)
     assert _mark(world) == expected
     assert world.reported == [OffsetRewound(GROUP, "t", 0, expected)]
 
 
-def _mark(world: World) -> Rewind | None:
+def _mark(world: World) -> CommittedRewind | None:
     stored = world.shard().state.offsets.committed(SLOT)
     assert stored is not None
     return stored.rewound
@@ -77,7 +77,7 @@ def test_rewind_is_accepted_marked_and_reported_once() -> None:
     assert _mark(world) is None
     world.advance(5)
     assert world.commit_all({("t", 0): (90, 4)}).outcome.errors == (ErrorCode.NONE,)
-    expected = Rewind(100, 3, 90, 4, START_MS + 5)
+    expected = CommittedRewind(100, 3, 90, 4, START_MS + 5)
     assert _mark(world) == expected
     assert world.reported == [OffsetRewound(GROUP, "t", 0, expected)]
     world.commit_all({("t", 0): (200, 4)})
@@ -124,7 +124,7 @@ def test_transactional_commit_is_compared_when_its_transaction_ends() -> None:
     world = World()
     world.commit_all({("t", 0): (100, 3)})
     shard = world.shard()
-    shard.state.offsets.put_open(9, SLOT, CommittedOffset(90, 4, "", 5))
+    shard.state.offsets.put_open(9, SLOT, StoredOffset(90, 4, "", 5))
     assert _mark(world) is None
     shard.replay_marker(9, committed=True)
-    assert _mark(world) == Rewind(100, 3, 90, 4, 5)
+    assert _mark(world) == CommittedRewind(100, 3, 90, 4, 5)

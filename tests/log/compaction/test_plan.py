@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fenceline.log.compaction.plan import Due, Group, LogFacts, NotDue, SegmentFacts, dirtiest, groups, judge
+from fenceline.log.compaction.plan import Due, LogFacts, NotDue, SegmentFacts, SegmentGroup, dirtiest, groups, judge
 from fenceline.log.core.config import LogConfig
 
 CONFIG = LogConfig(cleanup_policy=frozenset({"compact"}))
@@ -72,11 +72,21 @@ def test_the_dirtiest_log_comes_first() -> None:
 def test_segments_are_merged_up_to_the_size_limits() -> None:
     rows = [(100 * number, size, 10) for number, size in enumerate((50, 40, 60, 10, 10, 10))]
     assert groups(rows, end=600, segment_bytes=100, index_bytes=1_000, most=64) == [
-        Group(0, 2),
-        Group(2, 6),
+        SegmentGroup(0, 2),
+        SegmentGroup(2, 6),
     ]
-    assert groups(rows, end=600, segment_bytes=100, index_bytes=20, most=64) == [Group(0, 2), Group(2, 4), Group(4, 6)]
-    assert groups(rows, end=600, segment_bytes=1_000, index_bytes=1_000, most=4) == [Group(0, 4), Group(4, 6)]
+    assert groups(rows, end=600, segment_bytes=100, index_bytes=20, most=64) == [
+        SegmentGroup(0, 2),
+        SegmentGroup(2, 4),
+        SegmentGroup(4, 6),
+    ]
+    assert groups(rows, end=600, segment_bytes=1_000, index_bytes=1_000, most=4) == [
+        SegmentGroup(0, 4),
+        SegmentGroup(4, 6),
+    ]
     far = [(0, 1, 1), (1 << 31, 1, 1)]
-    assert groups(far, end=1 << 32, segment_bytes=100, index_bytes=100, most=64) == [Group(0, 1), Group(1, 2)]
+    assert groups(far, end=1 << 32, segment_bytes=100, index_bytes=100, most=64) == [
+        SegmentGroup(0, 1),
+        SegmentGroup(1, 2),
+    ]
     assert groups([], end=0, segment_bytes=1, index_bytes=1, most=1) == []

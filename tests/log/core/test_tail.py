@@ -190,7 +190,7 @@ def test_random_appends_have_the_result_of_the_full_checks(seed: int) -> None:
 @pytest.mark.compiled
 def test_both_paths_keep_the_same_producer_state() -> None:
     rng = Random(1)
-    twins = [kind(9, 1, -1, 5, -1) for kind in (tail.Producer, _tail_py.Producer)]
+    twins = [kind(9, 1, -1, 5, -1) for kind in (tail.ProducerEntry, _tail_py.ProducerEntry)]
     for number in range(40):
         for producer in twins:
             if number % 17 == 16:

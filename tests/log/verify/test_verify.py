@@ -13,7 +13,7 @@ from fenceline.log.core.disk import write_all
 from fenceline.log.core.file_names import LOG_SUFFIX, offset_in
 from fenceline.log.core.index import TimeIndex
 from fenceline.log.core.producer_state import Origin
-from fenceline.log.verify.findings import MAX_FINDINGS, Kind, Severity
+from fenceline.log.verify.findings import MAX_FINDINGS, LogFindingKind, Severity
 from fenceline.log.verify.verify import find_places, verify_places
 from fenceline.losses.check import stored_batches
 from fenceline.records.batch import Codec, compute_crc
@@ -213,7 +213,7 @@ def test_gap_within_a_segment_above_the_compacted_part(disk: SimDisk) -> None:
     for compacted_to, missing in ((0, "offsets 5 to 9 are missing, and 30 more in 2 places"), (30, "offsets 35 to 49")):
         put(disk, f"{DIRECTORY}/{COMPLETE_FILE}", b"%d 1\n" % compacted_to)
         (report,) = verified(disk)
-        (gap,) = [found.message for found in report.findings.kept if found.kind is Kind.GAP]
+        (gap,) = [found.message for found in report.findings.kept if found.kind is LogFindingKind.GAP]
         assert missing in gap
     put(disk, f"{DIRECTORY}/{COMPLETE_FILE}", b"50 1\n")
     assert errors(verified(disk)) == []

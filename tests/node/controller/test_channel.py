@@ -16,7 +16,7 @@ from fenceline.controller.partition_requests import (
     IsrChange,
     IsrMember,
 )
-from fenceline.controller.requests import CreateTopics, NewTopic
+from fenceline.controller.requests import CreateTopics, TopicToCreate
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import MetadataImage
 from fenceline.wire.apis import ApiKey
@@ -88,7 +88,7 @@ def test_isr_change_from_a_node_that_is_not_the_controller(tmp_path: Path) -> No
         async with three(tmp_path) as cluster:
             leader = await cluster.leader()
             await join(leader)
-            created = await leader.controller.submit(CreateTopics((NewTopic("t", 2, 1),)))
+            created = await leader.controller.submit(CreateTopics((TopicToCreate("t", 2, 1),)))
             topic_id = created.topics[0].topic_id
             other = next(node for node in cluster.running.values() if node is not leader)
             await eventually(lambda: "t" in other.controller.image.topics_by_name)

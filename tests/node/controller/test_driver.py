@@ -19,9 +19,9 @@ from fenceline.controller.requests import (
     CreateTopics,
     DeleteTopics,
     FenceStaleBroker,
-    NewTopic,
     RegisterBroker,
     TopicReference,
+    TopicToCreate,
     WriteNoOp,
 )
 from fenceline.errors import ErrorCode, OperatorError, PeerError
@@ -74,8 +74,8 @@ def test_nothing_is_published_before_the_flush() -> None:
         heard: list[MetadataImage] = []
         controller.subscribe(lambda image, delta: heard.append(image))
         mark = controller.high_watermark
-        answer = controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
-        refused = controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+        answer = controller.submit(CreateTopics((TopicToCreate("t", 1, 1),)))
+        refused = controller.submit(CreateTopics((TopicToCreate("t", 1, 1),)))
         await _turns()
         assert not answer.done()
         assert not refused.done(), "it depends on an uncommitted record"
@@ -97,9 +97,9 @@ def test_requests_during_a_flush_share_the_next_flush() -> None:
         disk, held = sim(), Held(holds=False)
         controller = await joined(disk, D, executor=held)
         held.holds = True
-        first = controller.submit(CreateTopics((NewTopic("first", 1, 1),)))
+        first = controller.submit(CreateTopics((TopicToCreate("first", 1, 1),)))
         await _turns()
-        rest = [controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),))) for number in range(20)]
+        rest = [controller.submit(CreateTopics((TopicToCreate(f"t{number}", 1, 1),))) for number in range(20)]
         await _turns()
         assert len(held.waiting) == 1
         held.let_go()
@@ -120,7 +120,7 @@ def test_listeners_receive_changes_in_order() -> None:
         await controller.start()
         await join(controller)
         controller.subscribe(lambda image, delta: heard.append((image.offset, delta)))
-        wanted = [controller.submit(CreateTopics((NewTopic(f"t{number}", 2, 1),))) for number in range(5)]
+        wanted = [controller.submit(CreateTopics((TopicToCreate(f"t{number}", 2, 1),))) for number in range(5)]
         await asyncio.gather(*wanted)
         await controller.submit(DeleteTopics((TopicReference("t3"),)))
         assert [offset for offset, _ in heard] == sorted({offset for offset, _ in heard})
@@ -134,8 +134,8 @@ def test_listeners_receive_changes_in_order() -> None:
 def test_a_failed_request_fails_alone() -> None:
     async def story() -> None:
         controller = await joined(sim(), D)
-        bad = controller.submit(CreateTopics((NewTopic("big", 10_001, 1),)))
-        good = controller.submit(CreateTopics((NewTopic("good", 1, 1),)))
+        bad = controller.submit(CreateTopics((TopicToCreate("big", 10_001, 1),)))
+        good = controller.submit(CreateTopics((TopicToCreate("good", 1, 1),)))
         with pytest.raises(PeerError):
             await bad
         assert not (await good).topics[0].outcome.failed
@@ -150,13 +150,13 @@ def test_full_disk_rejects_requests_until_space_is_freed() -> None:
         disk = sim()
         controller = await joined(disk, D)
         disk.fail("write", ".log", errno.ENOSPC)
-        answers = [controller.submit(CreateTopics((NewTopic(name, 1, 1),))) for name in ("a", "b")]
+        answers = [controller.submit(CreateTopics((TopicToCreate(name, 1, 1),))) for name in ("a", "b")]
         for answer in answers:
             with pytest.raises(PeerError) as error:
                 await answer
             assert error.value.code is ErrorCode.KAFKA_STORAGE_ERROR
         disk.heal()
-        again = await controller.submit(CreateTopics((NewTopic("a", 1, 1),)))
+        again = await controller.submit(CreateTopics((TopicToCreate("a", 1, 1),)))
         assert not again.topics[0].outcome.failed
         assert list(controller.image.topics_by_name) == ["a"]
         await controller.stop()
@@ -179,7 +179,7 @@ def test_full_disk_at_segment_roll_defers_derived_files(
         disk.fail(call, refused, errno.ENOSPC)
         for number in range(3):
             clock.ms += 1000
-            answer = await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))
+            answer = await controller.submit(CreateTopics((TopicToCreate(f"t{number}", 1, 1),)))
             assert not answer.topics[0].outcome.failed
         assert len(controller.log.partition_log.segments) == 4
         assert [event for event, _ in log_events] == ["could not write indexes of the metadata log"], "reported once"
@@ -190,7 +190,7 @@ def test_full_disk_at_segment_roll_defers_derived_files(
             crashed.crash()
             assert set(MetadataLog.open(crashed, D, now_ms=0).replay().image.topics_by_name) == {"t0", "t1", "t2"}
         disk.heal()
-        await controller.submit(CreateTopics((NewTopic("t3", 1, 1),)))
+        await controller.submit(CreateTopics((TopicToCreate("t3", 1, 1),)))
         assert all(each.indexes_saved for each in controller.log.partition_log.segments[:-1])
         await controller.stop()
         assert set(MetadataLog.open(disk, D, now_ms=0).replay().image.topics_by_name) == {"t0", "t1", "t2", "t3"}
@@ -208,13 +208,13 @@ def test_full_disk_at_segment_creation_rejects_requests(log_events: list[tuple[s
         disk.fail("open", ".log", errno.ENOSPC)
         for _ in range(3):
             with pytest.raises(PeerError) as error:
-                await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+                await controller.submit(CreateTopics((TopicToCreate("t", 1, 1),)))
             assert error.value.code is ErrorCode.KAFKA_STORAGE_ERROR
         ((event, fields),) = log_events
         assert (event, fields["partition"]) == ("records rejected", "__cluster_metadata-0")
         assert "topics, configs and brokers cannot be changed" in fields["advice"]
         disk.heal()
-        await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+        await controller.submit(CreateTopics((TopicToCreate("t", 1, 1),)))
         trouble.log_recovered(lambda _: controller.log.end_offset)
         assert log_events[1:] == [("records accepted again", {"partition": "__cluster_metadata-0", "refused": 3})]
         await controller.stop()
@@ -234,7 +234,7 @@ def test_flush_that_cannot_start_is_retried(monkeypatch: pytest.MonkeyPatch) -> 
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
         monkeypatch.setattr(disk, "duplicate", refuse)
-        answer = controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+        answer = controller.submit(CreateTopics((TopicToCreate("t", 1, 1),)))
         await _turns(20)
         assert not answer.done()
         assert "t" not in controller.image.topics_by_name
@@ -252,7 +252,7 @@ def test_a_failed_flush_stops_the_controller() -> None:
         failed = controller.failed()
         disk.fail("fsync", ".log")
         with pytest.raises(PeerError) as error:
-            await controller.submit(CreateTopics((NewTopic("a", 1, 1),)))
+            await controller.submit(CreateTopics((TopicToCreate("a", 1, 1),)))
         assert error.value.code is ErrorCode.NOT_CONTROLLER
         with pytest.raises(OperatorError):
             await failed
@@ -275,7 +275,7 @@ def test_each_start_has_a_new_epoch_and_the_same_state() -> None:
             if before is not None:
                 assert controller.image.topics_by_id == before.topics_by_id
             epoch = await join(controller, incarnation=life, previous=epoch)
-            await controller.submit(CreateTopics((NewTopic(f"t{life}", 1, 1),)))
+            await controller.submit(CreateTopics((TopicToCreate(f"t{life}", 1, 1),)))
             before = controller.image
             await controller.stop()
 
@@ -287,7 +287,7 @@ def test_requests_without_records_are_answered_without_a_flush() -> None:
         held = Held(holds=False)
         controller = await joined(sim(), D, executor=held)
         held.holds = True
-        answer = await controller.submit(CreateTopics((NewTopic("t", 1, 1),), validate_only=True))
+        answer = await controller.submit(CreateTopics((TopicToCreate("t", 1, 1),), validate_only=True))
         assert not answer.topics[0].outcome.failed
 
     run(story())
@@ -296,7 +296,7 @@ def test_requests_without_records_are_answered_without_a_flush() -> None:
 def test_stop_answers_pending_requests() -> None:
     async def story() -> None:
         controller = await joined(sim(), D)
-        answer = controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+        answer = controller.submit(CreateTopics((TopicToCreate("t", 1, 1),)))
         await controller.stop()
         assert answer.done()
         with pytest.raises(PeerError):
@@ -313,7 +313,7 @@ def test_snapshots_replace_the_log() -> None:
         await controller.start()
         epoch = await join(controller)
         for number in range(60):
-            await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))
+            await controller.submit(CreateTopics((TopicToCreate(f"t{number}", 1, 1),)))
         await controller.stop()
         image = controller.image
         log = MetadataLog.open(disk, D, now_ms=0)
@@ -431,7 +431,7 @@ async def _create(controller: ControllerDriver, seed: int, answered: set[str]) -
     await join(controller, incarnation=seed + 1)
     for number in range(6):
         names = [f"s{seed}-{number}-{each}" for each in range(2)]
-        answers = [controller.submit(CreateTopics((NewTopic(name, 1, 1),))) for name in names]
+        answers = [controller.submit(CreateTopics((TopicToCreate(name, 1, 1),))) for name in names]
         for name, answer in zip(names, answers, strict=True):
             if not (await answer).topics[0].outcome.failed:
                 answered.add(name)

@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from fenceline.config.node import NodeConfig
-from fenceline.controller.brokers import BrokerState
-from fenceline.controller.requests import BrokerHeartbeat, CreateTopics, NewTopic
+from fenceline.controller.brokers import BrokerControlState
+from fenceline.controller.requests import BrokerHeartbeat, CreateTopics, TopicToCreate
 from fenceline.errors import OperatorError
 from fenceline.metadata.changes import difference
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState
@@ -55,7 +55,7 @@ def test_controller_only_node_serves_its_metrics(tmp_path: Path) -> None:
             await cluster.start(1, 2, 3)
             leader = await cluster.leader()
             await join(leader)
-            await leader.controller.submit(CreateTopics((NewTopic("t", 3, 1),)))
+            await leader.controller.submit(CreateTopics((TopicToCreate("t", 3, 1),)))
             active, standby = (
                 node.metrics_endpoint
                 for node in sorted(cluster.running.values(), key=lambda node: node is not leader)[:2]
@@ -152,7 +152,7 @@ def test_latency_and_lag_of_snapshots(tmp_path: Path) -> None:
             snapshots, log = node.controller.snapshots, node.controller.log
             assert node.metrics_endpoint is not None
             assert snapshots is not None
-            await node.controller.submit(CreateTopics((NewTopic("t", 3, 1),)))
+            await node.controller.submit(CreateTopics((TopicToCreate("t", 3, 1),)))
             await eventually(lambda: log.newest_snapshot.end_offset > 0)
             figures = await scrape(node.metrics_endpoint.port)
             generated = figures["fenceline_metadata_snapshots_total"]
@@ -208,7 +208,7 @@ def test_counts_follow_the_image() -> None:
         assert counts.not_preferred == sum(p.leader != p.replicas[0] for p in partitions)
         assert counts.recovering == sum(p.leader_recovery_state is LeaderRecoveryState.RECOVERING for p in partitions)
         assert counts.reassigning == sum(bool(p.adding or p.removing) for p in partitions)
-        assert counts.brokers.get(BrokerState.FENCED, 0) == sum(b.fenced for b in before.brokers.values())
+        assert counts.brokers.get(BrokerControlState.FENCED, 0) == sum(b.fenced for b in before.brokers.values())
 
 
 def _elections(cluster: Cluster, work: list[tuple[str, int]]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import pytest
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.messages import CommitRequest, FetchOffsetsRequest, JoinRequest, OffsetToCommit, TopicToFetch
-from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.offsets.records import offset_record
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import TopicPartition
@@ -128,7 +128,7 @@ def _batch(pairs: Iterable[tuple[bytes | None, bytes | None]], **more: object) -
 
 
 def _pair(offset: int) -> tuple[bytes | None, bytes | None]:
-    return offset_record(OffsetSlot(GROUP, "t", 0), CommittedOffset(offset, -1, "", 1))
+    return offset_record(OffsetSlot(GROUP, "t", 0), StoredOffset(offset, -1, "", 1))
 
 
 @on_loop

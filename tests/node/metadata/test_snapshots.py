@@ -13,8 +13,8 @@ from fenceline.controller.requests import (
     CreateTopics,
     DeleteTopics,
     IncrementalAlterConfigs,
-    NewTopic,
     TopicReference,
+    TopicToCreate,
 )
 from fenceline.metadata.image import ConfigResource, ConfigResourceType
 from fenceline.node.controller.driver import ControllerDriver
@@ -43,7 +43,7 @@ def test_a_snapshot_is_written_by_time_when_something_was_committed() -> None:
         controller = await joined(_disk(), "/data", clock=clock)
         assert len(controller.log.snapshots) == 1
         clock.ms += 3_600_000
-        await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+        await controller.submit(CreateTopics((TopicToCreate("t", 1, 1),)))
         await _turns()
         assert controller.log.snapshots[-1] == (controller.image.offset + 1, controller.epoch)
 
@@ -60,7 +60,7 @@ def test_a_running_controller_counts_modified_and_deleted_records() -> None:
 
     async def create(controller: ControllerDriver, stem: str) -> None:
         for number in range(20):
-            await controller.submit(CreateTopics((NewTopic(f"{stem}{number}", 1, 1),)))
+            await controller.submit(CreateTopics((TopicToCreate(f"{stem}{number}", 1, 1),)))
             await _turns()
 
     async def alter(controller: ControllerDriver, number: int, value: str) -> None:
@@ -136,7 +136,7 @@ def test_a_failed_snapshot_leaves_no_file_and_is_reported_and_retried(monkeypatc
         assert (controller._snapshots.failed_count, controller._snapshots.generated_count) == (len(reported), 0)
         assert fields["path"].endswith(".checkpoint")
         disk.heal()
-        await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+        await controller.submit(CreateTopics((TopicToCreate("t", 1, 1),)))
         await _turns()
         assert len(controller.log.snapshots) == 2
         assert controller._snapshots.generated_count == 1
@@ -159,7 +159,7 @@ def test_the_oldest_snapshots_are_deleted_above_the_retention_size(monkeypatch: 
         controller = await joined(disk, "/data", clock=clock, overrides=overrides)
         for number in range(40):
             clock.ms += 1000
-            await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))
+            await controller.submit(CreateTopics((TopicToCreate(f"t{number}", 1, 1),)))
             await _turns()
         log = controller.log
         assert log.start_offset == log.snapshots[0].end_offset > 0
@@ -187,7 +187,7 @@ def test_a_failed_deletion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         disk.fail("rename", ".checkpoint")
         await join(controller)
         for number in range(10):
-            await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))
+            await controller.submit(CreateTopics((TopicToCreate(f"t{number}", 1, 1),)))
             await _turns()
         await controller.stop()
 

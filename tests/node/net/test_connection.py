@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.node.net.connection import Connection, PendingAnswer
+from fenceline.node.net.connection import PendingAnswer, ServerConnection
 from fenceline.wire.apis import ApiKey
 
 REQUEST = struct.pack(">ihhih", 10, ApiKey.METADATA, 0, 7, 0)
@@ -50,10 +50,10 @@ class Scene:
             register=lambda connection: True,
             handle=self._handle,
         )
-        self.connection = Connection(server, "PLAINTEXT")
+        self.connection = ServerConnection(server, "PLAINTEXT")
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
-    def _handle(self, connection: Connection, frame: memoryview) -> PendingAnswer:
+    def _handle(self, connection: ServerConnection, frame: memoryview) -> PendingAnswer:
         self.pending.append(PendingAnswer())
         return self.pending[-1]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.node.net.peer_connection import ConnectionLost, PeerConnection
+from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost
 from fenceline.wire.apis import ApiKey
 
 
@@ -28,7 +28,7 @@ def test_pending_request_fails_when_the_connection_breaks() -> None:
         listener, connection = await _connected()
         answer = connection.post(ApiKey.FETCH, 17, b"")
         connection.close()
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(PeerConnectionLost):
             await answer
         listener.close()
 

@@ -19,14 +19,14 @@ from fenceline.node.quorum.log import QuorumLog
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.quorum.duties import Send
 from fenceline.quorum.election_state import FILE_NAME
-from fenceline.quorum.log_view import EpochEnd, LogEnd, SnapshotId
+from fenceline.quorum.log_view import QuorumEpochEnd, QuorumLogEnd, SnapshotId
 from fenceline.quorum.messages import (
     BeginQuorumEpochRequest,
     DescribeQuorumRequest,
-    FetchRequest,
-    FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     RequestMessage,
     ResponseMessage,
     VoteRequest,
@@ -114,8 +114,8 @@ class Node:
         assert asked.result().leader_id == 2  # type: ignore[union-attr]
 
     def reply(self, **fields: Any) -> None:
-        fetch = self.peers.take(FetchRequest)
-        self.peers.answered(fetch.request_id, FetchResponse(leader_id=2, leader_epoch=EPOCH + 1, **fields))
+        fetch = self.peers.take(QuorumFetchRequest)
+        self.peers.answered(fetch.request_id, QuorumFetchResponse(leader_id=2, leader_epoch=EPOCH + 1, **fields))
 
     # -- QuorumEvents --------------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ def test_a_truncation_waits_for_the_disk_and_blocks_reads() -> None:
         node.start()
         await node.follow()
         end = node.log.end_offset
-        node.reply(diverging_epoch=EpochEnd(EPOCH, end - 4))
+        node.reply(diverging_epoch=QuorumEpochEnd(EPOCH, end - 4))
         for _ in range(5):
             await asyncio.sleep(0)
         assert node.driver.is_waiting
@@ -248,7 +248,7 @@ def test_a_truncation_waits_for_the_disk_and_blocks_reads() -> None:
         assert node.log.end_offset == end - 4
         assert node.driver.quorum.epoch == EPOCH + 1
         assert len(node.peers.sent) > before
-        assert node.peers.take(FetchRequest).message.fetch_offset == end - 4
+        assert node.peers.take(QuorumFetchRequest).message.fetch_offset == end - 4
         await node.driver.stop(timeout_ms=0)
 
     asyncio.run(story())
@@ -304,9 +304,9 @@ def test_a_local_snapshot_is_loaded_in_a_thread() -> None:
         assert node.loaded_images == []
         await node.work()
         assert node.loaded_images == [image_after(9, THEIRS.end_offset, THEIRS.epoch)]
-        assert (node.log.start_offset, node.log.end) == (200, LogEnd(THEIRS.epoch, 200))
+        assert (node.log.start_offset, node.log.end) == (200, QuorumLogEnd(THEIRS.epoch, 200))
         assert node.driver.quorum.high_watermark == node.log.partition_log.high_watermark == 200, "one source (G38)"
-        assert node.peers.take(FetchRequest).message.fetch_offset == 200
+        assert node.peers.take(QuorumFetchRequest).message.fetch_offset == 200
         await node.driver.stop(timeout_ms=0)
 
     asyncio.run(story())

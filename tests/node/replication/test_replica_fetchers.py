@@ -14,11 +14,11 @@ import pytest
 from fenceline.ids import TopicPartition
 from fenceline.log.core.config import LogConfig
 from fenceline.log.partition.partition_log import NO_LIMIT
-from fenceline.losses.cutting import Cut
+from fenceline.losses.cutting import LogCut
 from fenceline.node.clock import SystemClock
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import Cause, CutTo, FollowerState, Phase
+from fenceline.replica.follower import CutTo, FollowerPhase, FollowerState, TruncationCause
 from tests.replica.histories import MemoryLog
 
 LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000, backoff_ms=1_000)
@@ -41,7 +41,7 @@ class Host:
     def storage_failed(self, replica: Any, error: Any) -> None:
         raise AssertionError("no disk failed")
 
-    def cut_log(self, replica: Any, cut: Cut) -> None:
+    def cut_log(self, replica: Any, cut: LogCut) -> None:
         self.began.set()
         assert self.may_end.wait(60)
 
@@ -70,7 +70,7 @@ def cutting(
     fetchers.follow(replica, 2, 5)
     link = fetchers._links[2]
     (state,) = link.fetcher.states.values()
-    link.duties.execute(CutTo(state, 0, Cause.DIVERGENCE), [])
+    link.duties.execute(CutTo(state, 0, TruncationCause.DIVERGENCE), [])
     return fetchers, state, link.under_way
 
 
@@ -103,7 +103,7 @@ def test_a_truncation_that_fails_by_an_internal_error_is_retried(capsys: pytest.
     """The partition stopped forever, and nothing reported it."""
 
     class FailingHost(Host):
-        def cut_log(self, replica: Any, cut: Cut) -> None:
+        def cut_log(self, replica: Any, cut: LogCut) -> None:
             raise ValueError("of our own")
 
     async def scenario() -> None:
@@ -111,7 +111,7 @@ def test_a_truncation_that_fails_by_an_internal_error_is_retried(capsys: pytest.
         with ThreadPoolExecutor(1) as threads:
             fetchers, state, cuts = cutting(host, replica, threads)
             await asyncio.gather(*cuts)
-            assert (state.phase, state.failures, replica.is_being_cut) == (Phase.WAITING, 1, False)
+            assert (state.phase, state.failures, replica.is_being_cut) == (FollowerPhase.WAITING, 1, False)
             await fetchers.close()
 
     asyncio.run(scenario())

@@ -20,7 +20,7 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import iter_headers
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline.auditing.repair_table import Repair, repair_here
+from pyspark_fenceline.auditing.repair_table import TableRepair, repair_here
 from pyspark_fenceline.auditing.table import Audit, audit_here, settings
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
@@ -53,7 +53,7 @@ EVERY_FAULT = ("stale", "beyond", "duplicate", "missing", "behind", "aborted")
 
 def repaired(
     broker: Broker, table: str, topics: str | None = None, kinds: Sequence[str] | None = EVERY_FAULT, **options: Any
-) -> Repair:
+) -> TableRepair:
     return repair_here(table, settings(broker.bootstrap, topics, **options), apply=True, kinds=kinds)
 
 

@@ -18,7 +18,7 @@ from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
 from pyspark_fenceline.auditing.backfill_table import Backfill, backfill_here
 from pyspark_fenceline.auditing.receipts import read_receipts
-from pyspark_fenceline.auditing.repair_table import Repair, repair_here
+from pyspark_fenceline.auditing.repair_table import TableRepair, repair_here
 from pyspark_fenceline.auditing.table import Audit, audit_here, settings
 from pyspark_fenceline.common.connect import connect
 from tests.spark.conftest import Broker
@@ -85,7 +85,7 @@ def filled(story: Story, *, apply: bool = True, topics: str | None = None) -> Ba
     return backfill_here(story.table, settings(story.bootstrap, topics, by_values=True), apply=apply)
 
 
-def repaired(story: Story, *kinds: str, **options: Any) -> Repair:
+def repaired(story: Story, *kinds: str, **options: Any) -> TableRepair:
     chosen = settings(story.bootstrap, **options)
     return repair_here(story.table, chosen, apply=True, kinds=kinds or None)
 

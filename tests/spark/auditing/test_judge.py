@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.auditing.judge import Expected, Finding, Kind, judge
+from pyspark_fenceline.auditing.judge import ExpectedRows, TableFinding, TableFindingKind, judge
 from pyspark_fenceline.auditing.log import RecordRanges
 from pyspark_fenceline.auditing.ranges import merged
 from pyspark_fenceline.auditing.runs import runs_of
@@ -43,7 +43,9 @@ def finder(present: set[int], hidden: set[int]) -> object:
     return find
 
 
-def all_findings(expected: Expected, rows: list[tuple[int, int]], present: set[int], hidden: set[int]) -> list[Finding]:
+def all_findings(
+    expected: ExpectedRows, rows: list[tuple[int, int]], present: set[int], hidden: set[int]
+) -> list[TableFinding]:
     runs = pa.Table.from_batches([runs_of(columns(rows), BUCKET)])
     findings = []
     for bucket in range(8):
@@ -74,37 +76,41 @@ def test_range_verdicts_equal_single_row_verdicts(data: st.DataObject) -> None:
     readable = data.draw(st.integers(start, len(epochs)))
     rows_end = data.draw(offsets)
     everything = data.draw(st.booleans())
-    expected = Expected(view, readable, 0, rows_end, everything, committed_only=bool(hidden))
+    expected = ExpectedRows(view, readable, 0, rows_end, everything, committed_only=bool(hidden))
     findings = all_findings(expected, rows, present, hidden if expected.committed_only else set())
 
     verdicts = [judge_row(view, *row) for row in rows]
     held = [row[0] for row, v in zip(rows, verdicts, strict=True) if v in (RowVerdict.IN_LOG, RowVerdict.UNKNOWN)]
     expired = [row[0] for row, v in zip(rows, verdicts, strict=True) if v is RowVerdict.EXPIRED]
 
-    def offsets_of_kind(kind: Kind) -> list[int]:
+    def offsets_of_kind(kind: TableFindingKind) -> list[int]:
         return sorted(o for f in findings if f.kind is kind for o in range(f.start_offset, f.end_offset_exclusive))
 
     for kind, meant in (
-        (Kind.STALE, (RowVerdict.STALE,)),
-        (Kind.BEYOND, (RowVerdict.BEYOND,)),
-        (Kind.NEWER, (RowVerdict.NEWER,)),
-        (Kind.UNPROVEN, (RowVerdict.UNKNOWN,)),
+        (TableFindingKind.STALE, (RowVerdict.STALE,)),
+        (TableFindingKind.BEYOND, (RowVerdict.BEYOND,)),
+        (TableFindingKind.NEWER, (RowVerdict.NEWER,)),
+        (TableFindingKind.UNPROVEN, (RowVerdict.UNKNOWN,)),
     ):
         assert offsets_of_kind(kind) == sorted(row[0] for row, v in zip(rows, verdicts, strict=True) if v in meant), (
             kind
         )
         assert sum(f.rows for f in findings if f.kind is kind) == len(offsets_of_kind(kind))
     extra = {o: (held + expired).count(o) - 1 for o in {*held, *expired}}
-    assert sum(f.rows for f in findings if f.kind is Kind.DUPLICATE) == sum(extra.values())
-    assert offsets_of_kind(Kind.DUPLICATE) == sorted(o for o, more in extra.items() if more)
+    assert sum(f.rows for f in findings if f.kind is TableFindingKind.DUPLICATE) == sum(extra.values())
+    assert offsets_of_kind(TableFindingKind.DUPLICATE) == sorted(o for o, more in extra.items() if more)
     lacking = {o for o in present if o < readable} - set(held)
-    assert offsets_of_kind(Kind.MISSING) == sorted(o for o in lacking if o < rows_end)
-    assert offsets_of_kind(Kind.BEHIND) == sorted(o for o in lacking if o >= rows_end)
-    assert sorted(set(offsets_of_kind(Kind.EXPIRED))) == sorted({*expired, *(set(range(start)) - set(expired))})
+    assert offsets_of_kind(TableFindingKind.MISSING) == sorted(o for o in lacking if o < rows_end)
+    assert offsets_of_kind(TableFindingKind.BEHIND) == sorted(o for o in lacking if o >= rows_end)
+    assert sorted(set(offsets_of_kind(TableFindingKind.EXPIRED))) == sorted(
+        {*expired, *(set(range(start)) - set(expired))}
+    )
     inside = {o for o in held if start <= o < readable}
     if everything:
-        assert offsets_of_kind(Kind.ABORTED) == sorted(inside & hidden if expected.committed_only else set())
-        assert offsets_of_kind(Kind.COMPACTED) == sorted(
+        assert offsets_of_kind(TableFindingKind.ABORTED) == sorted(
+            inside & hidden if expected.committed_only else set()
+        )
+        assert offsets_of_kind(TableFindingKind.COMPACTED) == sorted(
             inside - present - (hidden if expected.committed_only else set())
         )
 

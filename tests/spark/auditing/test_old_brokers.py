@@ -12,7 +12,7 @@ from fenceline.client.reader.reader import RangeReader
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
 from pyspark_fenceline.auditing.repair_table import repair_here
-from pyspark_fenceline.auditing.table import Audit, Settings, audit_here, settings
+from pyspark_fenceline.auditing.table import Audit, AuditSettings, audit_here, settings
 from pyspark_fenceline.common import connect
 from tests.client.scripted_cluster import ScriptedCluster
 from tests.spark.driver import QUICK
@@ -29,7 +29,7 @@ def without_epochs() -> ScriptedCluster:
     return cluster
 
 
-def chosen(cluster: ScriptedCluster) -> Settings:
+def chosen(cluster: ScriptedCluster) -> AuditSettings:
     return settings({"bootstrap.servers": cluster.bootstrap, **QUICK}, "t")
 
 

@@ -12,7 +12,7 @@ import pytest
 from fenceline.client.core.epoch_history import EpochStart
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import LOSSES_TOPIC, TopicPartition, encode_uuid
-from pyspark_fenceline.auditing.judge import Expected, Finding, Kind, LostRecords, judge
+from pyspark_fenceline.auditing.judge import ExpectedRows, LostRecords, TableFinding, TableFindingKind, judge
 from pyspark_fenceline.auditing.log import RecordRanges
 from pyspark_fenceline.auditing.receipts import read_receipts, receipts_of
 from pyspark_fenceline.common import connect
@@ -77,7 +77,7 @@ def test_a_ledger_that_cannot_be_read_does_not_stop_the_audit(monkeypatch: pytes
 # Effect of a receipt on rows ------------------------------------------------------------------------------------------
 
 
-def judged(view: LogEpochs, rows: dict[int, int], **expected: Any) -> list[Finding]:
+def judged(view: LogEpochs, rows: dict[int, int], **expected: Any) -> list[TableFinding]:
     """Findings for rows, given as epoch by offset, in a log without gaps."""
     offsets = np.array(sorted(rows), dtype=np.int64)
     epochs = np.array([rows[offset] for offset in sorted(rows)], dtype=np.int64)
@@ -85,7 +85,7 @@ def judged(view: LogEpochs, rows: dict[int, int], **expected: Any) -> list[Findi
     def find(ranges: Any, level: str) -> RecordRanges:
         return RecordRanges(present=list(ranges))
 
-    return judge(Expected(view, view.end_offset, **expected), (0, 100), offsets, offsets + 1, epochs, find)
+    return judge(ExpectedRows(view, view.end_offset, **expected), (0, 100), offsets, offsets + 1, epochs, find)
 
 
 TWO = LogEpochs(4, 0, 30, (EpochStart(1, 0), EpochStart(4, 10)))
@@ -96,7 +96,9 @@ def test_rows_without_an_epoch_cite_receipts_covering_their_offsets() -> None:
     lost = (LostRecords(10, 17, (1,), "receipt a"), LostRecords(12, 14, (1,), "receipt b"))
     findings = judged(TWO, dict.fromkeys(range(8, 20), -1), lost=lost)
     reported = [
-        (one.start_offset, one.end_offset_exclusive, one.detail) for one in findings if one.kind is Kind.UNPROVEN
+        (one.start_offset, one.end_offset_exclusive, one.detail)
+        for one in findings
+        if one.kind is TableFindingKind.UNPROVEN
     ]
     a, b = "records at these offsets were lost: receipt a", "records at these offsets were lost: receipt b"
     none = "the rows have no epoch"
@@ -112,18 +114,18 @@ def test_rows_without_an_epoch_cite_receipts_covering_their_offsets() -> None:
 def test_only_a_log_of_one_epoch_proves_rows_without_an_epoch() -> None:
     rows = dict.fromkeys(range(30), -1)
     assert judged(ONE, rows) == []
-    assert {one.kind for one in judged(TWO, rows)} == {Kind.UNPROVEN}
+    assert {one.kind for one in judged(TWO, rows)} == {TableFindingKind.UNPROVEN}
     # One epoch is left, but there were others: retention deleted them, or their leaders' logs are lost.
     for leader, epochs in ((4, (EpochStart(4, 0),)), (1, (EpochStart(0, 0), EpochStart(1, 30))), (-1, ())):
         view = LogEpochs(leader, 0, 30, epochs)
         assert proven_without_epoch(view) == (0, 0)
-        assert {one.kind for one in judged(view, rows)} == {Kind.UNPROVEN}
+        assert {one.kind for one in judged(view, rows)} == {TableFindingKind.UNPROVEN}
     # The rows may be of a deleted topic of the same name.
-    assert {one.kind for one in judged(ONE, rows, is_replaced=True)} == {Kind.UNPROVEN}
+    assert {one.kind for one in judged(ONE, rows, is_replaced=True)} == {TableFindingKind.UNPROVEN}
     # An unknown epoch proves nothing, whatever number represents it in a table.
     columns = log_columns(
         {"topic": "t", "partition": 0, "offset": pa.array([3, 4]), "leader_epoch": pa.array([-3, -2])}
     )
     assert columns.epochs.tolist() == [-1, -1]
     # Rows above the end are not in the log, whatever their epoch.
-    assert {one.kind for one in judged(ONE, {**rows, 40: -1})} == {Kind.BEYOND}
+    assert {one.kind for one in judged(ONE, {**rows, 40: -1})} == {TableFindingKind.BEYOND}

@@ -15,7 +15,7 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from fenceline.testing.node import EmbeddedNode
 from pyspark_fenceline.auditing.repair_plan import PROVEN_WRONG, chosen_kinds
-from pyspark_fenceline.auditing.repair_table import Repair, repair_here
+from pyspark_fenceline.auditing.repair_table import TableRepair, repair_here
 from pyspark_fenceline.auditing.table import Audit, audit_here, settings
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
@@ -49,7 +49,7 @@ def findings_of(found: Audit) -> list[tuple[str, int, int, int]]:
     ]
 
 
-def repaired(broker: Broker, table: str, topic: str, kinds: Sequence[str] | None = None, **options: Any) -> Repair:
+def repaired(broker: Broker, table: str, topic: str, kinds: Sequence[str] | None = None, **options: Any) -> TableRepair:
     return repair_here(table, settings(broker.bootstrap, topic, **options), apply=True, kinds=kinds)
 
 

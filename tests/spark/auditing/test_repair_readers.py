@@ -15,8 +15,8 @@ from deltalake.exceptions import CommitFailedError
 from fenceline.client.reader.reader import RangeReader
 from fenceline.ids import TopicPartition
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline.auditing.repair_table import Repair, repair_here
-from pyspark_fenceline.auditing.table import Settings, audit_here, settings
+from pyspark_fenceline.auditing.repair_table import TableRepair, repair_here
+from pyspark_fenceline.auditing.table import AuditSettings, audit_here, settings
 from pyspark_fenceline.delta import replacement
 from pyspark_fenceline.delta.entry import commit_entry
 from tests.spark.conftest import Broker
@@ -47,7 +47,7 @@ def records(broker: Broker, first: int, end: int) -> pa.Table:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Iterator[tuple[str, Settings, Broker]]:
+def story(tmp_path: Path) -> Iterator[tuple[str, AuditSettings, Broker]]:
     """A table without 50 to 59 of a log that lost 100 to 149 of it and grew again to 160."""
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -80,14 +80,14 @@ def end_after(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
     monkeypatch.setattr(replacement, "commit_entry", commit)
 
 
-def check_repaired(table: str, chosen: Settings) -> None:
+def check_repaired(table: str, chosen: AuditSettings) -> None:
     assert audit_here(table, chosen).verdict.is_equal
     assert sorted(offset for _, _, offset, _ in rows_at(table).elements()) == [*range(160)]
     check_readers(table)
 
 
 def test_a_reader_starting_between_the_entries_of_a_repair_continues(
-    story: tuple[str, Settings, Broker],
+    story: tuple[str, AuditSettings, Broker],
 ) -> None:
     table, chosen, _ = story
     done = repair_here(table, chosen, apply=True, kinds=KINDS)
@@ -103,7 +103,7 @@ def test_a_reader_starting_between_the_entries_of_a_repair_continues(
 
 
 def test_an_interrupted_repair_is_completed_by_the_next_one(
-    story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
+    story: tuple[str, AuditSettings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, _ = story
     with monkeypatch.context() as patch:
@@ -121,7 +121,7 @@ def test_an_interrupted_repair_is_completed_by_the_next_one(
 
 
 def test_a_failed_entry_that_landed_is_not_repeated(
-    story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
+    story: tuple[str, AuditSettings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, _ = story
     entries = 0
@@ -140,7 +140,7 @@ def test_a_failed_entry_that_landed_is_not_repeated(
 
 
 def test_files_of_an_entry_that_may_have_landed_are_kept(
-    story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
+    story: tuple[str, AuditSettings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, _ = story
     entries = 0
@@ -162,7 +162,7 @@ def test_files_of_an_entry_that_may_have_landed_are_kept(
 
 
 def test_changes_of_another_writer_between_the_entries_are_seen(
-    story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
+    story: tuple[str, AuditSettings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, broker = story
     entries = 0
@@ -176,7 +176,7 @@ def test_changes_of_another_writer_between_the_entries_are_seen(
         commit_entry(*arguments, **options)
 
     monkeypatch.setattr(replacement, "commit_entry", commit)
-    done: Repair = repair_here(table, chosen, apply=True, kinds=KINDS)
+    done: TableRepair = repair_here(table, chosen, apply=True, kinds=KINDS)
     # Changes made before the refresh are reported too.
     assert (done.removed_rows, done.added_rows) == (50, 60)
     assert done.before.rows["stale"] == 50

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.offsets import Position, SourceOffset, Unresolved, decode
+from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset, Unresolved, decode
 
 T0, T1 = TopicPartition("flights", 0), TopicPartition("flights", 10)
 
 
 def test_the_json_form_is_the_documented_one() -> None:
-    offset = SourceOffset({T1: Position(7, 2), T0: Position(5)}, {"flights": "abc"})
+    offset = SourceOffset({T1: PartitionPosition(7, 2), T0: PartitionPosition(5)}, {"flights": "abc"})
     assert json.dumps(offset.encode()) == (
         '{"topics": {"flights": {"id": "abc", "partitions": {"0": {"leader_epoch": -1, "offset": 5}, '
         '"10": {"leader_epoch": 2, "offset": 7}}}}, "version": 1}'
@@ -22,21 +22,23 @@ def test_the_json_form_is_the_documented_one() -> None:
 
 
 def test_the_json_does_not_depend_on_the_order_of_positions() -> None:
-    positions = {T0: Position(1, 1), T1: Position(2, 2)}
+    positions = {T0: PartitionPosition(1, 1), T1: PartitionPosition(2, 2)}
     turned = dict(reversed(positions.items()))
     ids = {"flights": "x"}
     assert json.dumps(SourceOffset(positions, ids).encode()) == json.dumps(SourceOffset(turned, ids).encode())
 
 
 _partitions = st.builds(TopicPartition, st.sampled_from(["a", "b", "c.d"]), st.integers(0, 12))
-_positions = st.dictionaries(_partitions, st.builds(Position, st.integers(0, 2**62), st.integers(-1, 9)), max_size=8)
+_positions = st.dictionaries(
+    _partitions, st.builds(PartitionPosition, st.integers(0, 2**62), st.integers(-1, 9)), max_size=8
+)
 
 
 @given(_positions, st.none() | _positions)
 def test_written_offsets_are_read_back(
-    positions: dict[TopicPartition, Position], start: dict[TopicPartition, Position] | None
+    positions: dict[TopicPartition, PartitionPosition], start: dict[TopicPartition, PartitionPosition] | None
 ) -> None:
-    def offset(of: dict[TopicPartition, Position], begin: SourceOffset | None = None) -> SourceOffset:
+    def offset(of: dict[TopicPartition, PartitionPosition], begin: SourceOffset | None = None) -> SourceOffset:
         return SourceOffset(of, {tp.topic: f"id-{tp.topic}" for tp in of}, begin)
 
     made = offset(positions, None if start is None else offset(start))
@@ -49,7 +51,9 @@ def test_the_unresolved_start_is_read_back() -> None:
 
 def test_offsets_of_sparks_kafka_source_are_understood() -> None:
     found = decode({"flights": {"0": 5, "10": 7}})
-    assert found == SourceOffset({T0: Position(5, -1), T1: Position(7, -1)}, {"flights": None}, is_of_connector=True)
+    assert found == SourceOffset(
+        {T0: PartitionPosition(5, -1), T1: PartitionPosition(7, -1)}, {"flights": None}, is_of_connector=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,7 @@ def test_other_formats_are_rejected(bad: object) -> None:
 
 
 def test_start_offsets_of_added_partitions_are_kept() -> None:
-    positions = {T0: Position(900, 0), T1: Position(7, 0)}
+    positions = {T0: PartitionPosition(900, 0), T1: PartitionPosition(7, 0)}
     offset = SourceOffset(positions, {"flights": "id"}, added={T0: 800}, unproven={T1: 7})
     assert offset.encode()["added"] == {"flights": {"0": 800}}
     assert decode(offset.encode()) == offset

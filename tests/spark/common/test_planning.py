@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from fenceline.client.core.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.planning import RECORDS_WORTH_A_TASK, OffsetRange, plan_tasks, split
+from pyspark_fenceline.common.planning import RECORDS_WORTH_A_TASK, PlannedRange, plan_tasks, split
 
 
-def ranges(*counts: int) -> list[OffsetRange]:
-    return [OffsetRange(TopicPartition("t", i), 10, 10 + count, 3, 4) for i, count in enumerate(counts)]
+def ranges(*counts: int) -> list[PlannedRange]:
+    return [PlannedRange(TopicPartition("t", i), 10, 10 + count, 3, 4) for i, count in enumerate(counts)]
 
 
 def test_small_ranges_share_a_task() -> None:
@@ -55,10 +55,10 @@ def test_only_the_first_split_keeps_the_previous_epoch() -> None:
 
 def test_splits_know_their_own_epochs() -> None:
     epochs = (EpochStart(2, 5), EpochStart(3, 12), EpochStart(4, 17))
-    whole = OffsetRange(TopicPartition("t", 0), 10, 20, 2, 4, epochs)
+    whole = PlannedRange(TopicPartition("t", 0), 10, 20, 2, 4, epochs)
     first, second = split(whole, 2)
-    assert first == OffsetRange(TopicPartition("t", 0), 10, 15, 2, 3, epochs[:2])
-    assert second == OffsetRange(TopicPartition("t", 0), 15, 20, 3, 4, epochs)
+    assert first == PlannedRange(TopicPartition("t", 0), 10, 15, 2, 3, epochs[:2])
+    assert second == PlannedRange(TopicPartition("t", 0), 15, 20, 3, 4, epochs)
 
 
 @given(

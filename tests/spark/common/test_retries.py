@@ -14,7 +14,7 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.common import connect
 from pyspark_fenceline.common.cluster import TopicFacts
 from pyspark_fenceline.common.given_options import GivenOptions
-from pyspark_fenceline.common.planning import OffsetRange
+from pyspark_fenceline.common.planning import PlannedRange
 from pyspark_fenceline.common.retries import RetryPolicy, retry_policy, with_retries
 from pyspark_fenceline.common.schema import spark_schema
 from pyspark_fenceline.delta import evidence as delta_evidence
@@ -85,7 +85,7 @@ def read(monkeypatch: pytest.MonkeyPatch, reader: FakeReader) -> list[int]:
     use(monkeypatch, reader)
     schema = spark_schema(include_headers=False, include_leader_epoch=True)
     plan = ReadPlan({"bootstrap.servers": "h:1"}, schema, STRICT, THREE)
-    task = RangesPartition((OffsetRange(TP, 0, 40),), {"t": None})
+    task = RangesPartition((PlannedRange(TP, 0, 40),), {"t": None})
     return [offset for batch in read_ranges(plan, task) for offset in batch.column("offset").to_pylist()]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fenceline.client.core.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.log_columns import Span
+from pyspark_fenceline.common.log_columns import ColumnSpan
 from pyspark_fenceline.common.log_matching import AFTER_ALL, BEFORE_ALL, LogEpochs
 from pyspark_fenceline.delta.checkpoint_positions import SourcePosition, parse_positions, positions_after
 from pyspark_fenceline.delta.options import DeltaOptions, delta_options
@@ -62,7 +62,7 @@ def options_in(folder: Path, *, by_partition: bool = True) -> DeltaOptions:
     ],
 )
 def test_limit_below_which_rows_may_be_removed(places: list[SourcePosition], lowest: int) -> None:
-    assert removable_from(VIEW, places, Span("t", 0, 5, 15, 19, 5)) == lowest
+    assert removable_from(VIEW, places, ColumnSpan("t", 0, 5, 15, 19, 5)) == lowest
 
 
 @pytest.mark.parametrize("places", [None, ()])
@@ -72,7 +72,7 @@ def test_limit_below_which_rows_may_be_removed(places: list[SourcePosition], low
 def test_without_a_checkpoint_the_newest_row_sets_the_limit(
     places: list[SourcePosition] | None, epoch: int, last: int, lowest: int
 ) -> None:
-    assert removable_from(VIEW, places, Span("t", 0, epoch, 0, last, 1)) == lowest
+    assert removable_from(VIEW, places, ColumnSpan("t", 0, epoch, 0, last, 1)) == lowest
     assert removable_from(VIEW, places, None) == AFTER_ALL
 
 

@@ -13,7 +13,7 @@ from fenceline.cli.app import app
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import export_checkpoint
-from pyspark_fenceline.common.offsets import Position, SourceOffset
+from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset
 from pyspark_fenceline.errors import Loss, LossKind
 from tests.spark.checkpoints import entry, offset_of, write_commit, write_entry
 
@@ -101,7 +101,7 @@ def test_checkpoints_that_cannot_be_exported_are_rejected(held: Path, tmp_path: 
     with pytest.raises(OperatorError, match="can be used unchanged"):
         export_checkpoint(theirs, made)
     loss = Loss(LossKind.LOG_TRUNCATED, "t", 0, 150, 3, 100, resume_offset=100)
-    back = SourceOffset({T0: Position(120, 4)}, {"t": "id"}, losses=(loss,)).encode()
+    back = SourceOffset({T0: PartitionPosition(120, 4)}, {"t": "id"}, losses=(loss,)).encode()
     write_entry(held, "the-query", 6, entry(back))
     with pytest.raises(OperatorError, match="follows a loss and is not committed"):
         export_checkpoint(held, made)

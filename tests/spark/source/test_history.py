@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from fenceline.client.core.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.cluster import LogEnd
-from pyspark_fenceline.common.offsets import EPOCHS_KEPT, Position
-from pyspark_fenceline.source.history import Diverged, History, Holds
+from pyspark_fenceline.common.cluster import ReadableEnd
+from pyspark_fenceline.common.offsets import EPOCHS_KEPT, PartitionPosition
+from pyspark_fenceline.source.history import Diverged, EpochHistories, Holds
 from tests.spark.fakes import FakeCluster, FakeLog
 
 TP = TopicPartition("t", 0)
@@ -19,13 +19,13 @@ def cluster_of(log: FakeLog) -> FakeCluster:
     return cluster
 
 
-def tag(cluster: FakeCluster, offset: int, history: History | None = None) -> Position:
-    history = history or History(cluster)
+def tag(cluster: FakeCluster, offset: int, history: EpochHistories | None = None) -> PartitionPosition:
+    history = history or EpochHistories(cluster)
     return history.tag({TP: offset}, cluster.log_starts([TP]), cluster.log_ends([TP]))[TP]
 
 
-def check(cluster: FakeCluster, position: Position) -> Holds | Diverged:
-    return History(cluster).check({TP: position}, cluster.log_ends([TP]))[TP]
+def check(cluster: FakeCluster, position: PartitionPosition) -> Holds | Diverged:
+    return EpochHistories(cluster).check({TP: position}, cluster.log_ends([TP]))[TP]
 
 
 def starts(*pairs: tuple[int, int]) -> tuple[EpochStart, ...]:
@@ -46,22 +46,22 @@ def test_a_broker_without_epochs_leaves_positions_untagged() -> None:
     cluster = FakeCluster(t=1)
     cluster.keeps_epochs = False
     cluster.log("t").append(5)
-    assert tag(cluster, 5) == Position(5, -1)
-    assert check(cluster, Position(9, 3)) == Holds()
+    assert tag(cluster, 5) == PartitionPosition(5, -1)
+    assert check(cluster, PartitionPosition(9, 3)) == Holds()
 
 
 def test_epoch_boundaries_are_requested_once_per_leader() -> None:
     cluster = cluster_of(FakeLog([1, 1, 4], leader_epoch=4))
-    history = History(cluster)
+    history = EpochHistories(cluster)
     tag(cluster, 3, history)
     asked = cluster.questions.count("epoch_ends")
     assert asked == 2
     cluster.logs[TP].append(5)
-    assert tag(cluster, 8, history) == Position(8, 4, starts((1, 0), (4, 2)))
+    assert tag(cluster, 8, history) == PartitionPosition(8, 4, starts((1, 0), (4, 2)))
     assert cluster.questions.count("epoch_ends") == asked
     cluster.logs[TP].elect(6)
     cluster.logs[TP].append(1)
-    assert tag(cluster, 9, history) == Position(9, 6, starts((1, 0), (4, 2), (6, 8)))
+    assert tag(cluster, 9, history) == PartitionPosition(9, 6, starts((1, 0), (4, 2), (6, 8)))
     assert cluster.questions.count("epoch_ends") == asked + 3
 
 
@@ -77,17 +77,17 @@ def test_truncation_is_detected_when_the_epoch_ends_earlier() -> None:
 def test_truncation_is_detected_when_the_log_never_had_the_epoch() -> None:
     # Two leaders wrote past 60 in epochs 4 and 5; the reader followed 5, then the leader of 4 was elected (gaps.md G6).
     cluster = cluster_of(FakeLog([3] * 60 + [4] * 90, leader_epoch=6))
-    assert check(cluster, Position(120, 5, starts((3, 0), (5, 60)))) == Diverged(60, 3, 60)
+    assert check(cluster, PartitionPosition(120, 5, starts((3, 0), (5, 60)))) == Diverged(60, 3, 60)
     # Without the earlier epochs only the log start is certain.
-    assert check(cluster, Position(120, 5)) == Diverged(None, 4, 0)
+    assert check(cluster, PartitionPosition(120, 5)) == Diverged(None, 4, 0)
 
 
 def test_the_divergence_point_is_exact_over_several_elections() -> None:
     # What was read: 1@0 2@10 4@20 7@30. The log: 1@0 2@10 3@15 5@40 8@50.
     cluster = cluster_of(FakeLog([1] * 10 + [2] * 5 + [3] * 25 + [5] * 10 + [8] * 50, leader_epoch=8))
-    assert check(cluster, Position(45, 7, starts((1, 0), (2, 10), (4, 20), (7, 30)))) == Diverged(15, 2, 15)
+    assert check(cluster, PartitionPosition(45, 7, starts((1, 0), (2, 10), (4, 20), (7, 30)))) == Diverged(15, 2, 15)
     # None of the remembered epochs matches: the log start is used, not a point that may skip stale rows.
-    assert check(cluster, Position(45, 7, starts((4, 20), (7, 30)))) == Diverged(None, 3, 0)
+    assert check(cluster, PartitionPosition(45, 7, starts((4, 20), (7, 30)))) == Diverged(None, 3, 0)
 
 
 def test_a_position_remembers_a_bounded_number_of_epochs() -> None:
@@ -101,19 +101,19 @@ def test_tagging_with_the_leader_epoch_would_miss_the_truncation() -> None:
     # Why tags are exact: position 100 read in epoch 3 under leader epoch 5, then a replica with epoch 4 becomes leader.
     cluster = cluster_of(FakeLog([3] * 90 + [4] * 60, leader_epoch=6))
     assert cluster.logs[TP].epoch_end(5).end_offset >= 100
-    assert isinstance(check(cluster, Position(100, 3)), Diverged)
+    assert isinstance(check(cluster, PartitionPosition(100, 3)), Diverged)
 
 
 def test_a_future_epoch_is_a_truncation() -> None:
     cluster = cluster_of(FakeLog([1] * 5, leader_epoch=1))
-    assert check(cluster, Position(5, 9)) == Diverged(None, -1, 0)
-    assert check(cluster, Position(5, 9, starts((1, 0), (9, 4)))) == Diverged(4, 1, 4)
+    assert check(cluster, PartitionPosition(5, 9)) == Diverged(None, -1, 0)
+    assert check(cluster, PartitionPosition(5, 9, starts((1, 0), (9, 4)))) == Diverged(4, 1, 4)
 
 
 def test_untagged_positions_and_expired_epochs_hold() -> None:
     cluster = cluster_of(FakeLog([0, 0, 3, 3, 7], leader_epoch=7, start=4))
-    assert check(cluster, Position(2, -1)) == Holds()
-    assert check(cluster, Position(2, 0)) == Holds()
+    assert check(cluster, PartitionPosition(2, -1)) == Holds()
+    assert check(cluster, PartitionPosition(2, 0)) == Holds()
 
 
 _grown = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 3)), min_size=1, max_size=6)
@@ -150,7 +150,7 @@ def test_a_truncation_below_a_tagged_position_is_always_detected(
     for count, jump in later:
         log.append(count)
         log.elect(log.leader_epoch + jump)
-    verdict = History(cluster).check({TP: position}, {TP: LogEnd(len(log.epochs), log.leader_epoch)})[TP]
+    verdict = EpochHistories(cluster).check({TP: position}, {TP: ReadableEnd(len(log.epochs), log.leader_epoch)})[TP]
     if keep < offset:
         # `elect` truncates one history, so the histories agree up to `keep`, and the remembered epochs reach that far.
         assert isinstance(verdict, Diverged)

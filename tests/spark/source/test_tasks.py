@@ -22,7 +22,7 @@ from fenceline.client.core.errors import (
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition, encode_uuid
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.planning import OffsetRange
+from pyspark_fenceline.common.planning import PlannedRange
 from pyspark_fenceline.common.schema import arrow_schema, spark_schema
 from pyspark_fenceline.errors import DataLossError, LossKind
 from pyspark_fenceline.source.policy import LENIENT, STRICT, LossPolicy
@@ -90,7 +90,7 @@ def use(monkeypatch: pytest.MonkeyPatch, reader: FakeReader, cluster: FakeCluste
 
 
 def offsets(
-    task: tuple[OffsetRange, ...],
+    task: tuple[PlannedRange, ...],
     *,
     strict: bool = True,
     schema: StructType | None = None,
@@ -107,21 +107,21 @@ def offsets(
 
 def test_a_range_is_read_with_the_epochs_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = use(monkeypatch, FakeReader())
-    assert offsets((OffsetRange(TP, 5, 25, 2, 3),)) == list(range(5, 25))
+    assert offsets((PlannedRange(TP, 5, 25, 2, 3),)) == list(range(5, 25))
     (asked,) = reader.asked
     assert (asked[TP].leader_epoch, asked[TP].max_leader_epoch, asked[TP].topic_id) == (2, 3, ID)
 
 
 def test_splits_of_one_partition_are_read_sequentially(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = use(monkeypatch, FakeReader())
-    assert offsets((OffsetRange(TP, 0, 5), OffsetRange(TP, 10, 15))) == [*range(5), *range(10, 15)]
+    assert offsets((PlannedRange(TP, 0, 5), PlannedRange(TP, 10, 15))) == [*range(5), *range(10, 15)]
     assert len(reader.asked) == 2
 
 
 def test_only_chosen_columns_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeReader())
     whole = spark_schema(include_headers=False, include_leader_epoch=False)
-    assert offsets((OffsetRange(TP, 0, 3),), schema=StructType([whole["offset"], whole["key"]])) == [0, 1, 2]
+    assert offsets((PlannedRange(TP, 0, 3),), schema=StructType([whole["offset"], whole["key"]])) == [0, 1, 2]
 
 
 def test_the_placeholder_partition_of_spark_reads_nothing() -> None:
@@ -147,7 +147,7 @@ def test_client_errors_become_losses_with_the_range_of_the_leader(
 ) -> None:
     reader = use(monkeypatch, FakeReader(troubles={20: trouble}))
     with pytest.raises(DataLossError) as caught:
-        offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),))
+        offsets((PlannedRange(TP, 0, 40, -1, 3, EPOCHS),))
     (loss,) = caught.value.losses
     assert (loss.kind, loss.offset, loss.divergent_offset) == (kind, offset, divergence)
     assert (loss.cluster_id, loss.found_cluster_id) == ("here", None)
@@ -159,40 +159,40 @@ def test_other_errors_are_raised_unchanged(monkeypatch: pytest.MonkeyPatch, stri
     refusal = ClientError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no")
     reader = use(monkeypatch, FakeReader(troubles={20: refusal}))
     with pytest.raises(ClientError, match="no"):
-        offsets((OffsetRange(TP, 0, 40),), strict=strict)
+        offsets((PlannedRange(TP, 0, 40),), strict=strict)
     assert reader.closed == 1
 
 
 def test_tolerated_expired_records_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     expired = OffsetOutOfRangeError("t", 0, 20, log_start_offset=25, log_end_offset=90)
     use(monkeypatch, FakeReader(troubles={20: expired}))
-    assert offsets((OffsetRange(TP, 0, 40),), strict=False) == [*range(20), *range(25, 40)]
+    assert offsets((PlannedRange(TP, 0, 40),), strict=False) == [*range(20), *range(25, 40)]
 
 
 def test_a_tolerated_truncated_range_ends_and_others_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeReader(troubles={20: CUT}))
-    other = OffsetRange(TopicPartition("t", 1), 100, 105)
-    assert offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS), other), strict=False) == [*range(20), *range(100, 105)]
+    other = PlannedRange(TopicPartition("t", 1), 100, 105)
+    assert offsets((PlannedRange(TP, 0, 40, -1, 3, EPOCHS), other), strict=False) == [*range(20), *range(100, 105)]
 
 
 @pytest.mark.parametrize("trouble", [CUT, TopicReplacedError("t", ID, UUID(int=8))])
 def test_a_query_without_a_next_plan_must_fail(monkeypatch: pytest.MonkeyPatch, trouble: ClientError) -> None:
     use(monkeypatch, FakeReader(troubles={20: trouble}))
     with pytest.raises(DataLossError, match="run the query again"):
-        offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),), policy=LENIENT.for_one_batch())
+        offsets((PlannedRange(TP, 0, 40, -1, 3, EPOCHS),), policy=LENIENT.for_one_batch())
     expired = OffsetOutOfRangeError("t", 0, 20, log_start_offset=25, log_end_offset=90)
     use(monkeypatch, FakeReader(troubles={20: expired}))
-    assert offsets((OffsetRange(TP, 0, 40),), policy=LENIENT.for_one_batch()) == [*range(20), *range(25, 40)]
+    assert offsets((PlannedRange(TP, 0, 40),), policy=LENIENT.for_one_batch()) == [*range(20), *range(25, 40)]
     use(monkeypatch, FakeReader(troubles={20: expired}))
     with pytest.raises(DataLossError, match="onExpired"):
-        offsets((OffsetRange(TP, 0, 40),), policy=STRICT.for_one_batch())
+        offsets((PlannedRange(TP, 0, 40),), policy=STRICT.for_one_batch())
 
 
 def test_a_tolerated_range_is_read_up_to_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan rewinds to 12, and the records below must still be read: ending here would lose them silently."""
     behind = OffsetOutOfRangeError("t", 0, 5, log_start_offset=0, log_end_offset=5)
     use(monkeypatch, FakeReader(troubles={5: behind}))
-    assert offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),), strict=False) == list(range(12))
+    assert offsets((PlannedRange(TP, 0, 40, -1, 3, EPOCHS),), strict=False) == list(range(12))
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -202,7 +202,7 @@ def test_a_lagging_log_is_no_truncation(monkeypatch: pytest.MonkeyPatch, strict:
     behind = OffsetOutOfRangeError("t", 0, 20, log_start_offset=0, log_end_offset=20)
     use(monkeypatch, FakeReader(troubles={20: behind}), cluster)
     with pytest.raises(OffsetOutOfRangeError):
-        offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),), strict=strict)
+        offsets((PlannedRange(TP, 0, 40, -1, 3, EPOCHS),), strict=strict)
 
 
 @pytest.mark.parametrize("trouble", [CUT, EpochMismatchError("t", 0, 22, 5, 3)])
@@ -212,16 +212,16 @@ def test_records_the_leader_does_not_confirm_are_read_again(
     cluster = FakeCluster(t=1)
     cluster.logs[TP] = FakeLog([2] * 15 + [3] * 25, leader_epoch=3)
     use(monkeypatch, FakeReader(troubles={20: trouble}), cluster)
-    assert offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),)) == list(range(40))
+    assert offsets((PlannedRange(TP, 0, 40, -1, 3, EPOCHS),)) == list(range(40))
 
 
 def test_a_range_without_epochs_ends_at_the_log_end(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = OffsetOutOfRangeError("t", 0, 20, log_start_offset=0, log_end_offset=20)
     use(monkeypatch, FakeReader(troubles={20: gone}))
-    assert offsets((OffsetRange(TP, 0, 40),), strict=False) == list(range(20))
+    assert offsets((PlannedRange(TP, 0, 40),), strict=False) == list(range(20))
 
 
 def test_a_recreated_topic_is_left_to_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeReader(troubles={20: TopicReplacedError("t", ID, UUID(int=8))}))
-    found = offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS), OffsetRange(TopicPartition("t", 1), 0, 5)), strict=False)
+    found = offsets((PlannedRange(TP, 0, 40, -1, 3, EPOCHS), PlannedRange(TopicPartition("t", 1), 0, 5)), strict=False)
     assert found == list(range(20))

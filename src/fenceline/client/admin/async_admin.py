@@ -18,7 +18,7 @@ from fenceline.client.admin.quorum import QuorumAdmin
 from fenceline.client.admin.replicas import ReplicasAdmin
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.errors import raise_if
-from fenceline.client.core.metadata import BrokerEndpoint, ClusterMetadata
+from fenceline.client.core.metadata import BrokerAddress, ClusterMetadata
 from fenceline.client.core.offset_lookups import list_offsets, offsets_for_leader_epoch
 from fenceline.client.core.offsets import EpochEnd, OffsetAndEpoch, OffsetSpec
 from fenceline.ids import ZERO_UUID, TopicPartition
@@ -82,7 +82,7 @@ class ConfigEntry(NamedTuple):
 class ClusterDescription(NamedTuple):
     cluster_id: str
     controller_id: int
-    brokers: tuple[BrokerEndpoint, ...]
+    brokers: tuple[BrokerAddress, ...]
 
 
 class ProducerDescription(NamedTuple):

@@ -23,7 +23,7 @@ Change = Literal["upgrade", "safe_downgrade", "unsafe_downgrade"]
 _CHANGES: Final[Mapping[Change, int]] = {"upgrade": 1, "safe_downgrade": 2, "unsafe_downgrade": 3}
 
 
-class Endpoint(NamedTuple):
+class ControllerAddress(NamedTuple):
     """The address of a controller's listener."""
 
     name: str
@@ -35,7 +35,7 @@ class Endpoint(NamedTuple):
         return f"{self.name}://{host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str) -> Endpoint:
+    def parse(cls, text: str) -> ControllerAddress:
         """The inverse of `str`. Raises OperatorError."""
         name, separator, address = text.partition("://")
         host, colon, port = address.rpartition(":")
@@ -56,7 +56,7 @@ class ReplicaStatus(NamedTuple):
     lag: int
     last_fetch_ms: int | None
     last_caught_up_ms: int | None
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[ControllerAddress, ...]
 
 
 class QuorumDescription(NamedTuple):
@@ -93,7 +93,7 @@ class QuorumAdmin(AdminRequests):
         partition = response.topics[0].partitions[0]
         raise_if(partition, "describing the quorum")
         endpoints = {
-            int(node.node_id): tuple(Endpoint(each.name, each.host, int(each.port)) for each in node.listeners)
+            int(node.node_id): tuple(ControllerAddress(each.name, each.host, int(each.port)) for each in node.listeners)
             for node in getattr(response, "nodes", ())
         }
         leader_id = int(partition.leader_id)
@@ -123,7 +123,7 @@ class QuorumAdmin(AdminRequests):
         self,
         voter_id: int,
         directory_id: UUID,
-        endpoints: Sequence[Endpoint],
+        endpoints: Sequence[ControllerAddress],
         *,
         cluster_id: str | None = None,
         timeout_ms: float | None = None,

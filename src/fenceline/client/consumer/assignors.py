@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 from fenceline.client.core.errors import ClientError
-from fenceline.client.core.group_protocol import Subscription, decode_owned, encode_owned
+from fenceline.client.core.group_protocol import ClassicSubscription, decode_owned, encode_owned
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 
-Members = Mapping[str, Subscription]
+Members = Mapping[str, ClassicSubscription]
 Assignments = dict[str, list[TopicPartition]]
 
 

@@ -17,7 +17,7 @@ from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import CommitFailedError, TimedOut
-from fenceline.client.core.group_requests import Membership, commit, fetch_committed
+from fenceline.client.core.group_requests import CommitMembership, commit, fetch_committed
 from fenceline.client.core.offset_lookups import list_offsets
 from fenceline.client.core.offsets import EARLIEST, LATEST, CommittedOffset, LogOffset, OffsetAndEpoch, OffsetSpec
 from fenceline.errors import ErrorCode, OperatorError
@@ -31,7 +31,7 @@ class PendingCommit:
     """
 
     offsets: Mapping[TopicPartition, CommittedOffset]
-    membership: Membership | None = None
+    membership: CommitMembership | None = None
 
 
 class ConsumerOffsets(ABC):

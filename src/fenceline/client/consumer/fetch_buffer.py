@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, NamedTuple
 
-from fenceline.client.consumer.fetcher import Fetcher, Piece
+from fenceline.client.consumer.fetcher import FetchedPiece, Fetcher
 from fenceline.client.consumer.positions import Positions
 from fenceline.client.core.fetched import ConsumerRecord, ConsumerRecords, Fetched, to_records
 from fenceline.client.core.offsets import CommittedOffset
@@ -28,7 +28,7 @@ _LONG_BYTES: Final = 64 * 1024
 class _Partial(NamedTuple):
     """A piece of which `records[:taken]` were returned. records None: not decoded yet."""
 
-    piece: Piece
+    piece: FetchedPiece
     records: list[ConsumerRecord] | None
     taken: int
 
@@ -41,7 +41,7 @@ class FetchBuffer:
         self._positions = positions
         self._partial: dict[TopicPartition, _Partial] = {}
         """At most one per partition; several partitions only while one of them is in validation."""
-        self._lent: list[Piece] = []
+        self._lent: list[FetchedPiece] = []
         """The result of `next_pieces`: held in memory, but not yet returned, until `mark_returned` or `put_back`."""
         self.next_offsets: dict[TopicPartition, CommittedOffset] = {}
         """The next offset of each partition that the current or last poll advanced."""
@@ -81,7 +81,7 @@ class FetchBuffer:
                 self._advance(piece, last.offset + 1, last.leader_epoch)
         return found
 
-    async def _decoded(self, piece: Piece) -> list[ConsumerRecord]:
+    async def _decoded(self, piece: FetchedPiece) -> list[ConsumerRecord]:
         """If decoding fails or is cancelled, the piece is fetched again: nothing is skipped."""
         try:
             if _is_slow_to_decode(piece):
@@ -152,11 +152,11 @@ class FetchBuffer:
                 return self._partial.pop(tp)
         return None
 
-    def _advance_past(self, piece: Piece) -> None:
+    def _advance_past(self, piece: FetchedPiece) -> None:
         fetched = piece.fetched
         self._advance(piece, fetched.next_offset, fetched.last_epoch)
 
-    def _advance(self, piece: Piece, offset: int, epoch: int) -> None:
+    def _advance(self, piece: FetchedPiece, offset: int, epoch: int) -> None:
         self._positions.consumed(piece.tp, offset, epoch, piece.fetched.epoch_starts)
         self.next_offsets[piece.tp] = CommittedOffset(offset, epoch)
 
@@ -166,7 +166,7 @@ class FetchBuffer:
             self._fetcher.release([self._partial.pop(tp).piece.fetched])
 
 
-def _is_slow_to_decode(piece: Piece) -> bool:
+def _is_slow_to_decode(piece: FetchedPiece) -> bool:
     return piece.fetched.is_compressed and piece.fetched.size_bytes >= _LONG_BYTES
 
 

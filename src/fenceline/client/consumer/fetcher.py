@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.client.consumer.position_requests import PositionRequests
-from fenceline.client.consumer.positions import Phase, Position, Positions, PositionState
+from fenceline.client.consumer.positions import Position, PositionPhase, Positions, PositionState
 from fenceline.client.core.cluster import Cluster, Purpose
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import backoff_ms, wait_at_most
@@ -59,7 +59,7 @@ _log = logging.getLogger("fenceline.client")
 _NO_NODE: Final = -1
 
 
-class Piece(NamedTuple):
+class FetchedPiece(NamedTuple):
     """A buffered part of a response; invalid once the partition's serial has changed."""
 
     tp: TopicPartition
@@ -82,7 +82,7 @@ class Fetcher:
         self._cluster = cluster
         self._positions = positions
         self._config = config
-        self._buffer: deque[Piece] = deque()
+        self._buffer: deque[FetchedPiece] = deque()
         self._buffered_by_tp: dict[TopicPartition, int] = {}
         self._memory = FetchMemory(config["queued.max.bytes"])
         self._is_full = False
@@ -111,10 +111,10 @@ class Fetcher:
 
     # -- for poll
 
-    def next_piece(self) -> Piece | None:
+    def next_piece(self) -> FetchedPiece | None:
         """Remove and return the oldest piece that is valid and readable now, None if there is none. See `release`."""
-        kept: list[Piece] = []
-        found: Piece | None = None
+        kept: list[FetchedPiece] = []
+        found: FetchedPiece | None = None
         while self._buffer and found is None:
             piece = self._buffer.popleft()
             state = self._positions.get(piece.tp)
@@ -128,7 +128,7 @@ class Fetcher:
         self._buffer.extendleft(reversed(kept))
         return found
 
-    def is_valid(self, piece: Piece) -> bool:
+    def is_valid(self, piece: FetchedPiece) -> bool:
         """Whether the piece may be returned now. Checks the newest metadata first, which the loop may not have handled
         yet: it can have another leader, or another topic of that name.
         """
@@ -154,11 +154,11 @@ class Fetcher:
                 return error
         return None
 
-    def _drop(self, piece: Piece) -> None:
+    def _drop(self, piece: FetchedPiece) -> None:
         self._uncount(piece)
         self.release([piece.fetched])
 
-    def _uncount(self, piece: Piece) -> None:
+    def _uncount(self, piece: FetchedPiece) -> None:
         left = self._buffered_by_tp[piece.tp] - 1
         if left:
             self._buffered_by_tp[piece.tp] = left
@@ -215,14 +215,14 @@ class Fetcher:
         for tp, state in self._positions.items():
             known = metadata.leader(tp)
             leader = self._check_metadata(tp)
-            if state.phase is Phase.INITIALIZING or state.is_lost:
+            if state.phase is PositionPhase.INITIALIZING or state.is_lost:
                 continue
             if known.leader < 0:
                 is_behind = True
                 continue
             if now_s < state.retry_at_s:
                 due_s = min(due_s, state.retry_at_s)
-            elif state.phase is Phase.AWAIT_RESET:
+            elif state.phase is PositionPhase.AWAIT_RESET:
                 if state.reset_to in (None, "none"):
                     self._report(NoOffsetError(tp.topic, tp.partition), tp)
                     self._delay([tp])
@@ -230,7 +230,7 @@ class Fetcher:
                     to_reset.setdefault(known.leader, []).append(tp)
             elif leader is None:
                 to_learn.setdefault(known.leader, []).append(tp)
-            elif state.phase is Phase.AWAIT_VALIDATION:
+            elif state.phase is PositionPhase.AWAIT_VALIDATION:
                 if self._positions.validation_query(tp) is not None:
                     to_validate.setdefault(leader.leader, []).append(tp)
                 else:
@@ -307,9 +307,9 @@ class Fetcher:
         if self._in_flight or self._has_readable():
             return
         for tp, state in self._positions.items():
-            if state.phase is Phase.AWAIT_VALIDATION and not state.is_lost:
+            if state.phase is PositionPhase.AWAIT_VALIDATION and not state.is_lost:
                 self._positions.rewind(tp)
-        kept: deque[Piece] = deque()
+        kept: deque[FetchedPiece] = deque()
         for piece in self._buffer:
             at_hand = self._positions.get(piece.tp)
             if at_hand is not None and at_hand.serial == piece.serial:
@@ -330,7 +330,7 @@ class Fetcher:
             session = self._sessions[node_id]
             for tp in order:
                 state = self._positions.get(tp)
-                if state is None or state.fetch_position is None or state.phase is not Phase.FETCHING:
+                if state is None or state.fetch_position is None or state.phase is not PositionPhase.FETCHING:
                     continue
                 position = state.fetch_position
                 asked[tp] = state.serial, position
@@ -431,7 +431,7 @@ class Fetcher:
         if self._cluster.metadata.note_epoch(tp, fetched.last_epoch):
             self._cluster.request_refresh()
         state.fetch_position = Position(fetched.next_offset, fetched.last_epoch, position.leader)
-        self._buffer.append(Piece(tp, state.serial, fetched))
+        self._buffer.append(FetchedPiece(tp, state.serial, fetched))
         self._memory.hold(fetched)
         self._buffered_by_tp[tp] = self._buffered_by_tp.get(tp, 0) + 1
         self._arrived.set()
@@ -508,7 +508,7 @@ class Fetcher:
             if state is None:
                 continue
             state.waits_for_epoch_since_s, state.unanswered = None, 0
-            if state.out_of_range and state.phase is Phase.FETCHING and state.fetch_position is not None:
+            if state.out_of_range and state.phase is PositionPhase.FETCHING and state.fetch_position is not None:
                 state.out_of_range = False
                 self._out_of_range(tp, state, state.fetch_position)
         self._wake.set()

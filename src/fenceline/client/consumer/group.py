@@ -26,13 +26,13 @@ from fenceline.client.core.errors import (
     error_code,
 )
 from fenceline.client.core.group_protocol import (
-    Subscription,
+    ClassicSubscription,
     decode_assignment,
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
-from fenceline.client.core.group_requests import Membership, ask_coordinator, commit_once, raise_group_error
+from fenceline.client.core.group_requests import CommitMembership, ask_coordinator, commit_once, raise_group_error
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
@@ -91,8 +91,8 @@ class GroupMember:
         self._on_change = on_change
 
     @property
-    def membership(self) -> Membership:
-        return Membership(self.generation_id, self.member_id, self._instance_id)
+    def membership(self) -> CommitMembership:
+        return CommitMembership(self.generation_id, self.member_id, self._instance_id)
 
     @property
     def needs_join(self) -> bool:
@@ -153,7 +153,7 @@ class GroupMember:
         offsets: Mapping[TopicPartition, CommittedOffset],
         deadline: Deadline,
         *,
-        membership: Membership | None = None,
+        membership: CommitMembership | None = None,
     ) -> None:
         """Commit as the membership of the offsets (None: the current one), with retries.
 
@@ -183,7 +183,7 @@ class GroupMember:
 
         await self._cluster.retrying(deadline, attempt)
 
-    def _handle_commit_error(self, error: PeerError, made: Membership) -> None:
+    def _handle_commit_error(self, error: PeerError, made: CommitMembership) -> None:
         """Apply the error to the current membership, unless the commit was of another one."""
         if made.member_id != self.member_id:
             return
@@ -291,7 +291,9 @@ class GroupMember:
         owned = tuple(self.assignment) if self._is_cooperative else ()
         user_data = assignor.user_data(self.assignment or self._before_join, self.generation_id)
         return encode_subscription(
-            Subscription(tuple(self.topics), owned, self.generation_id, user_data, self._config["client.rack"] or None)
+            ClassicSubscription(
+                tuple(self.topics), owned, self.generation_id, user_data, self._config["client.rack"] or None
+            )
         )
 
     async def _assign_partitions(self, assignor: Assignor, members: Any) -> dict[str, list[TopicPartition]]:

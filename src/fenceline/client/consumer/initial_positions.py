@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fenceline.client.consumer.positions import Phase, Positions, PositionState
+from fenceline.client.consumer.positions import PositionPhase, Positions, PositionState
 from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
@@ -45,7 +45,9 @@ class InitialPositions:
         """Set the position of every partition that has none, within the deadline. Raises NoOffsetError and errors of
         the coordinator.
         """
-        while states := {tp: state for tp, state in self._positions.items() if state.phase is Phase.INITIALIZING}:
+        while states := {
+            tp: state for tp, state in self._positions.items() if state.phase is PositionPhase.INITIALIZING
+        }:
             found: dict[TopicPartition, CommittedOffset] = {}
             if self._config["group.id"]:
                 lookup = self._lookup(states)
@@ -57,7 +59,7 @@ class InitialPositions:
                 states, found = lookup.states, lookup.answer.result()
             try:
                 for tp, state in states.items():
-                    if self._positions.get(tp) is state and state.phase is Phase.INITIALIZING:
+                    if self._positions.get(tp) is state and state.phase is PositionPhase.INITIALIZING:
                         self._start(tp, found.get(tp))
             finally:
                 self._started()

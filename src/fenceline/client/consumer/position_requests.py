@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final, Protocol
 
-from fenceline.client.consumer.positions import Phase, Position, Positions, Verdict
+from fenceline.client.consumer.positions import Position, PositionPhase, Positions, ValidationResult
 from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
@@ -127,7 +127,7 @@ class PositionRequests:
             elif tp in asked:
                 unresolved.discard(tp)
                 position, query = asked[tp]
-                if self._positions.complete_validation(tp, position, query, end) is Verdict.DIVERGED:
+                if self._positions.complete_validation(tp, position, query, end) is ValidationResult.DIVERGED:
                     _log.warning(
                         "%s", self._positions.of(tp).truncation or f"{tp}: the log was truncated below the reset offset"
                     )
@@ -179,7 +179,7 @@ class PositionRequests:
         serials: dict[TopicPartition, int] = {}
         for tp in partitions:
             state = self._positions.get(tp)
-            if state is not None and state.phase is Phase.AWAIT_RESET and state.reset_to is not None:
+            if state is not None and state.phase is PositionPhase.AWAIT_RESET and state.reset_to is not None:
                 wanted[tp], serials[tp] = state.reset_to, state.serial
         if not wanted:
             return

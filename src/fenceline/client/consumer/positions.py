@@ -37,14 +37,14 @@ _SERIALS_PER_ASSIGNMENT: Final = 1 << 32
 """More serials than one state ever uses."""
 
 
-class Phase(Enum):
+class PositionPhase(Enum):
     INITIALIZING = "initializing"
     FETCHING = "fetching"
     AWAIT_RESET = "await_reset"
     AWAIT_VALIDATION = "await_validation"
 
 
-class Verdict(Enum):
+class ValidationResult(Enum):
     """The result of validating a position with an OffsetForLeaderEpoch response."""
 
     VALID = "valid"
@@ -100,7 +100,7 @@ class PositionState:
     )
 
     def __init__(self, serial: int) -> None:
-        self.phase = Phase.INITIALIZING
+        self.phase = PositionPhase.INITIALIZING
         self.position: Position | None = None
         self.epochs = EpochHistory(0)
         self.fetch_position: Position | None = None
@@ -128,7 +128,7 @@ class PositionState:
     @property
     def is_readable(self) -> bool:
         """Whether prefetched records may be returned: not before the position is validated."""
-        return self.phase is Phase.FETCHING and not self.is_paused and self.replaced is None
+        return self.phase is PositionPhase.FETCHING and not self.is_paused and self.replaced is None
 
     @property
     def is_lost(self) -> bool:
@@ -189,12 +189,12 @@ class Positions:
         epoch = max(epoch, NO_EPOCH)  # E56
         self._set_position(state, Position(offset, epoch))
         # A position with an epoch is not fetched from before a leader has validated it.
-        state.phase = Phase.AWAIT_VALIDATION if epoch >= 0 else Phase.FETCHING
+        state.phase = PositionPhase.AWAIT_VALIDATION if epoch >= 0 else PositionPhase.FETCHING
 
     def await_reset(self, tp: TopicPartition, to: str | int) -> None:
         """Drop the position and look up a new one: "earliest", "latest" or a timestamp."""
         state = self.of(tp)
-        state.phase, state.reset_to = Phase.AWAIT_RESET, to
+        state.phase, state.reset_to = PositionPhase.AWAIT_RESET, to
         state.position = state.fetch_position = None
         state.truncation, state.query, state.out_of_range = None, None, False
         state.replaced, state.topic_id = None, ZERO_UUID
@@ -204,10 +204,10 @@ class Positions:
         """Set the position that the reset found. Its epoch is an upper bound for the record before it (E55, G9).
         Ignored if the state has changed meanwhile."""
         state = self._states.get(tp)
-        if state is None or state.serial != serial or state.phase is not Phase.AWAIT_RESET:
+        if state is None or state.serial != serial or state.phase is not PositionPhase.AWAIT_RESET:
             return
         self._set_position(state, Position(found.offset, found.leader_epoch, is_exact=found.leader_epoch < 0))
-        state.phase = Phase.FETCHING
+        state.phase = PositionPhase.FETCHING
 
     def check_leader(self, tp: TopicPartition, leader: LeaderAndEpoch) -> bool:
         """Check the position against metadata: after a change of leader or epoch it is validated before the next fetch
@@ -215,7 +215,10 @@ class Positions:
         state = self._states.get(tp)
         if state is None or leader.leader < 0 or state.fetch_position is None:
             return False
-        if state.phase not in (Phase.FETCHING, Phase.AWAIT_VALIDATION) or state.fetch_position.leader == leader:
+        if (
+            state.phase not in (PositionPhase.FETCHING, PositionPhase.AWAIT_VALIDATION)
+            or state.fetch_position.leader == leader
+        ):
             return False
         state.fetch_position = state.fetch_position._replace(leader=leader)
         # All queries of a search carry the same current leader epoch (E64).
@@ -224,9 +227,9 @@ class Positions:
         state.retry_at_s, state.unanswered = 0.0, 0
         state.read_replica = -1
         if state.fetch_position.epoch >= 0 and leader.epoch >= 0:
-            state.phase = Phase.AWAIT_VALIDATION
+            state.phase = PositionPhase.AWAIT_VALIDATION
         elif state.truncation is None:
-            state.phase = Phase.FETCHING
+            state.phase = PositionPhase.FETCHING
         return True
 
     def check_topic(self, tp: TopicPartition, topic_id: UUID) -> bool:
@@ -248,7 +251,7 @@ class Positions:
         has an older epoch than the position: then metadata is stale (G7).
         """
         state = self._states.get(tp)
-        if state is None or state.phase is not Phase.AWAIT_VALIDATION or state.fetch_position is None:
+        if state is None or state.phase is not PositionPhase.AWAIT_VALIDATION or state.fetch_position is None:
             return None
         position = state.fetch_position
         if state.is_lost or position.leader.leader < 0 or position.epoch > position.leader.epoch:
@@ -262,34 +265,36 @@ class Positions:
             return False
         if state.fetch_position.leader.epoch < 0:
             return False
-        state.phase, state.query = Phase.AWAIT_VALIDATION, None
+        state.phase, state.query = PositionPhase.AWAIT_VALIDATION, None
         return True
 
-    def complete_validation(self, tp: TopicPartition, checked: Position, asked: EpochQuery, end: EpochEnd) -> Verdict:
+    def complete_validation(
+        self, tp: TopicPartition, checked: Position, asked: EpochQuery, end: EpochEnd
+    ) -> ValidationResult:
         """Apply the OffsetForLeaderEpoch response to a query about `checked` (E47-E49).
 
         A divergence below `position` is kept in `truncation`, for the next poll to raise. For one above it, the
         prefetched records are dropped and `position` is validated next.
         """
         state = self._states.get(tp)
-        if state is None or state.phase is not Phase.AWAIT_VALIDATION or state.fetch_position != checked:
-            return Verdict.STALE
+        if state is None or state.phase is not PositionPhase.AWAIT_VALIDATION or state.fetch_position != checked:
+            return ValidationResult.STALE
         if asked != (state.query or EpochQuery(checked.epoch, checked.offset)):
-            return Verdict.STALE
+            return ValidationResult.STALE
         return self._apply_epoch_end(tp, state, asked, end)
 
     def skip_validation(self, tp: TopicPartition, checked: Position) -> None:
         """The leader does not support validation (E46)."""
         state = self._states.get(tp)
-        if state is not None and state.phase is Phase.AWAIT_VALIDATION and state.fetch_position == checked:
-            state.phase = Phase.FETCHING
+        if state is not None and state.phase is PositionPhase.AWAIT_VALIDATION and state.fetch_position == checked:
+            state.phase = PositionPhase.FETCHING
 
-    def diverged(self, tp: TopicPartition, end: EpochEnd) -> Verdict:
+    def diverged(self, tp: TopicPartition, end: EpochEnd) -> ValidationResult:
         """Apply the DivergingEpoch of a Fetch response (E10), as an OffsetForLeaderEpoch response."""
         state = self.of(tp)
         ahead = state.fetch_position
         assert ahead is not None, "only a position can diverge"
-        state.phase = Phase.AWAIT_VALIDATION
+        state.phase = PositionPhase.AWAIT_VALIDATION
         return self._apply_epoch_end(tp, state, EpochQuery(ahead.epoch, ahead.offset), end)
 
     def rewritten(self, tp: TopicPartition) -> None:
@@ -297,7 +302,7 @@ class Positions:
         state = self.of(tp)
         if self._refetch_from_position(state):
             return
-        state.phase = Phase.AWAIT_VALIDATION
+        state.phase = PositionPhase.AWAIT_VALIDATION
         self._set_truncation(tp, state, Divergence(-1, NO_EPOCH, is_exact=False))
 
     def rewind(self, tp: TopicPartition) -> None:
@@ -305,9 +310,9 @@ class Positions:
         state = self.of(tp)
         if state.position is not None and state.fetch_position is not None:
             state.fetch_position = state.position._replace(leader=state.fetch_position.leader)
-            if state.phase is Phase.AWAIT_VALIDATION and state.position.epoch < 0 and not state.is_lost:
+            if state.phase is PositionPhase.AWAIT_VALIDATION and state.position.epoch < 0 and not state.is_lost:
                 # Only the prefetched position had an epoch to validate.
-                state.phase = Phase.FETCHING
+                state.phase = PositionPhase.FETCHING
         state.query = None
         state.serial += 1
 
@@ -333,24 +338,26 @@ class Positions:
         state.read_replica = -1
         state.serial += 1
 
-    def _apply_epoch_end(self, tp: TopicPartition, state: PositionState, asked: EpochQuery, end: EpochEnd) -> Verdict:
+    def _apply_epoch_end(
+        self, tp: TopicPartition, state: PositionState, asked: EpochQuery, end: EpochEnd
+    ) -> ValidationResult:
         ahead = state.fetch_position
         assert ahead is not None, "only a position is validated"
         is_first = asked.epoch == ahead.epoch
         if is_first and end.leader_epoch == asked.epoch and end.end_offset >= ahead.offset:
-            state.phase, state.query = Phase.FETCHING, None
-            return Verdict.VALID
+            state.phase, state.query = PositionPhase.FETCHING, None
+            return ValidationResult.VALID
         if self._refetch_from_position(state):
-            return Verdict.ASK_AGAIN
+            return ValidationResult.ASK_AGAIN
         found = state.epochs.compare(asked, end)
         if isinstance(found, EpochQuery):
             state.query = found
-            return Verdict.ASK_AGAIN
+            return ValidationResult.ASK_AGAIN
         if found.offset >= ahead.offset or (found.offset < 0 and not ahead.is_exact):
-            state.phase, state.query = Phase.FETCHING, None
-            return Verdict.VALID
+            state.phase, state.query = PositionPhase.FETCHING, None
+            return ValidationResult.VALID
         self._set_truncation(tp, state, found)
-        return Verdict.DIVERGED
+        return ValidationResult.DIVERGED
 
     @staticmethod
     def _refetch_from_position(state: PositionState) -> bool:
@@ -363,7 +370,7 @@ class Positions:
         state.serial += 1
         state.fetch_position = position._replace(leader=ahead.leader)
         can_be_asked = position.epoch >= 0 and ahead.leader.epoch >= 0
-        state.phase = Phase.AWAIT_VALIDATION if can_be_asked else Phase.FETCHING
+        state.phase = PositionPhase.AWAIT_VALIDATION if can_be_asked else PositionPhase.FETCHING
         state.query = None
         return True
 
@@ -373,7 +380,7 @@ class Positions:
         if not position.is_exact and found.offset >= 0:
             # No record was returned since the reset, and the log was truncated below it: start at the divergence.
             self._set_position(state, Position(found.offset, found.epoch))
-            state.phase = Phase.FETCHING
+            state.phase = PositionPhase.FETCHING
             return
         state.serial += 1
         state.query = None

@@ -20,7 +20,7 @@ from fenceline.client.core.cluster import Cluster, Purpose
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline, backoff_ms, wait_at_most
 from fenceline.client.core.errors import RETRIABLE, CommitFailedError, broker_error, error_code
-from fenceline.client.core.group_requests import Membership, ask_coordinator, commit_once, raise_group_error
+from fenceline.client.core.group_requests import CommitMembership, ask_coordinator, commit_once, raise_group_error
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
@@ -69,12 +69,12 @@ class ConsumerProtocolMember:
         self._last_poll_s = asyncio.get_running_loop().time()
 
     @property
-    def membership(self) -> Membership:
+    def membership(self) -> CommitMembership:
         """The member epoch in place of a generation."""
         protocol = self._protocol
         if not protocol.is_member:
-            return Membership()
-        return Membership(protocol.epoch, protocol.member_id, protocol.instance_id, protocol.joined)
+            return CommitMembership()
+        return CommitMembership(protocol.epoch, protocol.member_id, protocol.instance_id, protocol.joined)
 
     @property
     def needs_join(self) -> bool:
@@ -125,7 +125,7 @@ class ConsumerProtocolMember:
         offsets: Mapping[TopicPartition, CommittedOffset],
         deadline: Deadline,
         *,
-        membership: Membership | None = None,
+        membership: CommitMembership | None = None,
     ) -> None:
         """Commit with the current member epoch, if the member has not been fenced since the offsets were captured.
 

@@ -17,7 +17,7 @@ from fenceline.client.core.connection import Connection
 from fenceline.client.core.errors import RETRIABLE, ClientError, broker_error, error_code
 from fenceline.client.core.fetch_session import SESSION_ERRORS, IncrementalFetch, PartitionFetch, SessionRequest
 from fenceline.client.core.fetched import Fetched, scan
-from fenceline.client.core.metadata import BrokerEndpoint
+from fenceline.client.core.metadata import BrokerAddress
 from fenceline.client.core.offsets import EpochEnd
 from fenceline.errors import ErrorCode
 from fenceline.ids import ZERO_UUID, TopicPartition
@@ -98,7 +98,7 @@ async def fetch_once(
     if code is not ErrorCode.NONE:
         raise broker_error(code, f"{connection.peer} rejected Fetch")
     names = {topic_id: name for name, topic_id in (ids if session is None else session.topic_ids).items()}
-    endpoints = {n.node_id: BrokerEndpoint(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints}
+    endpoints = {n.node_id: BrokerAddress(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints}
     answers = {}
     for partition in response.partitions:
         topic = partition.topic

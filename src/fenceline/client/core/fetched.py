@@ -60,7 +60,7 @@ class ConsumerRecords(list[ConsumerRecord]):
         return dict(self._next_offsets)
 
 
-class Run(NamedTuple):
+class FetchedRun(NamedTuple):
     """Contiguous batches in `records`, of which only offsets in [start_offset, end_offset_exclusive) are visible."""
 
     records: memoryview
@@ -75,7 +75,7 @@ class Fetched(NamedTuple):
 
     topic: str
     partition: int
-    runs: tuple[Run, ...]
+    runs: tuple[FetchedRun, ...]
     start_offset: int
     next_offset: int
     last_epoch: int
@@ -104,7 +104,7 @@ def scan(
     stopped. The scan also stops at a damaged batch. If that is the first one, raises ClientError(CORRUPT_MESSAGE) for
     a wrong CRC, or RecordsError for bytes that are not batches.
     """
-    runs: list[Run] = []
+    runs: list[FetchedRun] = []
     run_start = run_end = -1
     run_first_offset = run_next_offset = from_offset
     next_offset, size_bytes, record_count = from_offset, 0, 0
@@ -131,7 +131,7 @@ def scan(
             hidden = (aborted is not None and aborted.hides(buf, header)) or header.is_control
             if hidden or header.position != run_end:
                 if run_end > run_start >= 0:
-                    runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
+                    runs.append(FetchedRun(buf[run_start:run_end], run_first_offset, run_next_offset))
                 run_start = run_end = header.position
                 run_first_offset = max(from_offset, header.base_offset)
             if header.leader_epoch != epoch:
@@ -152,7 +152,7 @@ def scan(
         if next_offset == from_offset:
             raise
     if run_end > run_start >= 0:
-        runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
+        runs.append(FetchedRun(buf[run_start:run_end], run_first_offset, run_next_offset))
     fetched = Fetched(
         tp.topic,
         tp.partition,

@@ -20,7 +20,7 @@ ASSIGNMENT_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class ClassicSubscription:
     """A member's topics, the partitions that it owns, and the generation of that assignment (-1: unknown)."""
 
     topics: tuple[str, ...]
@@ -83,7 +83,7 @@ def _nullable(value: bytes | None) -> bytes:
     return struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value
 
 
-def encode_subscription(subscription: Subscription) -> bytes:
+def encode_subscription(subscription: ClassicSubscription) -> bytes:
     topics = sorted(subscription.topics)
     return b"".join(
         [
@@ -97,7 +97,7 @@ def encode_subscription(subscription: Subscription) -> bytes:
     )
 
 
-def decode_subscription(raw: bytes) -> Subscription:
+def decode_subscription(raw: bytes) -> ClassicSubscription:
     """Raises ClientError(INCONSISTENT_GROUP_PROTOCOL) for bytes that are not a subscription."""
     cursor = _Cursor(raw)
     version = cursor.take(">h")
@@ -109,7 +109,7 @@ def decode_subscription(raw: bytes) -> Subscription:
     if version >= 3:
         size = cursor.take(">h")
         rack = None if size < 0 else cursor.block(size).decode()
-    return Subscription(topics, owned, generation_id, user_data, rack)
+    return ClassicSubscription(topics, owned, generation_id, user_data, rack)
 
 
 def encode_assignment(partitions: Iterable[TopicPartition], user_data: bytes | None = None) -> bytes:

@@ -18,7 +18,7 @@ from fenceline.ids import NO_EPOCH, TopicPartition
 from fenceline.wire.apis import ApiKey
 
 
-class Membership(NamedTuple):
+class CommitMembership(NamedTuple):
     """The member that commits: (-1, "", None) without membership. `joined`: how often it has joined the group, where
     the generation does not show that (KIP-848: a member that joins again may have the same epoch).
     """
@@ -29,7 +29,7 @@ class Membership(NamedTuple):
     joined: int = 0
 
 
-NO_MEMBER: Final = Membership()
+NO_MEMBER: Final = CommitMembership()
 
 
 class ConsumerGroupMetadata(NamedTuple):
@@ -121,7 +121,7 @@ async def commit_once(
     offsets: Mapping[TopicPartition, CommittedOffset],
     deadline: Deadline,
     *,
-    membership: Membership = NO_MEMBER,
+    membership: CommitMembership = NO_MEMBER,
     purpose: Purpose = Purpose.CONTROL,
 ) -> None:
     """One attempt of a commit. Raises PeerError for the first error."""

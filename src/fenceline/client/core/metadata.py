@@ -21,7 +21,7 @@ TRUSTED_EPOCHS_VERSION: Final = 9
 """Metadata responses below this version have no reliable leader epochs (E57)."""
 
 
-class BrokerEndpoint(NamedTuple):
+class BrokerAddress(NamedTuple):
     node_id: int
     host: str
     port: int
@@ -58,7 +58,7 @@ class ClusterMetadata:
 
     cluster_id: str | None
     controller_id: int
-    brokers: Mapping[int, BrokerEndpoint]
+    brokers: Mapping[int, BrokerAddress]
     topics: Mapping[str, TopicMetadata]
 
 
@@ -98,13 +98,13 @@ def parse_metadata(version: int, response: Any) -> ClusterMetadata:
             bool(topic.is_internal),
             error_code(topic.error_code),
         )
-    brokers = {int(b.node_id): BrokerEndpoint(int(b.node_id), b.host, int(b.port), b.rack) for b in response.brokers}
+    brokers = {int(b.node_id): BrokerAddress(int(b.node_id), b.host, int(b.port), b.rack) for b in response.brokers}
     return ClusterMetadata(response.cluster_id, int(response.controller_id), brokers, topics)
 
 
 def parse_controllers(response: Any) -> ClusterMetadata:
     """Convert a DescribeCluster response about controllers (KIP-919): the nodes are the controllers."""
-    nodes = {int(b.broker_id): BrokerEndpoint(int(b.broker_id), b.host, int(b.port), b.rack) for b in response.brokers}
+    nodes = {int(b.broker_id): BrokerAddress(int(b.broker_id), b.host, int(b.port), b.rack) for b in response.brokers}
     return ClusterMetadata(response.cluster_id, int(response.controller_id), nodes, {})
 
 
@@ -114,7 +114,7 @@ class MetadataCache:
     def __init__(self) -> None:
         self.cluster_id: str | None = None
         self.controller_id = -1
-        self.brokers: dict[int, BrokerEndpoint] = {}
+        self.brokers: dict[int, BrokerAddress] = {}
         self.topics: dict[str, TopicMetadata] = {}
         self.update_version = 0
         self._last_seen: dict[TopicPartition, int] = {}
@@ -179,7 +179,7 @@ class MetadataCache:
         return NO_EPOCH if partition is None else partition.untrusted_epoch
 
     def accept_hint(
-        self, tp: TopicPartition, leader: int, epoch: int, endpoints: Mapping[int, BrokerEndpoint] | None = None
+        self, tp: TopicPartition, leader: int, epoch: int, endpoints: Mapping[int, BrokerAddress] | None = None
     ) -> bool:
         """Apply the leader that a Fetch or Produce response names, if it is newer and its endpoint is known (E59).
         True if it was applied.

@@ -18,7 +18,7 @@ from typing import Final
 
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import BufferFull
-from fenceline.client.producer.delivery import Outcome
+from fenceline.client.producer.delivery import DeliveryOutcome
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import Codec, compute_crc
 from fenceline.records.build import BatchBuilder, Headers
@@ -55,7 +55,7 @@ class Batch:
         self.encoded = encoded
         self.record_count = count
         self.size_bytes = len(encoded) if encoded is not None else 0
-        self.outcome = Outcome(tp)
+        self.outcome = DeliveryOutcome(tp)
         self.created_s = time.monotonic()
         self.attempts = 0
         self.retry_at_s = 0.0
@@ -164,7 +164,7 @@ class Accumulator:
         headers: Headers,
         *,
         may_open: bool = True,
-    ) -> tuple[Outcome, int, bool] | None:
+    ) -> tuple[DeliveryOutcome, int, bool] | None:
         """Append a record. Returns (its batch's outcome, its index in the batch, whether to wake the sender).
 
         None: the partition has no open batch with room and `may_open` is False, or the buffer is full. Raises
@@ -195,7 +195,7 @@ class Accumulator:
             self._enqueue(queue, batch)
             return batch.outcome, 0, True
 
-    def append_encoded(self, tp: TopicPartition, encoded: bytearray, record_count: int) -> Outcome | None:
+    def append_encoded(self, tp: TopicPartition, encoded: bytearray, record_count: int) -> DeliveryOutcome | None:
         """Append an encoded batch; None if the buffer is full. Raises `refusal`."""
         with self.lock:
             if self.refusal is not None:
@@ -273,7 +273,7 @@ class Accumulator:
             self.incomplete.discard(batch)
             self._release(batch.size_bytes)
 
-    def outstanding(self) -> list[Outcome]:
+    def outstanding(self) -> list[DeliveryOutcome]:
         with self.lock:
             return [batch.outcome for batch in self.incomplete]
 

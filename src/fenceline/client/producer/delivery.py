@@ -27,7 +27,7 @@ class RecordMetadata(NamedTuple):
     timestamp: int
 
 
-class Outcome:
+class DeliveryOutcome:
     """The outcome of one batch. Completed once, on the producer's loop; readable from any thread."""
 
     __slots__ = ("_callbacks", "_event", "_lock", "base_offset", "error", "is_done", "log_append_time_ms", "tp")
@@ -105,7 +105,7 @@ class Delivery:
 
     __slots__ = ("_index", "_outcome", "_timestamp")
 
-    def __init__(self, outcome: Outcome, index: int, timestamp: int) -> None:
+    def __init__(self, outcome: DeliveryOutcome, index: int, timestamp: int) -> None:
         self._outcome = outcome
         self._index = index
         self._timestamp = timestamp
@@ -156,7 +156,7 @@ class BulkDelivery:
 
     __slots__ = ("_outcomes", "record_count")
 
-    def __init__(self, outcomes: Sequence[tuple[Outcome, int]]) -> None:
+    def __init__(self, outcomes: Sequence[tuple[DeliveryOutcome, int]]) -> None:
         self._outcomes = outcomes
         self.record_count = sum(count for _, count in outcomes)
 

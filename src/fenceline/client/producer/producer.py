@@ -22,7 +22,7 @@ from fenceline.client.core.errors import RETRIABLE, TimedOut, TransactionAbortab
 from fenceline.client.core.group_requests import ConsumerGroupMetadata
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.client.producer.accumulator import Accumulator
-from fenceline.client.producer.delivery import BulkDelivery, Delivery, Outcome, RecordMetadata
+from fenceline.client.producer.delivery import BulkDelivery, Delivery, DeliveryOutcome, RecordMetadata
 from fenceline.client.producer.partitioner import StickyPartitioner, partition_of_key
 from fenceline.client.producer.sender import Sender
 from fenceline.client.producer.transaction_handle import TransactionHandle
@@ -179,7 +179,7 @@ class AsyncProducer(AsyncClient):
     ) -> BulkDelivery:
         """Send every row of `table` as a record; see `Producer.send_arrow`."""
         await self.prepare(topic)
-        outcomes: list[tuple[Outcome, int]] = []
+        outcomes: list[tuple[DeliveryOutcome, int]] = []
         for tp, encoded, rows in self._core.encode(table, topic, value=value, **options):
             deadline = Deadline(self.config["max.block.ms"])
             while True:
@@ -413,7 +413,7 @@ class Producer(BlockingClient[AsyncProducer]):
         if topic not in core.partitions:
             self._run(self._async.prepare(topic))
         columns = {"value": value, "key": key, "timestamp": timestamp, "headers": headers, "partition": partition}
-        outcomes: list[tuple[Outcome, int]] = []
+        outcomes: list[tuple[DeliveryOutcome, int]] = []
         for tp, encoded, rows in core.encode(table, topic, **columns):
             outcome = core.accumulator.append_encoded(tp, encoded, rows)
             end_s = time.monotonic() + self.config["max.block.ms"] / 1000

@@ -32,7 +32,7 @@ from fenceline.client.core.errors import (
     broker_error,
     error_code,
 )
-from fenceline.client.core.metadata import BrokerEndpoint
+from fenceline.client.core.metadata import BrokerAddress
 from fenceline.client.producer.accumulator import MAX_EPOCH, Accumulator, Batch, PartitionQueue, stamp
 from fenceline.client.producer.transaction_state import ProducerTransaction, TransactionPhase
 from fenceline.errors import ErrorCode, PeerError
@@ -322,7 +322,7 @@ class Sender:
     def _handle_response(
         self, batches: list[tuple[PartitionQueue, Batch]], response: produce.ProduceResponse, names: dict[bytes, str]
     ) -> None:
-        endpoints = {n.node_id: BrokerEndpoint(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints}
+        endpoints = {n.node_id: BrokerAddress(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints}
         results: dict[TopicPartition, produce.PartitionResult] = {}
         for one in response.results:
             topic = one.topic if one.topic else names.get(bytes(one.topic_id or b""), "")

@@ -38,7 +38,7 @@ class OffsetRange:
 RangeSpec = OffsetRange | tuple[int, int] | tuple[int, int, int] | tuple[int, int, int, int]
 
 
-class Cursor:
+class RangeCursor:
     """The progress of one range."""
 
     __slots__ = (

@@ -39,7 +39,7 @@ from fenceline.client.core.fetched import ConsumerRecord, Fetched, to_arrow, to_
 from fenceline.client.core.offset_lookups import list_offsets, offsets_for_leader_epoch
 from fenceline.client.core.offsets import EARLIEST, LATEST, EpochEnd
 from fenceline.client.reader.long_poll import LongPoller
-from fenceline.client.reader.ranges import Budget, Cursor, OffsetRange, RangeSpec, first_epoch_mismatch
+from fenceline.client.reader.ranges import Budget, OffsetRange, RangeCursor, RangeSpec, first_epoch_mismatch
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.records.batch import BatchHeader
@@ -119,7 +119,7 @@ class AsyncRangeReader(AsyncClient):
             deliver(None)
 
     @staticmethod
-    def _cursors(ranges: Mapping[TopicPartition, RangeSpec]) -> list[Cursor]:
+    def _cursors(ranges: Mapping[TopicPartition, RangeSpec]) -> list[RangeCursor]:
         cursors = []
         for tp, given in ranges.items():
             wanted = given if isinstance(given, OffsetRange) else OffsetRange(*given)
@@ -128,17 +128,17 @@ class AsyncRangeReader(AsyncClient):
                     f"{tp[0]}-{tp[1]}: {wanted.start_offset} to {wanted.end_offset_exclusive} is not an offset range",
                     "A range starts at 0 or above and does not end before its start.",
                 )
-            cursors.append(Cursor(TopicPartition(*tp), wanted))
+            cursors.append(RangeCursor(TopicPartition(*tp), wanted))
         return cursors
 
-    async def _fetch_metadata(self, cursors: list[Cursor]) -> None:
+    async def _fetch_metadata(self, cursors: list[RangeCursor]) -> None:
         if not cursors:
             return
         await self.cluster.fetch_metadata(sorted({c.tp.topic for c in cursors}), self._deadline())
         for cursor in cursors:
             self._check_id(cursor)
 
-    def _check_id(self, cursor: Cursor) -> None:
+    def _check_id(self, cursor: RangeCursor) -> None:
         """Check the topic's id in the current metadata, which a Fetch requests, too."""
         wanted, found = cursor.range.topic_id, self.cluster.metadata.topic_id(cursor.tp.topic)
         if wanted is not None and found not in (ZERO_UUID, wanted):
@@ -147,9 +147,9 @@ class AsyncRangeReader(AsyncClient):
     def _deadline(self) -> Deadline:
         return Deadline(self.config["default.api.timeout.ms"])
 
-    async def _read_all(self, waiting: list[Cursor], deliver: _Deliver, budget: Budget) -> None:
+    async def _read_all(self, waiting: list[RangeCursor], deliver: _Deliver, budget: Budget) -> None:
         """One task per leader; cursors whose leader has changed are returned by it and passed to the next one."""
-        tasks: set[asyncio.Task[list[Cursor]]] = set()
+        tasks: set[asyncio.Task[list[RangeCursor]]] = set()
         try:
             while waiting or tasks:
                 if waiting:
@@ -179,14 +179,16 @@ class AsyncRangeReader(AsyncClient):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _earliest_deadline(self, cursors: list[Cursor]) -> Deadline:
+    def _earliest_deadline(self, cursors: list[RangeCursor]) -> Deadline:
         """The deadline of the cursor that has been without a leader for longest."""
         running = [cursor.leader_deadline for cursor in cursors if cursor.leader_deadline is not None]
         return min(running, key=lambda deadline: deadline.left_ms) if running else self._deadline()
 
-    async def _read_from(self, node_id: int, cursors: list[Cursor], deliver: _Deliver, budget: Budget) -> list[Cursor]:
+    async def _read_from(
+        self, node_id: int, cursors: list[RangeCursor], deliver: _Deliver, budget: Budget
+    ) -> list[RangeCursor]:
         """Read from one leader until its ranges are complete; returns the cursors that need another leader."""
-        moved: list[Cursor] = []
+        moved: list[RangeCursor] = []
         active = list(cursors)
         while active:
             requested_bytes = len(active) * self.config["max.partition.fetch.bytes"]
@@ -198,7 +200,7 @@ class AsyncRangeReader(AsyncClient):
                     for cursor in active:
                         cursor.last_error = error
                     return moved + active
-                remaining: list[Cursor] = []
+                remaining: list[RangeCursor] = []
                 for cursor in active:
                     answer = answers.get(cursor.tp)
                     if answer is None:
@@ -215,7 +217,7 @@ class AsyncRangeReader(AsyncClient):
         return moved
 
     async def _fetch(
-        self, node_id: int, cursors: list[Cursor], max_bytes: int
+        self, node_id: int, cursors: list[RangeCursor], max_bytes: int
     ) -> dict[TopicPartition, FetchedPartition]:
         connection = await self.cluster.link(node_id, Purpose.FETCH).connection()
         if connection.max_version(ApiKey.FETCH) < _FIRST_VALIDATING_FETCH:
@@ -223,7 +225,7 @@ class AsyncRangeReader(AsyncClient):
         wanted = [self._request(cursor) for cursor in cursors]
         return await fetch_once(self.cluster, connection, wanted, self.config, max_bytes=max_bytes)
 
-    def _request(self, cursor: Cursor) -> PartitionFetch:
+    def _request(self, cursor: RangeCursor) -> PartitionFetch:
         self._check_id(cursor)
         return PartitionFetch(
             cursor.tp,
@@ -234,7 +236,7 @@ class AsyncRangeReader(AsyncClient):
         )
 
     async def _handle_response(
-        self, cursor: Cursor, answer: FetchedPartition, deliver: _Deliver, budget: Budget
+        self, cursor: RangeCursor, answer: FetchedPartition, deliver: _Deliver, budget: Budget
     ) -> bool:
         """Handle one partition's response; False if its leader must be looked up again."""
         code = error_code(answer.error_code)
@@ -273,7 +275,7 @@ class AsyncRangeReader(AsyncClient):
         return True
 
     def _scan(
-        self, cursor: Cursor, answer: FetchedPartition, end_offset_exclusive: int
+        self, cursor: RangeCursor, answer: FetchedPartition, end_offset_exclusive: int
     ) -> tuple[Fetched, BatchHeader | None]:
         return scan_answer(
             self.config,
@@ -285,7 +287,7 @@ class AsyncRangeReader(AsyncClient):
             max_leader_epoch=cursor.range.max_leader_epoch,
         )
 
-    async def _truncation(self, cursor: Cursor, answer: EpochEnd, deadline: Deadline) -> LogTruncationError:
+    async def _truncation(self, cursor: RangeCursor, answer: EpochEnd, deadline: Deadline) -> LogTruncationError:
         """Search the offset at which the log diverges from the records read (`gaps.md G6`).
 
         `answer`: the leader's response about the cursor's epoch.
@@ -307,7 +309,7 @@ class AsyncRangeReader(AsyncClient):
             epochs=cursor.epochs.read_from(offset),
         )
 
-    def _check_stall(self, cursor: Cursor, answer: FetchedPartition, now_s: float) -> None:
+    def _check_stall(self, cursor: RangeCursor, answer: FetchedPartition, now_s: float) -> None:
         end = answer.last_stable_offset if self.config.reads_committed else answer.high_watermark
         if not 0 <= end <= cursor.offset:
             cursor.stalled_since_s = None
@@ -328,7 +330,7 @@ class AsyncRangeReader(AsyncClient):
                 ),
             )
 
-    async def _explain_out_of_range(self, cursor: Cursor) -> PeerError:
+    async def _explain_out_of_range(self, cursor: RangeCursor) -> PeerError:
         """The error for an offset that is out of range: a truncation if the leader confirms one."""
         tp, deadline = cursor.tp, self._deadline()
         start = (await list_offsets(self.cluster, {tp: EARLIEST}, deadline=deadline))[tp]
@@ -346,7 +348,7 @@ class AsyncRangeReader(AsyncClient):
             log_end_offset=end.offset,
         )
 
-    async def _validate(self, cursors: list[Cursor]) -> None:
+    async def _validate(self, cursors: list[RangeCursor]) -> None:
         """The validation that brokers before Fetch 12 do not do themselves (E47-E49)."""
         unchecked = {c.tp: c for c in cursors if not c.validated}
         if not unchecked:
@@ -379,7 +381,7 @@ class _DetectedTruncation:
             raise self._error
 
 
-def _has_records_read(cursor: Cursor, end: EpochEnd) -> bool:
+def _has_records_read(cursor: RangeCursor, end: EpochEnd) -> bool:
     """Whether the leader's log has the records read, by its response about the cursor's epoch (E10)."""
     return end.end_offset >= cursor.offset and end.leader_epoch >= cursor.epoch
 

@@ -22,20 +22,20 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.classic.model import Group, Member, StoredMember
+from fenceline.groups.classic.model import ClassicGroup, ClassicGroupMember, StoredMember
 from fenceline.groups.classic.rebalance import DISPLACED, Rebalance
 from fenceline.groups.classic.records import new_group_record
 from fenceline.groups.classic.states import GroupState
 from fenceline.groups.messages import (
     NO_MEMBER_ID,
-    HeartbeatRequest,
+    ClassicHeartbeat,
     HeartbeatResponse,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
     LeaveResponse,
+    LeavingMember,
     LeftMember,
-    MemberIdentity,
     Now,
     SyncRequest,
     SyncResponse,
@@ -47,12 +47,12 @@ from fenceline.ids import random_id
 from fenceline.rng import Rng
 
 
-class Membership:
+class ClassicMembership:
     """Of the classic groups of one shard."""
 
     def __init__(
         self,
-        groups: dict[str, Group],
+        groups: dict[str, ClassicGroup],
         foreign: AbstractSet[str],
         max_size: int,
         new_member_join_timeout_ms: int,
@@ -82,7 +82,7 @@ class Membership:
                 raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
             if request.group_id in self._foreign:
                 raise PeerError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-            group = self._groups[request.group_id] = Group(request.group_id, now.wall_ms)
+            group = self._groups[request.group_id] = ClassicGroup(request.group_id, now.wall_ms)
         writes_before = self._writes.count
         if not self._has_room(group, request.member_id):
             self._rebalance.remove_member(group, request.member_id)
@@ -98,7 +98,7 @@ class Membership:
         if is_new_group and self._writes.count == writes_before:
             self._writes.begin((new_group_record(group),))
 
-    def _has_room(self, group: Group, member_id: str) -> bool:
+    def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
         """`group.max.size`; during the join phase waiting members count, so that the last to rejoin are rejected."""
         match group.state:
             case GroupState.EMPTY | GroupState.DEAD:
@@ -110,7 +110,7 @@ class Membership:
             case _:
                 return member_id in group.members or len(group.members) < self._max_size
 
-    def _join_new(self, ticket: Ticket, request: JoinRequest, group: Group, now: Now) -> None:
+    def _join_new(self, ticket: Ticket, request: JoinRequest, group: ClassicGroup, now: Now) -> None:
         instance_id = request.group_instance_id
         prefix = request.client_id if instance_id is None else instance_id
         member_id = f"{prefix}-{random_id(self._rng)}"
@@ -128,7 +128,7 @@ class Membership:
             return
         self._add(ticket, request, group, member_id, now)
 
-    def _join_known(self, ticket: Ticket, request: JoinRequest, group: Group, now: Now) -> None:
+    def _join_known(self, ticket: Ticket, request: JoinRequest, group: ClassicGroup, now: Now) -> None:
         if request.member_id in group.pending_joins:
             if request.group_instance_id is not None:
                 # A pending id was given to a dynamic member: a static one cannot know it.
@@ -154,8 +154,8 @@ class Membership:
             case _:
                 raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
 
-    def _add(self, ticket: Ticket, request: JoinRequest, group: Group, member_id: str, now: Now) -> None:
-        member = Member(
+    def _add(self, ticket: Ticket, request: JoinRequest, group: ClassicGroup, member_id: str, now: Now) -> None:
+        member = ClassicGroupMember(
             member_id,
             request.group_instance_id,
             request.client_id,
@@ -175,7 +175,13 @@ class Membership:
         self._rebalance.membership_changed(group, now)
 
     def _replace_static(
-        self, ticket: Ticket, request: JoinRequest, group: Group, member: Member, new_id: str, now: Now
+        self,
+        ticket: Ticket,
+        request: JoinRequest,
+        group: ClassicGroup,
+        member: ClassicGroupMember,
+        new_id: str,
+        now: Now,
     ) -> None:
         """An instance returned without its member id, as after a restart: the old id is fenced, its place is kept."""
         old_id, old_leader = member.member_id, group.leader_id
@@ -273,7 +279,7 @@ class Membership:
 
     # --- Heartbeat, LeaveGroup ----------------------------------------
 
-    def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatResponse:
+    def heartbeat(self, request: ClassicHeartbeat, now: Now) -> HeartbeatResponse:
         group = self._groups.get(request.group_id)
         if group is None:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -303,7 +309,7 @@ class Membership:
                 self._rebalance.maybe_complete_join(group, now)
         return LeaveResponse(members=left)
 
-    def _leave_one(self, group: Group, identity: MemberIdentity) -> ErrorCode:
+    def _leave_one(self, group: ClassicGroup, identity: LeavingMember) -> ErrorCode:
         member_id = identity.member_id
         if member_id == NO_MEMBER_ID:
             # An administrator removes a static member without knowing its id (KIP-345).
@@ -340,7 +346,7 @@ class Membership:
         if group.state is GroupState.PREPARING_REBALANCE and group.all_joined:
             self._rebalance.complete_join(group, now)
 
-    def resume(self, group: Group, now: Now) -> None:
+    def resume(self, group: ClassicGroup, now: Now) -> None:
         """The group was just loaded: each member has one session timeout to send a heartbeat."""
         for member in group.members.values():
             self._rebalance.keep_alive(group, member, now)

@@ -1,6 +1,6 @@
 """A classic group and its members: data and the invariants between its fields. Decides nothing.
 
-Invariants (asserted by `Group.check`): every static instance id and every pending sync belongs to a member, the leader
+Invariants (asserted by `ClassicGroup.check`): every static instance id and every pending sync belongs to a member, the leader
 is a member, a member is never pending as well, and the counts of protocols and parked joins match the members.
 """
 
@@ -35,7 +35,7 @@ class StoredMember(NamedTuple):
 
 
 @dataclass(slots=True)
-class Member:
+class ClassicGroupMember:
     """One member of a group."""
 
     member_id: str
@@ -83,7 +83,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Group:
+class ClassicGroup:
     """One group: its members, its generation, and what they agreed on."""
 
     group_id: str
@@ -95,7 +95,7 @@ class Group:
     protocol_type: str | None = None
     protocol_name: str | None = None
     leader_id: str | None = None
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, ClassicGroupMember] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)
     """Instance id to member id."""
     pending_joins: set[str] = field(default_factory=set)
@@ -148,7 +148,7 @@ class Group:
             return self.is_consumer_group
         return topic in self.subscribed_topics
 
-    def require_member(self, member_id: str, group_instance_id: str | None) -> Member:
+    def require_member(self, member_id: str, group_instance_id: str | None) -> ClassicGroupMember:
         """The member. Raises PeerError UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if a newer one replaced it."""
         if group_instance_id is not None:
             current = self.static_members.get(group_instance_id)
@@ -188,7 +188,7 @@ class Group:
         after = next_state(self.state, step)
         self.previous_state, self.state, self.state_since_ms = self.state, after, now_ms
 
-    def add(self, member: Member) -> None:
+    def add(self, member: ClassicGroupMember) -> None:
         if member.group_instance_id is not None:
             assert member.group_instance_id not in self.static_members, "one member per instance id"
             self.static_members[member.group_instance_id] = member.member_id
@@ -199,7 +199,7 @@ class Group:
         self._parked_joins += member.join_ticket is not None
         self.pending_joins.discard(member.member_id)
 
-    def remove(self, member_id: str) -> Member | None:
+    def remove(self, member_id: str) -> ClassicGroupMember | None:
         """Remove a member or a pending one; if it was the leader, the next member leads. The caller handles parked
         requests."""
         member = self.members.pop(member_id, None)
@@ -214,26 +214,28 @@ class Group:
         self.pending_syncs.discard(member_id)
         return member
 
-    def update(self, member: Member, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int) -> None:
+    def update(
+        self, member: ClassicGroupMember, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int
+    ) -> None:
         self._count(member.protocols, -1)
         member.protocols = protocols
         self._count(protocols, 1)
         member.rebalance_timeout_ms = rebalance_timeout_ms
         member.session_timeout_ms = session_timeout_ms
 
-    def park_join(self, member: Member, ticket: Ticket) -> Ticket | None:
+    def park_join(self, member: ClassicGroupMember, ticket: Ticket) -> Ticket | None:
         """Park a JoinGroup until the join phase ends. Returns the ticket that it displaces."""
         assert self.members.get(member.member_id) is member, f"{member.member_id} is no member of group {self.group_id}"
         displaced, member.join_ticket = member.join_ticket, ticket
         self._parked_joins += displaced is None
         return displaced
 
-    def unpark_join(self, member: Member) -> Ticket | None:
+    def unpark_join(self, member: ClassicGroupMember) -> Ticket | None:
         ticket, member.join_ticket = member.join_ticket, None
         self._parked_joins -= ticket is not None
         return ticket
 
-    def rename_static(self, member: Member, new_member_id: str) -> None:
+    def rename_static(self, member: ClassicGroupMember, new_member_id: str) -> None:
         """A static member returned under a new id: same place, assignment and leadership."""
         old_member_id = member.member_id
         assert member.group_instance_id is not None, "only static members are replaced"

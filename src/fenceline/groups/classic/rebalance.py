@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.classic.model import Group, Member
+from fenceline.groups.classic.model import ClassicGroup, ClassicGroupMember
 from fenceline.groups.classic.records import group_record
 from fenceline.groups.classic.states import GroupState, Step
 from fenceline.groups.messages import NO_MEMBER_ID, JoinResponse, Now, SyncResponse, Ticket
@@ -27,7 +27,7 @@ class Rebalance:
     __slots__ = ("_groups", "_initial_delay_ms", "_timers", "_writes")
 
     def __init__(
-        self, groups: Mapping[str, Group], initial_delay_ms: int, writes: Writes, timers: PartitionTimers
+        self, groups: Mapping[str, ClassicGroup], initial_delay_ms: int, writes: Writes, timers: PartitionTimers
     ) -> None:
         self._groups = groups
         self._initial_delay_ms = initial_delay_ms
@@ -36,14 +36,14 @@ class Rebalance:
 
     # --- the join phase ----------------------------------------
 
-    def membership_changed(self, group: Group, now: Now) -> None:
+    def membership_changed(self, group: ClassicGroup, now: Now) -> None:
         """Membership or a subscription changed: start the join phase, or check whether it is complete."""
         if group.state is GroupState.PREPARING_REBALANCE:
             self.maybe_complete_join(group, now)
         else:
             self.prepare(group, now)
 
-    def prepare(self, group: Group, now: Now) -> None:
+    def prepare(self, group: ClassicGroup, now: Now) -> None:
         if group.state is GroupState.COMPLETING_REBALANCE:
             for member in group.members.values():
                 member.assignment = b""
@@ -65,7 +65,7 @@ class Rebalance:
         else:
             self._timers.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
 
-    def maybe_complete_join(self, group: Group, now: Now) -> None:
+    def maybe_complete_join(self, group: ClassicGroup, now: Now) -> None:
         """End the join phase early when all members have joined; an initial rebalance waits for its full delay."""
         if (
             group.state is GroupState.PREPARING_REBALANCE
@@ -74,7 +74,7 @@ class Rebalance:
         ):
             self.complete_join(group, now)
 
-    def complete_join(self, group: Group, now: Now) -> None:
+    def complete_join(self, group: ClassicGroup, now: Now) -> None:
         assert group.state is GroupState.PREPARING_REBALANCE, f"group {group.group_id} has no join phase to complete"
         self._timers.disarm(TimerKind.JOIN, group.group_id)
         group.initial_remaining_ms = None
@@ -125,8 +125,8 @@ class Rebalance:
 
     def joined(
         self,
-        group: Group,
-        member: Member,
+        group: ClassicGroup,
+        member: ClassicGroupMember,
         *,
         show_members: bool = True,
         skip_assignment: bool = False,
@@ -145,7 +145,7 @@ class Rebalance:
 
     # --- the assignment ----------------------------------------
 
-    def store_assignment(self, group: Group, assignments: dict[str, bytes], now: Now) -> None:
+    def store_assignment(self, group: ClassicGroup, assignments: dict[str, bytes], now: Now) -> None:
         """The group is stable once the leader's assignment is committed, unless another rebalance began meanwhile."""
         assert group.state is GroupState.COMPLETING_REBALANCE, f"group {group.group_id} awaits no assignment"
         generation = group.generation
@@ -164,12 +164,12 @@ class Rebalance:
         self.store(group, stored, assignments)
 
     def store(
-        self, group: Group, on_complete: OnComplete = no_callback, assignments: Mapping[str, bytes] | None = None
+        self, group: ClassicGroup, on_complete: OnComplete = no_callback, assignments: Mapping[str, bytes] | None = None
     ) -> None:
         """Write the group. `assignments`: those to write if the members do not have them yet."""
         self._writes.begin((group_record(group, assignments),), on_complete)
 
-    def answer_syncs(self, group: Group, now: Now, error: ErrorCode) -> None:
+    def answer_syncs(self, group: ClassicGroup, now: Now, error: ErrorCode) -> None:
         for member in group.members.values():
             ticket, member.sync_ticket = member.sync_ticket, None
             if ticket is not None:
@@ -177,22 +177,24 @@ class Rebalance:
                 self.keep_alive(group, member, now)
 
     @staticmethod
-    def synced(group: Group, member: Member) -> SyncResponse:
+    def synced(group: ClassicGroup, member: ClassicGroupMember) -> SyncResponse:
         return SyncResponse(ErrorCode.NONE, group.protocol_type, group.protocol_name, member.assignment)
 
     # --- small parts ----------------------------------------
 
-    def keep_alive(self, group: Group, member: Member, now: Now, timeout_ms: int | None = None) -> None:
+    def keep_alive(
+        self, group: ClassicGroup, member: ClassicGroupMember, now: Now, timeout_ms: int | None = None
+    ) -> None:
         """A request proves that the member is alive, a commit as well as a heartbeat: restart its session timeout."""
         timeout_ms = member.session_timeout_ms if timeout_ms is None else timeout_ms
         self._timers.arm(TimerKind.SESSION, group.group_id, member.member_id, now.monotonic_ms + timeout_ms)
 
-    def park_join(self, group: Group, member: Member, ticket: Ticket) -> None:
+    def park_join(self, group: ClassicGroup, member: ClassicGroupMember, ticket: Ticket) -> None:
         displaced = group.park_join(member, ticket)
         if displaced is not None:
             self._writes.answer(displaced, JoinResponse(DISPLACED, member.member_id))
 
-    def remove_member(self, group: Group, member_id: str) -> None:
+    def remove_member(self, group: ClassicGroup, member_id: str) -> None:
         """Remove a member or a pending one. Its parked requests end with UNKNOWN_MEMBER_ID, so that it rejoins."""
         member = group.members.get(member_id)
         if member is not None:
@@ -201,7 +203,7 @@ class Rebalance:
         self._timers.disarm(TimerKind.SESSION, group.group_id, member_id)
 
     def fail_parked_requests(
-        self, group: Group, member: Member, error: ErrorCode, member_id: str = NO_MEMBER_ID
+        self, group: ClassicGroup, member: ClassicGroupMember, error: ErrorCode, member_id: str = NO_MEMBER_ID
     ) -> None:
         parked = group.unpark_join(member)
         if parked is not None:
@@ -210,7 +212,7 @@ class Rebalance:
         if ticket is not None:
             self._writes.answer(ticket, SyncResponse(error))
 
-    def check(self, group: Group) -> None:
+    def check(self, group: ClassicGroup) -> None:
         """Assert the group's own invariants, and that each state has the timers that end it, and no others."""
         group.check()
         is_armed, group_id = self._timers.is_armed, group.group_id
@@ -225,7 +227,7 @@ class Rebalance:
         for member_id in group.pending_joins:
             assert is_armed(TimerKind.SESSION, group_id, member_id), f"pending member {member_id} has no deadline"
 
-    def unload(self, group: Group, now: Now) -> None:
+    def unload(self, group: ClassicGroup, now: Now) -> None:
         """The group has no coordinator here any more: all waiting members must look it up."""
         group.transition(Step.REMOVED, now.wall_ms)
         for member in group.members.values():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fenceline.errors import InternalError
-from fenceline.groups.classic.model import Group, Member
+from fenceline.groups.classic.model import ClassicGroup, ClassicGroupMember
 from fenceline.groups.classic.states import GroupState
 from fenceline.groups.messages import KeyValue
 from fenceline.wire.message import codec, kafka
@@ -85,9 +85,9 @@ def _group_of(value: bytes) -> GroupMetadataValue:
     return stored
 
 
-def restored(group_id: str, stored: GroupMetadataValue) -> Group:
+def restored(group_id: str, stored: GroupMetadataValue) -> ClassicGroup:
     """The group of a record. Raises InternalError if no group can have this state."""
-    group = Group(
+    group = ClassicGroup(
         group_id,
         stored.current_state_timestamp,
         state=GroupState.STABLE if stored.members else GroupState.EMPTY,
@@ -100,7 +100,7 @@ def restored(group_id: str, stored: GroupMetadataValue) -> Group:
         if stored.protocol is None:
             raise InternalError(f"group {group_id} was stored with members but without a protocol")
         group.add(
-            Member(
+            ClassicGroupMember(
                 each.member_id,
                 each.group_instance_id,
                 each.client_id,
@@ -119,7 +119,7 @@ def restored(group_id: str, stored: GroupMetadataValue) -> Group:
 # --- what is written ----------------------------------------
 
 
-def group_record(group: Group, assignments: Mapping[str, bytes] | None = None) -> KeyValue:
+def group_record(group: ClassicGroup, assignments: Mapping[str, bytes] | None = None) -> KeyValue:
     """The group with these assignments (missing ones are empty), or with those of its members."""
     body = GroupMetadataValue(
         "" if group.protocol_type is None else group.protocol_type,
@@ -144,7 +144,7 @@ def group_record(group: Group, assignments: Mapping[str, bytes] | None = None) -
     return _group_key(group.group_id), _INT16.pack(GROUP_VERSION) + _GROUP_VALUE.encode(GROUP_VERSION, body)
 
 
-def new_group_record(group: Group) -> KeyValue:
+def new_group_record(group: ClassicGroup) -> KeyValue:
     """An existing group without members: stored before its first generation."""
     body = GroupMetadataValue(current_state_timestamp=group.state_since_ms)
     return _group_key(group.group_id), _INT16.pack(GROUP_VERSION) + _GROUP_VALUE.encode(GROUP_VERSION, body)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fenceline.errors import ErrorCode, InternalError
-from fenceline.groups.classic.model import Group
+from fenceline.groups.classic.model import ClassicGroup
 from fenceline.groups.consumer import records
 from fenceline.groups.consumer.model import ConsumerGroup
 from fenceline.groups.consumer.replay import applied
@@ -31,7 +31,7 @@ OnRejected: TypeAlias = Callable[[Now], None]
 
 
 @dataclass(slots=True)
-class Change:
+class GroupChange:
     """The changes of one event to one group."""
 
     group: ConsumerGroup
@@ -41,9 +41,9 @@ class Change:
     """Records of the classic group that is replaced, before the group's own."""
     last: list[KeyValue] = field(default_factory=list)
     """Records of the classic group that replaces it, after the group's own."""
-    replaces: Group | None = None
+    replaces: ClassicGroup | None = None
     """The classic group that this one replaces."""
-    becomes: Group | None = None
+    becomes: ClassicGroup | None = None
     """The classic group that replaces this one."""
     on_rejected: OnRejected | None = None
     checked_topics: object | None = None

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE
-from fenceline.groups.consumer.change import Change
+from fenceline.groups.consumer.change import GroupChange
 from fenceline.groups.consumer.checks import check_not_fenced, unknown_member
 from fenceline.groups.consumer.embedded import (
     MalformedSubscription,
@@ -27,10 +27,10 @@ from fenceline.groups.consumer.membership import ConsumerMembership
 from fenceline.groups.consumer.migration import Migration
 from fenceline.groups.consumer.model import ClassicMember, ConsumerGroup, ConsumerMember, MemberState
 from fenceline.groups.consumer.subscriptions import Subscriptions
-from fenceline.groups.consumer.targets import Targets
+from fenceline.groups.consumer.targets import TargetAssignments
 from fenceline.groups.messages import (
     NO_MEMBER_ID,
-    HeartbeatRequest,
+    ClassicHeartbeat,
     HeartbeatResponse,
     JoinRequest,
     JoinResponse,
@@ -56,7 +56,7 @@ class ClassicMembers:
         self,
         groups: ConsumerGroups,
         subscriptions: Subscriptions,
-        targets: Targets,
+        targets: TargetAssignments,
         migration: Migration,
         membership: ConsumerMembership,
         writes: Writes,
@@ -91,7 +91,7 @@ class ClassicMembers:
             wants = read_subscription(request.protocols[0][1])
         except MalformedSubscription:
             raise PeerError(ErrorCode.UNKNOWN_SERVER_ERROR) from None
-        change = Change(group)
+        change = GroupChange(group)
         known = group.static_member(request.group_instance_id)
         is_downgrade = self._migration.may_downgrade_with(group, known)
         if request.group_instance_id is None:
@@ -165,7 +165,7 @@ class ClassicMembers:
 
     # --- Heartbeat, LeaveGroup ----------------------------------------
 
-    def heartbeat(self, group: ConsumerGroup, request: HeartbeatRequest, now: Now) -> HeartbeatResponse:
+    def heartbeat(self, group: ConsumerGroup, request: ClassicHeartbeat, now: Now) -> HeartbeatResponse:
         """Asks the member to rejoin if the target is newer than its assignment, if it has to revoke partitions, and if
         the partitions it waits for are free."""
         member, _ = self._member(group, request.member_id, request.group_instance_id)

@@ -25,7 +25,7 @@ class MalformedSubscription(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class EmbeddedSubscription:
     """Topics that a consumer subscribes to and partitions that it owns, by name; its rack."""
 
     version: int
@@ -92,7 +92,7 @@ class _Reader:
         return content
 
 
-def read_subscription(data: bytes) -> Subscription:
+def read_subscription(data: bytes) -> EmbeddedSubscription:
     """The metadata of a protocol in JoinGroup. Raises MalformedSubscription."""
     reader = _Reader(data)
     try:
@@ -107,7 +107,7 @@ def read_subscription(data: bytes) -> Subscription:
         rack_id = reader.string() if version >= 3 else None
     except (struct.error, UnicodeDecodeError) as error:
         raise MalformedSubscription(str(error)) from None
-    return Subscription(version, topics, owned, rack_id or None)
+    return EmbeddedSubscription(version, topics, owned, rack_id or None)
 
 
 def read_assignment(data: bytes) -> Assignment:

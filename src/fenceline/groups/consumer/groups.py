@@ -1,6 +1,6 @@
 """The groups of the consumer protocol of one partition: their values, pending writes and timers.
 
-Owns how a change gets into the log: it is collected in a `Change`, applied to the group at once, appended as one batch,
+Owns how a change gets into the log: it is collected in a `GroupChange`, applied to the group at once, appended as one batch,
 and undone if the log rejects it. `consumer.membership`, `consumer.classic_members` and `consumer.migration` decide the
 changes. Never appends by itself (see `writes`).
 
@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE, Group
+from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE, ClassicGroup
 from fenceline.groups.consumer import records
-from fenceline.groups.consumer.change import Change, rejected_outcome, tombstones
+from fenceline.groups.consumer.change import GroupChange, rejected_outcome, tombstones
 from fenceline.groups.consumer.model import (
     GROUP_TYPE,
     ConsumerGroup,
@@ -43,7 +43,7 @@ class _Undo:
     """The state before a change whose write is pending."""
 
     group: ConsumerGroup | None
-    classic: Group | None
+    classic: ClassicGroup | None
     is_void: bool = False
     """An earlier change was undone, and this one with it."""
     error: ErrorCode = ErrorCode.NONE
@@ -54,7 +54,7 @@ class ConsumerGroups:
     def __init__(
         self,
         groups: dict[str, ConsumerGroup],
-        classic: dict[str, Group],
+        classic: dict[str, ClassicGroup],
         foreign: AbstractSet[str],
         settings: ConsumerSettings,
         writes: Writes,
@@ -102,14 +102,16 @@ class ConsumerGroups:
         """Whether the metadata has changed since the group's hash was last checked; the hash may be the same."""
         return self._checked_topics.get(group_id) is not self.image.topics_by_name
 
-    def metadata_hash(self, change: Change) -> int:
+    def metadata_hash(self, change: GroupChange) -> int:
         """Of the topics that the group of the change subscribes to, in their current form."""
         change.checked_topics = self.image.topics_by_name
         return self._hashes.of(change.group.subscribed_topics(), self.image)
 
     # --- changes ----------------------------------------
 
-    def commit(self, change: Change, now: Now, ticket: Ticket | None = None, outcome: Outcome | None = None) -> None:
+    def commit(
+        self, change: GroupChange, now: Now, ticket: Ticket | None = None, outcome: Outcome | None = None
+    ) -> None:
         """Apply the change and write it; send `outcome` once it and all writes before it are in the log."""
         group_id = change.group.group_id
         if change.checked_topics is not None:
@@ -161,13 +163,13 @@ class ConsumerGroups:
     def remove(self, group: ConsumerGroup, now: Now) -> None:
         """Delete an empty group; `removals` owns its offsets."""
         assert group.is_empty, f"group {group.group_id} has members and cannot be deleted"
-        change = Change(group)
+        change = GroupChange(group)
         for meaning in tombstones(group):
             change.add(meaning)
         self.commit(change, now)
         self._put(group.group_id, None)
 
-    def _decided(self, group_id: str, undo: _Undo, change: Change, error: ErrorCode, now: Now) -> None:
+    def _decided(self, group_id: str, undo: _Undo, change: GroupChange, error: ErrorCode, now: Now) -> None:
         waiting = self._undos.get(group_id, [])
         position = next((index for index, each in enumerate(waiting) if each is undo), None)
         if position is not None:

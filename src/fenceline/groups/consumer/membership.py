@@ -26,7 +26,7 @@ from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.consumer import records
-from fenceline.groups.consumer.change import Change, removal_records
+from fenceline.groups.consumer.change import GroupChange, removal_records
 from fenceline.groups.consumer.checks import check_member_epoch, check_not_fenced, unknown_member
 from fenceline.groups.consumer.groups import ConsumerGroups
 from fenceline.groups.consumer.migration import Migration
@@ -40,7 +40,7 @@ from fenceline.groups.consumer.model import (
     Held,
 )
 from fenceline.groups.consumer.subscriptions import Subscriptions
-from fenceline.groups.consumer.targets import Targets
+from fenceline.groups.consumer.targets import TargetAssignments
 from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Now, Partitions, Ticket
 from fenceline.groups.timers import TimerKey, TimerKind
 from fenceline.ids import encode_uuid, random_id
@@ -53,7 +53,12 @@ class ConsumerMembership:
     __slots__ = ("_groups", "_migration", "_rng", "_subscriptions", "_targets")
 
     def __init__(
-        self, groups: ConsumerGroups, subscriptions: Subscriptions, targets: Targets, migration: Migration, rng: Rng
+        self,
+        groups: ConsumerGroups,
+        subscriptions: Subscriptions,
+        targets: TargetAssignments,
+        migration: Migration,
+        rng: Rng,
     ) -> None:
         self._groups = groups
         self._subscriptions = subscriptions
@@ -141,7 +146,7 @@ class ConsumerMembership:
 
     def static(
         self,
-        change: Change,
+        change: GroupChange,
         member_id: str,
         instance_id: str,
         is_joining: bool,
@@ -197,7 +202,7 @@ class ConsumerMembership:
         if request.instance_id is None or request.member_epoch == LEAVING_EPOCH:
             self._migration.fence(group, (member,), now, ticket, answer)
             return
-        change = Change(group)
+        change = GroupChange(group)
         away = replace(member, epoch=STATIC_LEAVING_EPOCH, assigned=_at_epoch_zero(member.assigned), revoking=NONE_HELD)
         change.add(records.current_stored(group_id, away))
         groups.commit(change, now, ticket, answer)

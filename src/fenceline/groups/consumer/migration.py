@@ -20,12 +20,12 @@ from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE, Group, Member
+from fenceline.groups.classic.model import CONSUMER_PROTOCOL_TYPE, ClassicGroup, ClassicGroupMember
 from fenceline.groups.classic.rebalance import Rebalance
 from fenceline.groups.classic.records import group_record, group_tombstone
 from fenceline.groups.classic.states import GroupState
 from fenceline.groups.consumer import records
-from fenceline.groups.consumer.change import Change, removal_records, tombstones
+from fenceline.groups.consumer.change import GroupChange, removal_records, tombstones
 from fenceline.groups.consumer.embedded import (
     MalformedSubscription,
     by_id,
@@ -47,7 +47,7 @@ class Migration:
     def __init__(
         self,
         groups: ConsumerGroups,
-        classic: Mapping[str, Group],
+        classic: Mapping[str, ClassicGroup],
         foreign: AbstractSet[str],
         rebalance: Rebalance,
         timers: PartitionTimers,
@@ -63,24 +63,24 @@ class Migration:
 
     # --- up ----------------------------------------
 
-    def group_for_heartbeat(self, group_id: str, is_joining: bool) -> Change:
+    def group_for_heartbeat(self, group_id: str, is_joining: bool) -> GroupChange:
         """The group, a new one, or one that replaces a classic one. Raises PeerError."""
         group = self._groups.groups.get(group_id)
         if group is not None:
-            return Change(group)
+            return GroupChange(group)
         classic = self._classic.get(group_id)
         if classic is None and group_id not in self._foreign:
             if not is_joining:
                 raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
-            return Change(ConsumerGroup(group_id))
+            return GroupChange(ConsumerGroup(group_id))
         if classic is None or not is_joining:
             raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
         if classic.state is GroupState.EMPTY:
-            return Change(ConsumerGroup(group_id), first=[group_tombstone(group_id)], replaces=classic)
+            return GroupChange(ConsumerGroup(group_id), first=[group_tombstone(group_id)], replaces=classic)
         self._check_upgrade(classic)
         return self._upgraded(classic)
 
-    def _check_upgrade(self, classic: Group) -> None:
+    def _check_upgrade(self, classic: ClassicGroup) -> None:
         settings = self._groups.settings
         if not settings.migration_policy.allows_upgrade:
             why = "online upgrade is disabled"
@@ -92,7 +92,7 @@ class Migration:
             return
         raise _not_upgraded(classic.group_id, f"{why}.")
 
-    def _upgraded(self, classic: Group) -> Change:
+    def _upgraded(self, classic: ClassicGroup) -> GroupChange:
         """The same members with their last assignments, at the classic group's generation."""
         group_id, image = classic.group_id, self._groups.image
         members: list[tuple[ConsumerMember, Partitions]] = []
@@ -110,7 +110,7 @@ class Migration:
                 )
             target = by_id(has.partitions, image)
             members.append((_upgraded_member(member, classic.generation, wants.topics, wants.rack_id, target), target))
-        change = Change(ConsumerGroup(group_id), first=[group_tombstone(group_id)], replaces=classic)
+        change = GroupChange(ConsumerGroup(group_id), first=[group_tombstone(group_id)], replaces=classic)
         for upgraded, _ in members:
             change.add(records.member_stored(group_id, upgraded))
         found = self._groups.metadata_hash(change)
@@ -122,7 +122,7 @@ class Migration:
             change.add(records.current_stored(group_id, upgraded))
         return change
 
-    def converted(self, change: Change, now: Now) -> None:
+    def converted(self, change: GroupChange, now: Now) -> None:
         """The change that replaces a classic group is pending: its waiting members are asked to rejoin."""
         classic = change.replaces
         if classic is None or not classic.members:
@@ -159,7 +159,7 @@ class Migration:
         read."""
         if self._may_downgrade(group, members):
             left = [member for member in group.members.values() if member not in members]
-            self.downgrade(Change(group), left, now, rebalances=True, ticket=ticket, outcome=outcome)
+            self.downgrade(GroupChange(group), left, now, rebalances=True, ticket=ticket, outcome=outcome)
         else:
             self.remove_members(group, members, now, ticket, outcome)
 
@@ -173,7 +173,7 @@ class Migration:
     ) -> None:
         """Remove members; the group keeps its protocol."""
         groups, group_id = self._groups, group.group_id
-        change = Change(group)
+        change = GroupChange(group)
         for member in members:
             for meaning in removal_records(group_id, member.member_id):
                 change.add(meaning)
@@ -207,7 +207,7 @@ class Migration:
 
     def downgrade(
         self,
-        change: Change,
+        change: GroupChange,
         left: Collection[ConsumerMember],
         now: Now,
         *,
@@ -230,8 +230,8 @@ class Migration:
         if rebalances:
             rebalance.prepare(classic, now)
 
-    def _classic_of(self, group: ConsumerGroup, left: Collection[ConsumerMember], now: Now) -> Group:
-        classic = Group(
+    def _classic_of(self, group: ConsumerGroup, left: Collection[ConsumerMember], now: Now) -> ClassicGroup:
+        classic = ClassicGroup(
             group.group_id,
             now.wall_ms,
             state=GroupState.STABLE,
@@ -242,7 +242,7 @@ class Migration:
         for each in sorted(left, key=lambda member: member.member_id):
             assert each.classic is not None, "only members of the classic protocol are left"
             classic.add(
-                Member(
+                ClassicGroupMember(
                     each.member_id,
                     each.instance_id,
                     each.client_id,
@@ -267,7 +267,7 @@ class Migration:
         return classic
 
 
-def _metadata(member: Member, protocol_name: str | None) -> bytes:
+def _metadata(member: ClassicGroupMember, protocol_name: str | None) -> bytes:
     """Its subscription in the group's protocol; in its own first one if it has joined with others since."""
     return dict(member.protocols).get(protocol_name or "", member.protocols[0][1])
 
@@ -279,7 +279,7 @@ def _not_upgraded(group_id: str, why: str) -> PeerError:
 
 
 def _upgraded_member(
-    member: Member, generation: int, topics: tuple[str, ...], rack_id: str | None, target: Partitions
+    member: ClassicGroupMember, generation: int, topics: tuple[str, ...], rack_id: str | None, target: Partitions
 ) -> ConsumerMember:
     held: Held = {topic_id: dict.fromkeys(partitions, generation) for topic_id, partitions in target.items()}
     return ConsumerMember(

@@ -12,10 +12,10 @@ from typing import Final
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.consumer import records
-from fenceline.groups.consumer.change import Change
+from fenceline.groups.consumer.change import GroupChange
 from fenceline.groups.consumer.groups import ConsumerGroups
 from fenceline.groups.consumer.model import ConsumerGroup, ConsumerMember, ResolvedRegex
-from fenceline.groups.consumer.targets import Targets
+from fenceline.groups.consumer.targets import TargetAssignments
 from fenceline.groups.messages import Now
 from fenceline.groups.regex.automaton import InvalidRegex
 from fenceline.groups.regex.search import topic_regex
@@ -39,7 +39,7 @@ class Subscriptions:
 
     __slots__ = ("_groups", "_new_topics_at", "_targets")
 
-    def __init__(self, groups: ConsumerGroups, targets: Targets) -> None:
+    def __init__(self, groups: ConsumerGroups, targets: TargetAssignments) -> None:
         self._groups = groups
         self._targets = targets
         self._new_topics_at = -1
@@ -48,7 +48,7 @@ class Subscriptions:
         """The metadata of this version has new topics that regular expressions may match."""
         self._new_topics_at = version
 
-    def subscribe(self, change: Change, member: ConsumerMember, updated: ConsumerMember) -> Subscribed:
+    def subscribe(self, change: GroupChange, member: ConsumerMember, updated: ConsumerMember) -> Subscribed:
         """Store the updated member, and the changes to the group's regular expressions."""
         if updated != member:
             self._check_regex(change.group, member, updated)
@@ -103,7 +103,7 @@ class Subscriptions:
         if not is_due:
             return
         image = groups.image
-        change = Change(group)
+        change = GroupChange(group)
         needs_epoch = False
         for regex in sorted(wanted):
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fenceline.groups.consumer import records
 from fenceline.groups.consumer.assignors import MemberSubscription
-from fenceline.groups.consumer.change import Change
+from fenceline.groups.consumer.change import GroupChange
 from fenceline.groups.consumer.groups import ConsumerGroups
 from fenceline.groups.consumer.model import ConsumerMember, MemberState
 from fenceline.groups.consumer.reconcile import StepContext, next_step
@@ -19,7 +19,7 @@ from fenceline.groups.messages import Now, Partitions
 from fenceline.groups.timers import PartitionTimers, TimerKind
 
 
-class Targets:
+class TargetAssignments:
     """Of the groups of one shard."""
 
     __slots__ = ("_groups", "_timers")
@@ -28,21 +28,21 @@ class Targets:
         self._groups = groups
         self._timers = timers
 
-    def refresh(self, change: Change, needs_epoch: bool) -> None:
+    def refresh(self, change: GroupChange, needs_epoch: bool) -> None:
         """Raise the group's epoch if a subscription has changed, or its topics."""
         if needs_epoch or self._groups.have_topics_changed(change.group.group_id):
             self.raise_epoch(change, needs_epoch)
             if change.group.has_old_metadata:
                 change.add(records.OldMetadataStored(change.group.group_id, exists=False))
 
-    def raise_epoch(self, change: Change, needs_epoch: bool) -> None:
+    def raise_epoch(self, change: GroupChange, needs_epoch: bool) -> None:
         """By one, if `needs_epoch` or if the topics no longer match the group's hash."""
         group = change.group
         found = self._groups.metadata_hash(change)
         if needs_epoch or found != group.metadata_hash:
             change.add(records.EpochStored(group.group_id, records.EpochValue(group.epoch + 1, found)))
 
-    def compute(self, change: Change, now: Now) -> None:
+    def compute(self, change: GroupChange, now: Now) -> None:
         """Compute the target if the group epoch is ahead of it, unless the interval has not passed."""
         group = change.group
         if group.epoch <= group.assignment_epoch:
@@ -77,7 +77,7 @@ class Targets:
 
     def reconcile(
         self,
-        change: Change,
+        change: GroupChange,
         member: ConsumerMember,
         owned: Partitions | None,
         subscription_changed: bool,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from fenceline.groups.messages import Rewind
+from fenceline.groups.messages import CommittedRewind
 from fenceline.groups.offsets.packed import is_packed, pack, unpack
 from fenceline.groups.offsets.rewinds import shows_truncation, step_back
 from fenceline.ids import ZERO_UUID
@@ -24,7 +24,7 @@ class OffsetSlot(NamedTuple):
     partition: int
 
 
-class CommittedOffset(NamedTuple):
+class StoredOffset(NamedTuple):
     offset: int
     leader_epoch: int
     metadata: str
@@ -35,14 +35,14 @@ class CommittedOffset(NamedTuple):
     """ZERO_UUID: committed by name only."""
     order: int = 0
     """Position among the writes of the shard; later commits have higher ones."""
-    rewound: Rewind | None = None
+    rewound: CommittedRewind | None = None
     """The last time that this position moved back because the log was truncated; not stored, see `rewinds`."""
 
     def belongs_to(self, topic_id: UUID) -> bool:
         """Whether it was stored for this topic, not for an older one of the same name (since_4_0.md K32)."""
         return ZERO_UUID in (topic_id, self.topic_id) or topic_id == self.topic_id
 
-    def step_from(self, before: CommittedOffset | None) -> Rewind | None:
+    def step_from(self, before: StoredOffset | None) -> CommittedRewind | None:
         """The backward step from an earlier commit, if this is one."""
         if before is None:
             return None
@@ -52,7 +52,7 @@ class CommittedOffset(NamedTuple):
             self.commit_timestamp_ms,
         )
 
-    def after(self, before: CommittedOffset | None, order: int) -> CommittedOffset:
+    def after(self, before: StoredOffset | None, order: int) -> StoredOffset:
         """As the next value of its slot."""
         if before is None or not before.belongs_to(self.topic_id):
             return self._replace(order=order)
@@ -62,9 +62,9 @@ class CommittedOffset(NamedTuple):
         return self._replace(order=order, rewound=self.rewound or before.rewound)
 
 
-PartitionOffsets: TypeAlias = dict[int, "CommittedOffset | bytes"]
+PartitionOffsets: TypeAlias = dict[int, "StoredOffset | bytes"]
 """By partition; bytes are packed ones."""
-Undo: TypeAlias = dict[OffsetSlot, CommittedOffset | None]
+Undo: TypeAlias = dict[OffsetSlot, StoredOffset | None]
 """The values that a write replaced; None if there was none."""
 
 
@@ -76,32 +76,32 @@ class OffsetStore:
         self._undos: dict[int, Undo] = {}
         self._pending_writes: dict[str, dict[OffsetSlot, list[int]]] = {}
         """By group: the writes that have an undo for a slot, oldest first."""
-        self._open: dict[int, dict[OffsetSlot, CommittedOffset]] = {}
+        self._open: dict[int, dict[OffsetSlot, StoredOffset]] = {}
         self._next_order = 1
 
     # --- reading ----------------------------------------
 
-    def latest(self, slot: OffsetSlot) -> CommittedOffset | None:
+    def latest(self, slot: OffsetSlot) -> StoredOffset | None:
         """The value including pending writes."""
         topics = self._by_group.get(slot.group_id)
         partitions = topics.get(slot.topic) if topics else None
         value = partitions.get(slot.partition) if partitions else None
         return unpacked(value) if isinstance(value, bytes) else value
 
-    def committed(self, slot: OffsetSlot) -> CommittedOffset | None:
+    def committed(self, slot: OffsetSlot) -> StoredOffset | None:
         """The value without pending writes."""
         slots = self._pending_writes.get(slot.group_id)
         writes = slots.get(slot) if slots else None
         return self._undos[writes[0]][slot] if writes else self.latest(slot)
 
-    def slots(self, group_id: str, only: Collection[str] | None = None) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
+    def slots(self, group_id: str, only: Collection[str] | None = None) -> Iterator[tuple[OffsetSlot, StoredOffset]]:
         """Everything stored for a group, pending writes included; of these topics only, if given."""
         topics = self._by_group.get(group_id, {})
         for topic in topics if only is None else [topic for topic in only if topic in topics]:
             for partition, value in topics[topic].items():
                 yield OffsetSlot(group_id, topic, partition), unpacked(value) if isinstance(value, bytes) else value
 
-    def committed_slots(self, group_id: str) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
+    def committed_slots(self, group_id: str) -> Iterator[tuple[OffsetSlot, StoredOffset]]:
         """Everything committed for a group."""
         known = {slot for slot, _ in self.slots(group_id)}
         known.update(self._pending_writes.get(group_id, ()))
@@ -162,7 +162,7 @@ class OffsetStore:
 
     # --- writing ----------------------------------------
 
-    def put(self, slot: OffsetSlot, value: CommittedOffset | None, write_id: int | None = None) -> Rewind | None:
+    def put(self, slot: OffsetSlot, value: StoredOffset | None, write_id: int | None = None) -> CommittedRewind | None:
         """Set or (None) remove a value. With a write id it can be undone until `confirm`. Returns its new rewind
         mark."""
         before = self.latest(slot)
@@ -191,7 +191,7 @@ class OffsetStore:
         partitions = self._by_group.get(slot.group_id, {}).get(slot.topic, {})
         value = partitions.get(slot.partition)
         if (
-            isinstance(value, CommittedOffset)
+            isinstance(value, StoredOffset)
             and value.rewound is None
             and not value.metadata
             and value.expire_timestamp_ms == -1
@@ -235,10 +235,10 @@ class OffsetStore:
         """Store the slot's offset, packed from this record's value if possible."""
         partitions = self._by_group[slot.group_id][slot.topic]
         stored = partitions[slot.partition]
-        if isinstance(stored, CommittedOffset) and stored.rewound is None and is_packed(value):
+        if isinstance(stored, StoredOffset) and stored.rewound is None and is_packed(value):
             partitions[slot.partition] = value
 
-    def put_open(self, producer_id: int, slot: OffsetSlot, value: CommittedOffset) -> None:
+    def put_open(self, producer_id: int, slot: OffsetSlot, value: StoredOffset) -> None:
         """An offset inside a transaction of this producer."""
         self._open.setdefault(producer_id, {})[slot] = value._replace(order=self._assign_order())
 
@@ -266,7 +266,7 @@ class OffsetStore:
         self._next_order += 1
         return order
 
-    def _store(self, slot: OffsetSlot, value: CommittedOffset) -> None:
+    def _store(self, slot: OffsetSlot, value: StoredOffset) -> None:
         self._by_group.setdefault(slot.group_id, {}).setdefault(slot.topic, {})[slot.partition] = value
 
     def _drop(self, slot: OffsetSlot) -> None:
@@ -281,13 +281,13 @@ class OffsetStore:
             del self._by_group[slot.group_id]
 
 
-def unpacked(value: bytes) -> CommittedOffset:
+def unpacked(value: bytes) -> StoredOffset:
     """The offset of packed bytes."""
     offset, leader_epoch, commit_ms, topic_id = unpack(value)
-    return CommittedOffset(offset, leader_epoch, "", commit_ms, -1, topic_id)
+    return StoredOffset(offset, leader_epoch, "", commit_ms, -1, topic_id)
 
 
-def is_expired(value: CommittedOffset, *, base_timestamp_ms: int, now_ms: int, retention_ms: int) -> bool:
+def is_expired(value: StoredOffset, *, base_timestamp_ms: int, now_ms: int, retention_ms: int) -> bool:
     """An explicit expiry time (commits of v2-4) takes precedence over the broker's retention, which counts from the
     base timestamp."""
     if value.expire_timestamp_ms >= 0:

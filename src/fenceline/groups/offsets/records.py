@@ -15,7 +15,7 @@ from uuid import UUID
 from fenceline.errors import InternalError
 from fenceline.groups.messages import KeyValue
 from fenceline.groups.names import MOST_BYTES
-from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot, unpacked
+from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset, unpacked
 from fenceline.groups.offsets.packed import is_packed, pack
 from fenceline.ids import ZERO_UUID
 from fenceline.wire.errors import MalformedRequest
@@ -59,7 +59,7 @@ _OFFSET_VALUE: Final = codec(OffsetCommitValue, versions=(0, 4), flexible="4+")
 
 class OffsetCommitted(NamedTuple):
     slot: OffsetSlot
-    value: CommittedOffset | None
+    value: StoredOffset | None
     """None: deleted."""
 
 
@@ -87,12 +87,12 @@ def _slot_of(key: bytes) -> OffsetSlot:
         raise MalformedRequest(str(error)) from None
 
 
-def _offset_of(value: bytes) -> CommittedOffset:
+def _offset_of(value: bytes) -> StoredOffset:
     if is_packed(value):
         return unpacked(value)
     (version,) = _INT16.unpack_from(value)
     stored, _ = _OFFSET_VALUE.decode(version, value, 2)
-    return CommittedOffset(
+    return StoredOffset(
         stored.offset,
         stored.leader_epoch,
         stored.metadata,
@@ -143,7 +143,7 @@ def partitions_of_keys(keys: Sequence[bytes]) -> tuple[int, ...] | None:
 # --- what is written ----------------------------------------
 
 
-def offset_record(slot: OffsetSlot, value: CommittedOffset) -> KeyValue:
+def offset_record(slot: OffsetSlot, value: StoredOffset) -> KeyValue:
     if not value.metadata and value.expire_timestamp_ms < 0:
         return _offset_key(slot), pack(value.offset, value.leader_epoch, value.commit_timestamp_ms, value.topic_id)
     version = OFFSET_VERSION if value.expire_timestamp_ms < 0 else OFFSET_VERSION_WITH_EXPIRY

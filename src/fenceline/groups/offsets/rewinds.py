@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from fenceline.groups.messages import Rewind
+from fenceline.groups.messages import CommittedRewind
 from fenceline.ids import ZERO_UUID
 
 
-def step_back(before: tuple[int, int, UUID], after: tuple[int, int, UUID], at_ms: int) -> Rewind | None:
+def step_back(before: tuple[int, int, UUID], after: tuple[int, int, UUID], at_ms: int) -> CommittedRewind | None:
     """Of two consecutive commits, each (offset, leader epoch, topic id): the step, if it goes back, for any reason."""
     from_offset, from_epoch, from_topic = before
     to_offset, to_epoch, to_topic = after
@@ -28,14 +28,14 @@ def step_back(before: tuple[int, int, UUID], after: tuple[int, int, UUID], at_ms
         return None
     if ZERO_UUID not in (from_topic, to_topic) and from_topic != to_topic:
         return None  # a new topic of the same name starts over
-    return Rewind(from_offset, from_epoch, to_offset, to_epoch, at_ms)
+    return CommittedRewind(from_offset, from_epoch, to_offset, to_epoch, at_ms)
 
 
-def shows_truncation(step: Rewind) -> bool:
+def shows_truncation(step: CommittedRewind) -> bool:
     """Whether the commits alone show that the log was truncated between them."""
     return step.to_epoch > step.from_epoch
 
 
-def is_at_epoch_end(step: Rewind, epoch_end: int) -> bool:
+def is_at_epoch_end(step: CommittedRewind, epoch_end: int) -> bool:
     """Whether it leads to the current end of the first commit's epoch (`epoch_end`, -1: not known)."""
     return step.to_epoch >= 0 and 0 <= epoch_end == step.to_offset

@@ -18,7 +18,7 @@ class InvalidRegex(Exception):
 
 
 @dataclass(slots=True)
-class State:
+class AutomatonState:
     """A state of the NFA. It consumes a character, or continues without one."""
 
     characters: frozenset[int] | None = None
@@ -32,7 +32,7 @@ class State:
 class Automaton:
     """An NFA with one entry and one exit."""
 
-    states: list[State]
+    states: list[AutomatonState]
     start: int
     end: int
 
@@ -53,7 +53,7 @@ class AutomatonBuilder:
     """Of one expression. No states exist before `build`, which raises InvalidRegex if there are too many."""
 
     def __init__(self) -> None:
-        self._states: list[State] = []
+        self._states: list[AutomatonState] = []
 
     def build(self, expression: Part) -> Automaton:
         piece = expression()
@@ -63,17 +63,17 @@ class AutomatonBuilder:
         """One character of these."""
 
         def build() -> _Piece:
-            end = self._new(State())
-            return _Piece(self._new(State(characters=characters, next_state=end)), end)
+            end = self._new(AutomatonState())
+            return _Piece(self._new(AutomatonState(characters=characters, next_state=end)), end)
 
         return build
 
     def empty(self, condition: str = "") -> Part:
-        """The empty string, if the condition of a `State` holds."""
+        """The empty string, if the condition of a `AutomatonState` holds."""
 
         def build() -> _Piece:
-            end = self._new(State())
-            return _Piece(self._new(State(splits=[end], condition=condition)), end)
+            end = self._new(AutomatonState())
+            return _Piece(self._new(AutomatonState(splits=[end], condition=condition)), end)
 
         return build
 
@@ -96,8 +96,8 @@ class AutomatonBuilder:
         """Any one of the parts."""
 
         def build() -> _Piece:
-            end = self._new(State())
-            start = self._new(State())
+            end = self._new(AutomatonState())
+            start = self._new(AutomatonState())
             for part in parts:
                 piece = part()
                 self._states[start].splits.append(piece.start)
@@ -110,15 +110,15 @@ class AutomatonBuilder:
         """`least` to `most` repetitions; None for no limit."""
 
         def build() -> _Piece:
-            start = self._new(State())
+            start = self._new(AutomatonState())
             at = start
             for _ in range(least):
                 piece = part()
                 self._states[at].splits.append(piece.start)
                 at = piece.end
-            end = self._new(State())
+            end = self._new(AutomatonState())
             if most is None:
-                loop = self._new(State())
+                loop = self._new(AutomatonState())
                 self._states[at].splits.append(loop)
                 piece = part()
                 self._states[loop].splits += [piece.start, end]
@@ -133,7 +133,7 @@ class AutomatonBuilder:
 
         return build
 
-    def _new(self, state: State) -> int:
+    def _new(self, state: AutomatonState) -> int:
         if len(self._states) >= MAX_STATES:
             raise InvalidRegex("expression too large")
         self._states.append(state)

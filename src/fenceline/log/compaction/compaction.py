@@ -25,9 +25,9 @@ from fenceline.errors import FencelineError
 from fenceline.log.compaction import swap as compaction_swap
 from fenceline.log.compaction.filter import BatchFilter, Kept, KeyIndexer
 from fenceline.log.compaction.kernel import SLOT_BYTES, KeyOffsets, tell_batches
-from fenceline.log.compaction.plan import Due, Group, SegmentFacts, groups
+from fenceline.log.compaction.plan import Due, SegmentFacts, SegmentGroup, groups
 from fenceline.log.compaction.swap import Replacement
-from fenceline.log.compaction.transactions import Transactions
+from fenceline.log.compaction.transactions import CleanedTransactions
 from fenceline.log.core.compaction_bound import raise_bound
 from fenceline.log.core.config import MAX_INT64, LogConfig
 from fenceline.log.core.disk import Disk, write_all
@@ -114,7 +114,7 @@ class Compaction:
         keys = self._new_keys()
         try:
             yield from self._index(keys)
-            transactions = Transactions(self._aborted(0))
+            transactions = CleanedTransactions(self._aborted(0))
             below = [segment for segment in self.segments if segment.base_offset < self.end]
             for group in self._groups(below):
                 yield from self._rewrite(below[group.start : group.end], keys, transactions)
@@ -132,7 +132,7 @@ class Compaction:
 
     def _index(self, keys: KeyOffsets) -> Iterator[int]:
         due = self.due
-        indexing = KeyIndexer(keys, Transactions(self._aborted(due.first_dirty)), due.first_dirty)
+        indexing = KeyIndexer(keys, CleanedTransactions(self._aborted(due.first_dirty)), due.first_dirty)
         for number, segment in enumerate(self.segments):
             after = self._after(number)
             if after <= due.first_dirty:
@@ -176,7 +176,7 @@ class Compaction:
 
     # -- the records ------------------------------------------------------------------------------------------------
 
-    def _groups(self, below: list[Segment]) -> list[Group]:
+    def _groups(self, below: list[Segment]) -> list[SegmentGroup]:
         facts = []
         for segment in below:
             found = [self.disk.stat(segment.stem + suffix) for suffix in (".index", ".timeindex")]
@@ -191,7 +191,9 @@ class Compaction:
             most=MAX_GROUP_SEGMENTS,
         )
 
-    def _rewrite(self, old: list[Segment], keys: KeyOffsets, transactions: Transactions) -> Iterator[int | Replacement]:
+    def _rewrite(
+        self, old: list[Segment], keys: KeyOffsets, transactions: CleanedTransactions
+    ) -> Iterator[int | Replacement]:
         disk, limits, stats = self.disk, self.limits, self.stats
         new = Segment(disk, self.directory, old[0].base_offset, old[0].created_ms)
         new.jitter_ms = old[0].jitter_ms

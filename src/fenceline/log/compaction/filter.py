@@ -20,7 +20,7 @@ from fenceline.log.compaction.kernel import (
     index_chunk,
     index_records,
 )
-from fenceline.log.compaction.transactions import Transactions
+from fenceline.log.compaction.transactions import CleanedTransactions
 from fenceline.records.batch import (
     BATCH_OVERHEAD,
     BatchHeader,
@@ -58,7 +58,7 @@ class Kept(NamedTuple):
 class KeyIndexer:
     """Puts the keys of chunks into a map."""
 
-    def __init__(self, keys: KeyOffsets, transactions: Transactions, from_offset: int) -> None:
+    def __init__(self, keys: KeyOffsets, transactions: CleanedTransactions, from_offset: int) -> None:
         self._keys = keys
         self._transactions = transactions
         self._from_offset = from_offset
@@ -110,7 +110,7 @@ class BatchFilter:
     """Writes the remaining batches of chunks."""
 
     def __init__(
-        self, keys: KeyOffsets, transactions: Transactions, kept: Kept, *, now_ms: int, delete_retention_ms: int
+        self, keys: KeyOffsets, transactions: CleanedTransactions, kept: Kept, *, now_ms: int, delete_retention_ms: int
     ) -> None:
         self._keys = keys
         self._transactions = transactions

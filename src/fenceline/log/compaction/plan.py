@@ -112,7 +112,7 @@ def _due_at_ms(dirty: Sequence[SegmentFacts], config: LogConfig) -> int:
     return min(known) + config.max_compaction_lag_ms if known else MAX_INT64
 
 
-class Group(NamedTuple):
+class SegmentGroup(NamedTuple):
     """Segments [start, end) that become one."""
 
     start: int
@@ -121,13 +121,13 @@ class Group(NamedTuple):
 
 def groups(
     segments: Sequence[tuple[int, int, int]], *, end: int, segment_bytes: int, index_bytes: int, most: int
-) -> list[Group]:
+) -> list[SegmentGroup]:
     """Group segments, each (base offset, bytes, bytes of its larger index), so that each group fits into one segment.
 
     `end`: the first offset after them. `most`: maximum number of segments in a group, as a group is replaced in one
     step.
     """
-    found: list[Group] = []
+    found: list[SegmentGroup] = []
     start = size = index_size = 0
     for position, (_, segment_size, segment_index) in enumerate(segments):
         after = segments[position + 1][0] if position + 1 < len(segments) else end
@@ -138,10 +138,10 @@ def groups(
             and after - 1 - segments[start][0] <= (1 << 31) - 1
         )
         if position > start and not fits:
-            found.append(Group(start, position))
+            found.append(SegmentGroup(start, position))
             start, size, index_size = position, 0, 0
         size += segment_size
         index_size += segment_index
     if segments:
-        found.append(Group(start, len(segments)))
+        found.append(SegmentGroup(start, len(segments)))
     return found

@@ -14,7 +14,7 @@ from fenceline.records.batch import BatchHeader
 from fenceline.records.markers import read_end_marker
 
 
-class Transactions:
+class CleanedTransactions:
     """One pass over a log."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:

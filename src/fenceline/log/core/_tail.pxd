@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from fenceline.records._kernel cimport AppendLimits
 
 
-cdef class Producer:
+cdef class ProducerEntry:
     cdef readonly int64_t producer_id
     cdef public int32_t epoch
     cdef public int32_t coordinator_epoch

@@ -25,7 +25,7 @@ from fenceline.log.core.index import TIME_ENTRY_BYTES as _TIME_ENTRY_BYTES
 from fenceline.records.batch import TimestampType
 from fenceline.records.crc import crc32c
 
-ABI = 7
+ABI = 8
 
 cdef int KEPT = 5
 cdef int64_t NEWEST_BYTES = _NEWEST_BYTES
@@ -39,7 +39,7 @@ assert _BATCHES_KEPT == KEPT
 _CREATE_TIME = TimestampType.CREATE_TIME
 
 
-cdef class Producer:
+cdef class ProducerEntry:
     def __init__(
         self,
         int64_t producer_id,
@@ -201,7 +201,7 @@ cdef class LogTail:
         self, SegmentTail segment, records, uint8_t* p, Py_ssize_t size, int32_t leader_epoch, int64_t now_ms
     ) except -2:
         cdef PlainBatch batch
-        cdef Producer producer = None
+        cdef ProducerEntry producer = None
         cdef PyObject* known
         cdef int64_t base = self.log_end_offset, last
         if segment.size_bytes > self.segment_bytes - size:
@@ -215,7 +215,7 @@ cdef class LogTail:
             known = PyDict_GetItem(self.producers._producers, batch.producer_id)
             if known is NULL:
                 return NOT_PLAIN
-            producer = <Producer>known
+            producer = <ProducerEntry>known
             if (
                 batch.transactional or producer.transaction_first_offset >= 0 or producer.kept == 0
                 or batch.producer_epoch != producer.epoch
@@ -281,7 +281,7 @@ cdef class LogTail:
         cdef Py_ssize_t at = 0, taken
         cdef int64_t length, base, stamp, producer_id, next_offset = self.log_end_offset, newest_ms = INT64_MIN
         cdef int32_t delta, sequence
-        cdef Producer producer
+        cdef ProducerEntry producer
         cdef PyObject* known
         while size - at >= BATCH_OVERHEAD:
             p = start + at
@@ -300,7 +300,7 @@ cdef class LogTail:
                 known = PyDict_GetItem(self.producers._producers, producer_id)
                 if known is NULL or be_int32(p + 53) < 0:
                     return NOT_PLAIN
-                producer = <Producer>known
+                producer = <ProducerEntry>known
                 if producer.transaction_first_offset >= 0 or producer.epoch != _epoch_of_producer(p):
                     return NOT_PLAIN
             if <uint32_t>crc32c(records[at + 21 : at + length]) != be_uint32(p + 17):
@@ -324,7 +324,7 @@ cdef class LogTail:
             segment.appended(base, base + delta, stamp, length, self.index_interval_bytes)
             producer_id = be_int64(p + 43)
             if producer_id >= 0:
-                producer = <Producer>PyDict_GetItem(self.producers._producers, producer_id)
+                producer = <ProducerEntry>PyDict_GetItem(self.producers._producers, producer_id)
                 sequence = be_int32(p + 53)
                 producer.last_timestamp_ms = stamp
                 producer.remember(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fenceline.log.core.errors import StorageError
     from fenceline.log.core.index import OffsetIndex, TimeIndex
 
-ABI: Final = 7
+ABI: Final = 8
 """Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
 
 BATCHES_KEPT: Final = 5
@@ -35,7 +35,7 @@ class BatchSeen(NamedTuple):
     timestamp_ms: int
 
 
-class Producer:
+class ProducerEntry:
     """One producer id. `transaction_first_offset` is -1 if no transaction is open. Keeps the last five batches."""
 
     __slots__ = (

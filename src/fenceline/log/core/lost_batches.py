@@ -19,7 +19,7 @@ _MAX_OFFSETS: Final = 1 << 31
 """Of one batch; a higher value is damage."""
 
 
-class Piece(NamedTuple):
+class LostPiece(NamedTuple):
     """Bytes [start, end) of a segment file."""
 
     path: str
@@ -47,7 +47,7 @@ class LostBatches:
 
 def count_lost(
     disk: Disk,
-    pieces: Sequence[Piece],
+    pieces: Sequence[LostPiece],
     *,
     start_offset: int,
     unanswered_ends: frozenset[int] = frozenset(),
@@ -84,7 +84,7 @@ def count_lost(
     return LostBatches(first, end, records, size_bytes, tuple(epochs), only_unanswered, unreadable, newest_ms)
 
 
-def _batches(disk: Disk, piece: Piece, next_offset: int, start_offset: int) -> Iterator[BatchHeader]:
+def _batches(disk: Disk, piece: LostPiece, next_offset: int, start_offset: int) -> Iterator[BatchHeader]:
     """Headers of a piece; damage is skipped, a batch with a torn end counts by its header."""
     fd = disk.open_read(piece.path)
     try:

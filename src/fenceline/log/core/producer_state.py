@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.log.core.tail import BatchSeen, Producer
+from fenceline.log.core.tail import BatchSeen, ProducerEntry
 from fenceline.records.batch import BatchHeader
 from fenceline.records.crc import crc32c
 from fenceline.records.markers import EndMarker
@@ -62,7 +62,7 @@ class ProducerStates:
     __slots__ = ("_ongoing", "_producers", "_unreplicated", "snapshot_offset", "without_earlier")
 
     def __init__(self) -> None:
-        self._producers: dict[int, Producer] = {}
+        self._producers: dict[int, ProducerEntry] = {}
         # first offset -> producer id, ascending: transactions are added at the log end
         self._ongoing: dict[int, int] = {}
         # first offset -> offset of the marker; decided, but the marker may not be replicated yet
@@ -75,10 +75,10 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def __iter__(self) -> Iterator[Producer]:
+    def __iter__(self) -> Iterator[ProducerEntry]:
         return iter(self._producers.values())
 
-    def get(self, producer_id: int) -> Producer | None:
+    def get(self, producer_id: int) -> ProducerEntry | None:
         return self._producers.get(producer_id)
 
     # -- checks -------------------------------------------------------------------------------------------------
@@ -145,7 +145,9 @@ class ProducerStates:
             )
 
     @staticmethod
-    def _check_epoch(producer: Producer, epoch: int, where: object, end_offset: int, *, strictly_newer: bool) -> None:
+    def _check_epoch(
+        producer: ProducerEntry, epoch: int, where: object, end_offset: int, *, strictly_newer: bool
+    ) -> None:
         if epoch < producer.epoch or (strictly_newer and epoch == producer.epoch):
             raise PeerError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -159,7 +161,7 @@ class ProducerStates:
         """A data batch with a producer id is in the log, its first record at `base_offset`."""
         producer = self._producers.get(header.producer_id)
         if producer is None:
-            producer = Producer(header.producer_id, header.producer_epoch, -1, header.max_timestamp, -1)
+            producer = ProducerEntry(header.producer_id, header.producer_epoch, -1, header.max_timestamp, -1)
             self._producers[header.producer_id] = producer
         elif producer.epoch != header.producer_epoch:
             producer.epoch = header.producer_epoch
@@ -180,7 +182,7 @@ class ProducerStates:
         """An end marker is in the log at `offset`; None if it ended no transaction."""
         producer = self._producers.get(header.producer_id)
         if producer is None:
-            producer = Producer(header.producer_id, header.producer_epoch, -1, marker.timestamp_ms, -1)
+            producer = ProducerEntry(header.producer_id, header.producer_epoch, -1, marker.timestamp_ms, -1)
             self._producers[header.producer_id] = producer
         first = producer.transaction_first_offset
         if producer.epoch != header.producer_epoch:
@@ -266,7 +268,7 @@ class ProducerStates:
             if first < 0 and now_ms - timestamp_ms >= expiration_ms:
                 continue
             first_sequence = (last_sequence - delta) & MAX_SEQUENCE if last_sequence >= 0 else -1
-            producer = Producer(producer_id, epoch, coordinator_epoch, timestamp_ms, first)
+            producer = ProducerEntry(producer_id, epoch, coordinator_epoch, timestamp_ms, first)
             if last_offset >= 0:
                 producer.remember(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp_ms)
             self._producers[producer_id] = producer

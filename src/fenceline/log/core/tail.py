@@ -13,7 +13,7 @@ from fenceline.log.core._tail_py import BATCHES_KEPT, NEWEST_BYTES, NOT_PLAIN, W
 from fenceline.records import kernel
 
 if TYPE_CHECKING:
-    from fenceline.log.core._tail_py import LogTail, Producer, SegmentTail
+    from fenceline.log.core._tail_py import LogTail, ProducerEntry, SegmentTail
 
     IS_NATIVE: bool
 else:
@@ -21,7 +21,7 @@ else:
     _chosen = (compiled("fenceline.log.core._tail", _tail_py.ABI) if kernel.IS_NATIVE else None) or _tail_py
     IS_NATIVE = _chosen is not _tail_py
     LogTail = _chosen.LogTail
-    Producer = _chosen.Producer
+    ProducerEntry = _chosen.ProducerEntry
     SegmentTail = _chosen.SegmentTail
 
 __all__ = [
@@ -32,6 +32,6 @@ __all__ = [
     "WRITE_BYTES",
     "BatchSeen",
     "LogTail",
-    "Producer",
+    "ProducerEntry",
     "SegmentTail",
 ]

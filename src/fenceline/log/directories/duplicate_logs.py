@@ -21,7 +21,7 @@ from fenceline.log.recovery.recovery import load
 if TYPE_CHECKING:
     from fenceline.log.core.disk import Disk
     from fenceline.log.directories.log_dir_offsets import KnownOffsets
-    from fenceline.log.recovery.recovery import Loaded
+    from fenceline.log.recovery.recovery import LoadedLog
 
 _GAPS_ALLOWED: Final = LogConfig(cleanup_policy=frozenset(("compact",)))
 """To find out how far a log goes: gaps do not end it."""
@@ -31,7 +31,7 @@ _GAPS_ALLOWED: Final = LogConfig(cleanup_policy=frozenset(("compact",)))
 class LogInspection:
     """A log as opening it would find it."""
 
-    found: Loaded
+    found: LoadedLog
 
     @property
     def log_start_offset(self) -> int:

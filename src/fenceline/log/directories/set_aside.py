@@ -12,7 +12,7 @@ from bisect import bisect_right
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.file_names import INDEX_SUFFIXES, LOG_SUFFIX, OFFSET_DIGITS, segment_bases, stem
 from fenceline.log.core.lost_and_found import evidence_in, keep_file
-from fenceline.log.core.lost_batches import Piece, count_lost
+from fenceline.log.core.lost_batches import LostPiece, count_lost
 from fenceline.log.recovery.files import clean_up, drop
 from fenceline.log.recovery.note import RecoveryNote, write_note
 
@@ -32,7 +32,7 @@ def keep_records(
     paths = [stem(directory, base) + LOG_SUFFIX for base in bases]
     sizes = [found.size_bytes if (found := disk.stat(path)) is not None else 0 for path in paths]
     lost = count_lost(
-        disk, [Piece(path, 0, size) for path, size in zip(paths, sizes, strict=True)], start_offset=start_offset
+        disk, [LostPiece(path, 0, size) for path, size in zip(paths, sizes, strict=True)], start_offset=start_offset
     )
     if not lost.records and not lost.unreadable_bytes:
         return None

@@ -29,7 +29,7 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.errors import CorruptLog
 from fenceline.log.core.flush import FlushWork
-from fenceline.log.core.lost_batches import Piece
+from fenceline.log.core.lost_batches import LostPiece
 from fenceline.log.core.open_files import OpenFiles
 from fenceline.log.core.producer_state import Origin
 from fenceline.log.core.replay import apply_to_producers
@@ -434,11 +434,11 @@ class PartitionLog(ReadableLog):
         """After an unfinished truncation: reload the log from its files. For a thread. Raises StorageError."""
         truncation.resume(self)
 
-    def pieces_from(self, offset: int) -> list[Piece]:
+    def pieces_from(self, offset: int) -> list[LostPiece]:
         """The byte ranges that `truncate_to(offset)` cuts. For a thread. Raises OSError."""
         return truncation.pieces_from(self, offset)
 
-    def pieces_from_start(self) -> list[Piece]:
+    def pieces_from_start(self) -> list[LostPiece]:
         """As `pieces_from`, for everything readable: the byte ranges that `truncate_fully_and_start_at` cuts."""
         return truncation.pieces_from_start(self)
 

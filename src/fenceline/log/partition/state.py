@@ -36,7 +36,7 @@ from fenceline.log.core.producer_state import ProducerStates
 from fenceline.log.core.segment import MAX_RELATIVE_OFFSET, Segment
 from fenceline.log.core.tail import WRITE_BYTES, LogTail
 from fenceline.log.recovery.cut import RecoveryReport
-from fenceline.log.recovery.recovery import Loaded
+from fenceline.log.recovery.recovery import LoadedLog
 
 
 class UnfinishedTruncation(NamedTuple):
@@ -175,7 +175,7 @@ class LogState(LogTail):
         self.producers.high_watermark_moved(bounded)
         return bounded
 
-    def adopt(self, loaded: Loaded) -> None:
+    def adopt(self, loaded: LoadedLog) -> None:
         """Use the files found on the disk as the complete log."""
         self.segments = loaded.segments
         self.bases = [segment.base_offset for segment in loaded.segments]

@@ -23,7 +23,7 @@ from fenceline.log.core.disk import Disk, replace_file
 from fenceline.log.core.errors import CorruptLog, StorageError, is_transient
 from fenceline.log.core.file_names import EPOCH_FILE
 from fenceline.log.core.lost_and_found import copy_range, is_same, keep_file, keep_link
-from fenceline.log.core.lost_batches import Piece
+from fenceline.log.core.lost_batches import LostPiece
 from fenceline.log.core.positions import extent_of, find, headers_from
 from fenceline.log.core.segment import Segment
 from fenceline.log.partition import saving
@@ -104,7 +104,7 @@ def resume(log: LogState) -> None:
     log.check()
 
 
-def pieces_from(log: LogState, offset: int) -> list[Piece]:
+def pieces_from(log: LogState, offset: int) -> list[LostPiece]:
     """The byte ranges that a truncation to `offset` cuts, oldest first. For a thread. Raises OSError."""
     if not log.segments or offset >= log.log_end_offset:
         return []
@@ -112,19 +112,19 @@ def pieces_from(log: LogState, offset: int) -> list[Piece]:
         number, position = 0, 0
     else:
         number, position = _place_of(log, offset)
-    pieces = [Piece(log.segments[number].path, position, log.segments[number].size_bytes)]
-    pieces += [Piece(segment.path, 0, segment.size_bytes) for segment in log.segments[number + 1 :]]
+    pieces = [LostPiece(log.segments[number].path, position, log.segments[number].size_bytes)]
+    pieces += [LostPiece(segment.path, 0, segment.size_bytes) for segment in log.segments[number + 1 :]]
     return [piece for piece in pieces if piece.end > piece.start]
 
 
-def pieces_from_start(log: LogState) -> list[Piece]:
+def pieces_from_start(log: LogState) -> list[LostPiece]:
     """All segments that may have records at or above the log start, oldest first: those below were deleted before,
     damaged or not."""
     if not log.segments:
         return []
     ends = [*(segment.base_offset for segment in log.segments[1:]), log.log_end_offset]
     return [
-        Piece(segment.path, 0, segment.size_bytes)
+        LostPiece(segment.path, 0, segment.size_bytes)
         for segment, end in zip(log.segments, ends, strict=True)
         if segment.size_bytes and end > log.log_start_offset
     ]

@@ -18,7 +18,7 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.errors import CorruptLog
 from fenceline.log.core.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX, evidence_in, keep_file, keep_tail
-from fenceline.log.core.lost_batches import LostBatches, Piece, count_lost
+from fenceline.log.core.lost_batches import LostBatches, LostPiece, count_lost
 from fenceline.log.core.scan import SEARCH_BYTES, BadBatch, next_complete_batch
 from fenceline.log.core.segment import Segment
 from fenceline.log.recovery.note import RecoveryNote, write_note
@@ -103,8 +103,8 @@ class Cutting:
         found = self._disk.stat(segment.path)
         tail_bytes = (found.size_bytes if found is not None else bad.position) - bad.position
         if not self._given.only_torn:
-            pieces = [Piece(segment.path, bad.position, bad.position + tail_bytes)]
-            pieces += [Piece(later.path, 0, later.size_bytes) for later in following]
+            pieces = [LostPiece(segment.path, bad.position, bad.position + tail_bytes)]
+            pieces += [LostPiece(later.path, 0, later.size_bytes) for later in following]
             lost = count_lost(self._disk, pieces, start_offset=end)
             torn = bad.torn and not batch_follows
             others = tuple(evidence_in(self._disk, self._directory))
@@ -150,7 +150,7 @@ class Cutting:
         report, first = self._report, segments[0]
         report.reason = f"{first.path}: the log ends at offset {end}, below its log start {log_start_offset}"
         if not self._given.only_torn:
-            pieces = [Piece(segment.path, 0, segment.size_bytes) for segment in segments if segment.size_bytes]
+            pieces = [LostPiece(segment.path, 0, segment.size_bytes) for segment in segments if segment.size_bytes]
             if pieces:
                 lost = count_lost(self._disk, pieces, start_offset=first.base_offset)
                 others = tuple(evidence_in(self._disk, self._directory))

@@ -57,7 +57,7 @@ _WAIT_ADVICE: Final = (
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadedLog:
     """The result of opening a directory."""
 
     segments: list[Segment]
@@ -86,7 +86,7 @@ def load(
     before_cut: Callable[[CorruptLog], None] | None = None,
     read_only: bool = False,
     was_truncated: bool = False,
-) -> Loaded:
+) -> LoadedLog:
     """Open the files of one partition. `clean`: nothing has happened to them since a clean shutdown. `known_end`:
     records up to there were safe on the disk and committed. `first_segment`: the first base offset at the clean
     shutdown, if known. `knows_gaps`: every program that compacts this log writes its `compaction_bound`.
@@ -141,7 +141,7 @@ class _Loader:
 
     def load(
         self, log_start_offset: int, known_end: int, first_segment: int | None, segment_count: int | None
-    ) -> Loaded:
+    ) -> LoadedLog:
         files = (inspect if self._given.read_only else clean_up)(self._disk, self._directory)
         names, orphan_indexes = files.names, files.orphan_indexes
         segments = segments_of(self._disk, self._directory, files, self._given.now_ms)
@@ -177,7 +177,7 @@ class _Loader:
         if self._lacks_records and self._given.config.compacted:
             # The bound that shows where the newer ones lie was in memory only.
             complete_from = complete_from.raised(end + 1, self._epochs.latest_epoch)
-        return Loaded(segments, log_start_offset, end, self._epochs, self._producers, self._report, complete_from)
+        return LoadedLog(segments, log_start_offset, end, self._epochs, self._producers, self._report, complete_from)
 
     def _complete_from(self, names: set[str], segments: list[Segment]) -> CompleteFrom:
         known = CompleteFrom()

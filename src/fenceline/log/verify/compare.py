@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.file_names import LOG_SUFFIX, segment_bases, stem
-from fenceline.log.verify.findings import Finding, Kind, Report, Severity
+from fenceline.log.verify.findings import LogFinding, LogFindingKind, Report, Severity
 from fenceline.log.verify.segment import Rows, SegmentWalk
 
 _CUT_ADVICE: Final = (
@@ -106,14 +106,14 @@ def _rows_of(disk: Disk, report: Report, progress: Progress | None) -> Iterator[
         due = max(due, walk.next_offset)
 
 
-def compare(disk: Disk, one: Report, other: Report, progress: Progress | None = None) -> Finding | None:
+def compare(disk: Disk, one: Report, other: Report, progress: Progress | None = None) -> LogFinding | None:
     """The first difference between two replicas up to the shorter one's end, or None. Raises OSError.
 
     `progress` is called with the number of further bytes of `other` that were read.
     """
     if one.topic_id is not None and other.topic_id is not None and one.topic_id != other.topic_id:
-        return Finding(
-            Kind.TOPIC_ID,
+        return LogFinding(
+            LogFindingKind.TOPIC_ID,
             Severity.ERROR,
             other.path,
             -1,
@@ -145,13 +145,13 @@ def compare(disk: Disk, one: Report, other: Report, progress: Progress | None = 
     return None
 
 
-def _divergence(one: Report, other: Report, left: BatchAt, right: BatchAt, offset: int) -> Finding:
+def _divergence(one: Report, other: Report, left: BatchAt, right: BatchAt, offset: int) -> LogFinding:
     known = [report.high_watermark for report in (one, other) if report.high_watermark is not None]
     committed = not known or offset < max(known)
     lengths = (one.end_offset - offset, other.end_offset - offset)
     watermark = f"; the high watermark is {max(known)}" if known else ""
-    return Finding(
-        Kind.DIVERGENCE,
+    return LogFinding(
+        LogFindingKind.DIVERGENCE,
         Severity.ERROR if committed else Severity.NOTE,
         right.path,
         right.position,
@@ -163,10 +163,10 @@ def _divergence(one: Report, other: Report, left: BatchAt, right: BatchAt, offse
     )
 
 
-def _content(one: Report, other: Report, left: BatchAt, right: BatchAt) -> Finding:
+def _content(one: Report, other: Report, left: BatchAt, right: BatchAt) -> LogFinding:
     offset = max(min(left.base_offset, right.base_offset), one.start_offset, other.start_offset)
-    return Finding(
-        Kind.CONTENT,
+    return LogFinding(
+        LogFindingKind.CONTENT,
         Severity.ERROR,
         right.path,
         right.position,

@@ -12,7 +12,7 @@ from fenceline.log.core.checkpoints import BadCheckpoint, read_epochs
 from fenceline.log.core.disk import Disk, read_file
 from fenceline.log.core.epoch_cache import EpochCache
 from fenceline.log.core.file_names import EPOCH_FILE
-from fenceline.log.verify.findings import Kind, Report, Severity
+from fenceline.log.verify.findings import LogFindingKind, Report, Severity
 
 if TYPE_CHECKING:
     from fenceline.log.verify.places import PartitionPlace
@@ -32,12 +32,14 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_befo
     try:
         entries = read_epochs(disk, path)
     except (BadCheckpoint, UnicodeDecodeError) as error:
-        findings.error(Kind.EPOCH_CHECKPOINT, path, str(error).removeprefix(f"{path}: "), _ADVICE)
+        findings.error(LogFindingKind.EPOCH_CHECKPOINT, path, str(error).removeprefix(f"{path}: "), _ADVICE)
         return
     if any(epoch < 0 or start < 0 for epoch, start in entries) or any(
         later[0] <= earlier[0] or later[1] <= earlier[1] for earlier, later in pairwise(entries)
     ):
-        findings.error(Kind.EPOCH_CHECKPOINT, path, "epochs or offsets do not increase from line to line", _ADVICE)
+        findings.error(
+            LogFindingKind.EPOCH_CHECKPOINT, path, "epochs or offsets do not increase from line to line", _ADVICE
+        )
         return
     changed = not place.closed and read_file(disk, path) != content_before
     wrong = Severity.NOTE if changed else Severity.ERROR
@@ -47,7 +49,9 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_befo
     runs = [run for run in report.runs if run.epoch >= 0 and run.last_offset >= start]
     if not entries:
         if runs and (place.closed or (place.recovery_point or 0) > runs[0].first_offset):
-            findings.note(Kind.EPOCH_CHECKPOINT, path, "is missing or empty", "The node reads the epochs from the log.")
+            findings.note(
+                LogFindingKind.EPOCH_CHECKPOINT, path, "is missing or empty", "The node reads the epochs from the log."
+            )
         return
     cache = EpochCache(entries)
     for run in runs:
@@ -59,7 +63,7 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_befo
         is_outdated = run.epoch > cache.latest_epoch and stored == cache.latest_epoch
         findings.add_new(
             open_severity if is_outdated else wrong,
-            Kind.EPOCH_CHECKPOINT,
+            LogFindingKind.EPOCH_CHECKPOINT,
             run.path,
             f"the batch at offset {offset} has epoch {run.epoch}; {EPOCH_FILE} has"
             + (f" {stored} for it" if stored >= 0 else " no entry for it"),
@@ -70,7 +74,7 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_befo
     if cache.latest_start > report.end_offset:
         findings.add_new(
             open_severity,
-            Kind.EPOCH_CHECKPOINT,
+            LogFindingKind.EPOCH_CHECKPOINT,
             path,
             f"epoch {cache.latest_epoch} starts at {cache.latest_start}, past the log end at {report.end_offset}",
             _ADVICE,

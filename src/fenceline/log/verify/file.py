@@ -12,9 +12,9 @@ from fenceline.errors import PeerError
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.file_names import LOG_SUFFIX, frozen_snapshot, is_metadata_snapshot, offset_in
 from fenceline.log.core.lost_and_found import EVIDENCE_DIR
-from fenceline.log.verify.findings import Kind, Report, Severity
+from fenceline.log.verify.findings import LogFindingKind, Report, Severity
 from fenceline.log.verify.indexes import IndexCheck
-from fenceline.log.verify.partition import Settings
+from fenceline.log.verify.partition import VerifySettings
 from fenceline.log.verify.places import FilePlace
 from fenceline.log.verify.records import RecordChecks
 from fenceline.log.verify.segment import Flaw, Rows, SegmentWalk
@@ -32,7 +32,7 @@ _EVIDENCE_ADVICE: Final = (
 )
 
 
-def verify_file(disk: Disk, place: FilePlace, settings: Settings) -> Report:
+def verify_file(disk: Disk, place: FilePlace, settings: VerifySettings) -> Report:
     """Check every byte of a file. A read error is a finding, too."""
     report = Report(place.path, place.topic_partition)
     name = os.path.basename(place.path)
@@ -46,11 +46,14 @@ def verify_file(disk: Disk, place: FilePlace, settings: Settings) -> Report:
             _Segment(disk, place, settings, report).run(size_bytes)
     except FileNotFoundError:
         report.findings.note(
-            Kind.GONE, place.path, "does not exist any more", "A running node removes files that it no longer needs."
+            LogFindingKind.GONE,
+            place.path,
+            "does not exist any more",
+            "A running node removes files that it no longer needs.",
         )
     except OSError as error:
         report.findings.error(
-            Kind.UNREADABLE, place.path, f"cannot be read: {error.strerror or error}", "Check the disk."
+            LogFindingKind.UNREADABLE, place.path, f"cannot be read: {error.strerror or error}", "Check the disk."
         )
     return report
 
@@ -58,7 +61,7 @@ def verify_file(disk: Disk, place: FilePlace, settings: Settings) -> Report:
 class _Segment:
     """One pass over a segment, and its results."""
 
-    def __init__(self, disk: Disk, place: FilePlace, settings: Settings, report: Report) -> None:
+    def __init__(self, disk: Disk, place: FilePlace, settings: VerifySettings, report: Report) -> None:
         self._disk = disk
         self._path = place.path
         self._settings = settings
@@ -125,7 +128,7 @@ class _Segment:
         more = f", and more in {self._gaps - 1} places" if self._gaps > 1 else ""
         self._report.findings.add_new(
             self._severity,
-            Kind.GAP,
+            LogFindingKind.GAP,
             self._path,
             f"offsets {start} to {end - 1} are missing{more}",
             "This is normal in a compacted topic (--allow-gaps). In any other topic, compare with the other replicas.",
@@ -145,7 +148,9 @@ def _first_offset(disk: Disk, path: str) -> int:
         disk.close(fd)
 
 
-def _snapshot(disk: Disk, place: FilePlace, settings: Settings, report: Report, size_bytes: int, epoch: int) -> None:
+def _snapshot(
+    disk: Disk, place: FilePlace, settings: VerifySettings, report: Report, size_bytes: int, epoch: int
+) -> None:
     """Complete batches without a gap, of the epoch in the name, with a footer at the end (`gaps.md G24`)."""
     walk = SegmentWalk(disk, place.path, end=size_bytes)
     has_footer, complete = False, True
@@ -159,7 +164,7 @@ def _snapshot(disk: Disk, place: FilePlace, settings: Settings, report: Report, 
         if step.totals["gaps"]:
             row = step.totals["first_gap_row"]
             report.findings.error(
-                Kind.METADATA_SNAPSHOT,
+                LogFindingKind.METADATA_SNAPSHOT,
                 place.path,
                 f"records are missing before number {step.value('base_offset', row)}",
                 _SNAPSHOT_ADVICE,
@@ -168,7 +173,7 @@ def _snapshot(disk: Disk, place: FilePlace, settings: Settings, report: Report, 
         other = [each for each in step.column("leader_epoch") if each != epoch]
         if epoch >= 0 and other:
             report.findings.error(
-                Kind.METADATA_SNAPSHOT,
+                LogFindingKind.METADATA_SNAPSHOT,
                 place.path,
                 f"has batches of epoch {other[0]}, but its name has epoch {epoch}",
                 _SNAPSHOT_ADVICE,
@@ -180,7 +185,7 @@ def _snapshot(disk: Disk, place: FilePlace, settings: Settings, report: Report, 
     report.end_offset = walk.next_offset
     if complete and not has_footer:
         report.findings.error(
-            Kind.METADATA_SNAPSHOT, place.path, "ends without a footer: it is incomplete", _SNAPSHOT_ADVICE
+            LogFindingKind.METADATA_SNAPSHOT, place.path, "ends without a footer: it is incomplete", _SNAPSHOT_ADVICE
         )
 
 

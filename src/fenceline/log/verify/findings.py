@@ -22,7 +22,7 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-class Kind(StrEnum):
+class LogFindingKind(StrEnum):
     """The subject of a finding."""
 
     TORN = "torn"
@@ -53,13 +53,13 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LogFinding:
     """`position`: byte in the file, -1 if it concerns the complete file. `offset`: in the log, -1 if there is none.
 
     `advice`: the remedy.
     """
 
-    kind: Kind
+    kind: LogFindingKind
     severity: Severity
     path: str
     position: int
@@ -72,11 +72,11 @@ class Findings:
     """Collects findings; keeps `MAX_FINDINGS` and counts all."""
 
     def __init__(self) -> None:
-        self.kept: list[Finding] = []
+        self.kept: list[LogFinding] = []
         self.errors = 0
         self.notes = 0
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: LogFinding) -> None:
         if finding.severity is Severity.ERROR:
             self.errors += 1
         else:
@@ -84,16 +84,20 @@ class Findings:
         if len(self.kept) < MAX_FINDINGS:
             self.kept.append(finding)
 
-    def error(self, kind: Kind, path: str, message: str, advice: str, *, position: int = -1, offset: int = -1) -> None:
-        self.add(Finding(kind, Severity.ERROR, path, position, offset, message, advice))
+    def error(
+        self, kind: LogFindingKind, path: str, message: str, advice: str, *, position: int = -1, offset: int = -1
+    ) -> None:
+        self.add(LogFinding(kind, Severity.ERROR, path, position, offset, message, advice))
 
-    def note(self, kind: Kind, path: str, message: str, advice: str, *, position: int = -1, offset: int = -1) -> None:
-        self.add(Finding(kind, Severity.NOTE, path, position, offset, message, advice))
+    def note(
+        self, kind: LogFindingKind, path: str, message: str, advice: str, *, position: int = -1, offset: int = -1
+    ) -> None:
+        self.add(LogFinding(kind, Severity.NOTE, path, position, offset, message, advice))
 
     def add_new(
         self,
         severity: Severity,
-        kind: Kind,
+        kind: LogFindingKind,
         path: str,
         message: str,
         advice: str,
@@ -101,7 +105,7 @@ class Findings:
         position: int = -1,
         offset: int = -1,
     ) -> None:
-        self.add(Finding(kind, severity, path, position, offset, message, advice))
+        self.add(LogFinding(kind, severity, path, position, offset, message, advice))
 
     @property
     def left_out(self) -> int:

@@ -13,7 +13,7 @@ from fenceline.log.core.disk import Disk, read_file
 from fenceline.log.core.file_names import SNAPSHOT_SUFFIX
 from fenceline.log.core.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex, decode_aborted
 from fenceline.log.core.producer_state import BadSnapshot, ProducerStates
-from fenceline.log.verify.findings import Finding, Findings, Kind, Severity
+from fenceline.log.verify.findings import Findings, LogFinding, LogFindingKind, Severity
 from fenceline.log.verify.segment import Rows
 
 _REBUILD: Final = "Stop the node and remove the file: the next start rebuilds it from the log."
@@ -33,9 +33,9 @@ class IndexCheck:
         self._severity = severity
         self._findings = findings
         self.missing: list[str] = []
-        self._found: list[Finding] = []
-        self._index = self._read(disk, ".index", Kind.OFFSET_INDEX, OffsetIndex)
-        self._times = self._read(disk, ".timeindex", Kind.TIME_INDEX, TimeIndex)
+        self._found: list[LogFinding] = []
+        self._index = self._read(disk, ".index", LogFindingKind.OFFSET_INDEX, OffsetIndex)
+        self._times = self._read(disk, ".timeindex", LogFindingKind.TIME_INDEX, TimeIndex)
         self._aborted = self._read_aborted(disk)
         self._index_at = 0
         self._time_at = 0
@@ -45,7 +45,7 @@ class IndexCheck:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def _read(self, disk: Disk, suffix: str, kind: Kind, index: type[Index]) -> Index:
+    def _read(self, disk: Disk, suffix: str, kind: LogFindingKind, index: type[Index]) -> Index:
         """The file's content; an empty index if it is missing or invalid, which is noted."""
         path = self._stem + suffix
         content = read_file(disk, path)
@@ -65,7 +65,9 @@ class IndexCheck:
             return []
         entries = decode_aborted(content)
         if entries is None:
-            self._report(Kind.TRANSACTION_INDEX, path, f"{len(content)} bytes that are not a transaction index")
+            self._report(
+                LogFindingKind.TRANSACTION_INDEX, path, f"{len(content)} bytes that are not a transaction index"
+            )
             return []
         return [(entry.producer_id, entry.last_offset) for entry in entries]
 
@@ -140,7 +142,7 @@ class IndexCheck:
         for producer_id, offset in self._aborted:
             if (producer_id, offset) not in self._markers:
                 self._report(
-                    Kind.TRANSACTION_INDEX,
+                    LogFindingKind.TRANSACTION_INDEX,
                     self._stem + ".txnindex",
                     f"has a transaction of producer {producer_id} aborted at offset {offset}, but {log_path} has no "
                     "such marker",
@@ -152,7 +154,7 @@ class IndexCheck:
     def _wrong_index(self, at: int, offset: int, words: str, *, more: int = 0) -> None:
         also = f" ({more} more entries do)" if more else ""
         self._report(
-            Kind.OFFSET_INDEX,
+            LogFindingKind.OFFSET_INDEX,
             self._stem + ".index",
             f"entry {at} for offset {offset} {words}{also}",
             position=at * OFFSET_ENTRY_BYTES,
@@ -161,15 +163,15 @@ class IndexCheck:
 
     def _wrong_time(self, at: int, offset: int, words: str) -> None:
         self._report(
-            Kind.TIME_INDEX,
+            LogFindingKind.TIME_INDEX,
             self._stem + ".timeindex",
             f"entry {at} for offset {offset} {words}",
             position=at * TIME_ENTRY_BYTES,
             offset=offset,
         )
 
-    def _report(self, kind: Kind, path: str, message: str, *, position: int = -1, offset: int = -1) -> None:
-        self._found.append(Finding(kind, self._severity, path, position, offset, message, _REBUILD))
+    def _report(self, kind: LogFindingKind, path: str, message: str, *, position: int = -1, offset: int = -1) -> None:
+        self._found.append(LogFinding(kind, self._severity, path, position, offset, message, _REBUILD))
 
 
 def check_producer_snapshot(disk: Disk, stem: str, findings: Findings) -> None:
@@ -182,7 +184,7 @@ def check_producer_snapshot(disk: Disk, stem: str, findings: Findings) -> None:
         ProducerStates().load(content, now_ms=0, expiration_ms=_NEVER)
     except BadSnapshot as error:
         findings.error(
-            Kind.PRODUCER_SNAPSHOT,
+            LogFindingKind.PRODUCER_SNAPSHOT,
             path,
             f"not a producer snapshot: {error}",
             "Stop the node and remove the file: the next start reads the producers from the log.",

@@ -31,7 +31,7 @@ from fenceline.log.core.file_names import (
 )
 from fenceline.log.core.producer_snapshots import offsets_in
 from fenceline.log.verify import epochs as verify_epochs
-from fenceline.log.verify.findings import EpochRun, Kind, Report, Severity
+from fenceline.log.verify.findings import EpochRun, LogFindingKind, Report, Severity
 from fenceline.log.verify.indexes import IndexCheck, check_producer_snapshot
 from fenceline.log.verify.records import RecordChecks
 from fenceline.log.verify.segment import Flaw, Rows, SegmentWalk
@@ -54,7 +54,7 @@ _LEFTOVERS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class VerifySettings:
     """What to check.
 
     `deep`: decompress every batch and read its records. `sequences`: also check that each producer's sequences are
@@ -69,7 +69,7 @@ class Settings:
     wait: Callable[[float], None] = time.sleep
 
 
-def verify_partition(disk: Disk, place: PartitionPlace, settings: Settings) -> Report:
+def verify_partition(disk: Disk, place: PartitionPlace, settings: VerifySettings) -> Report:
     """Check every file of a partition directory. A read error is a finding, too."""
     report = Report(place.path, place.topic_partition, high_watermark=place.high_watermark)
     try:
@@ -77,14 +77,14 @@ def verify_partition(disk: Disk, place: PartitionPlace, settings: Settings) -> R
     except FileNotFoundError as error:
         report.findings.add_new(
             Severity.ERROR if place.closed else Severity.NOTE,
-            Kind.GONE,
+            LogFindingKind.GONE,
             error.filename or place.path,
             "does not exist any more",
             "A running node removes partitions that are deleted or reassigned. Verify again when in doubt.",
         )
     except OSError as error:
         report.findings.error(
-            Kind.UNREADABLE,
+            LogFindingKind.UNREADABLE,
             error.filename or place.path,
             f"cannot be read: {error.strerror or error}",
             "Run as a user with read permission, and check the disk.",
@@ -93,7 +93,7 @@ def verify_partition(disk: Disk, place: PartitionPlace, settings: Settings) -> R
 
 
 class _Verifier:
-    def __init__(self, disk: Disk, place: PartitionPlace, settings: Settings, report: Report) -> None:
+    def __init__(self, disk: Disk, place: PartitionPlace, settings: VerifySettings, report: Report) -> None:
         self._disk = disk
         self._place = place
         self._settings = settings
@@ -143,7 +143,7 @@ class _Verifier:
             return
         if self._next_offset > base:
             self._findings.error(
-                Kind.SEGMENTS,
+                LogFindingKind.SEGMENTS,
                 path,
                 f"has base offset {base}, but the segment before it ends at {self._next_offset}",
                 "Compare with the other replicas; the node does not load such a log.",
@@ -181,7 +181,7 @@ class _Verifier:
         if self._missing_indexes:
             more = len(self._missing_indexes) - 1
             self._findings.note(
-                Kind.OFFSET_INDEX,
+                LogFindingKind.OFFSET_INDEX,
                 self._missing_indexes[0],
                 f"is missing, as are {more} more index files of this log" if more else "is missing",
                 "The node rebuilds it from the log.",
@@ -228,7 +228,9 @@ class _Verifier:
         harmless = flaw.torn and last and not self._place.closed
         for problem in flaw.problems:
             severity = (
-                Severity.NOTE if harmless or (problem.kind is Kind.GONE and not self._place.closed) else Severity.ERROR
+                Severity.NOTE
+                if harmless or (problem.kind is LogFindingKind.GONE and not self._place.closed)
+                else Severity.ERROR
             )
             self._findings.add_new(
                 severity, problem.kind, path, problem.message, problem.advice, position=flaw.position, offset=offset
@@ -245,7 +247,7 @@ class _Verifier:
         self._report.damaged = True
         self._findings.add_new(
             self._open_severity,
-            Kind.GONE,
+            LogFindingKind.GONE,
             path,
             "does not exist any more",
             "Retention deletes segments of a running node. Verify again when in doubt.",
@@ -320,7 +322,7 @@ class _Verifier:
         start, end, path, position = self._first_gap
         more = f", and {self._missing_offsets - end + start} more in {self._gaps - 1} places" if self._gaps > 1 else ""
         self._findings.error(
-            Kind.GAP,
+            LogFindingKind.GAP,
             path,
             f"offsets {start} to {end - 1} are missing{more}",
             "This is normal in a compacted topic (--allow-gaps). In any other topic, compare with the other "
@@ -339,7 +341,7 @@ class _Verifier:
             self._report.topic_id = read_partition_metadata(self._disk, path)
         except BadCheckpoint as error:
             self._findings.error(
-                Kind.PARTITION_METADATA,
+                LogFindingKind.PARTITION_METADATA,
                 path,
                 str(error).removeprefix(f"{path}: "),
                 "Copy the file from another replica of the partition while the node is stopped.",
@@ -349,7 +351,7 @@ class _Verifier:
         for name in names:
             for suffix, (words, advice) in _LEFTOVERS.items():
                 if name.endswith(suffix):
-                    self._findings.note(Kind.LEFTOVER, f"{self._place.path}/{name}", words, advice)
+                    self._findings.note(LogFindingKind.LEFTOVER, f"{self._place.path}/{name}", words, advice)
         for offset in offsets_in(names):
             check_producer_snapshot(self._disk, stem(self._place.path, offset), self._findings)
         known = set(bases)
@@ -357,7 +359,7 @@ class _Verifier:
             base = offset_in(name, ".index")
             if base is not None and base not in known and f"{base:0{OFFSET_DIGITS}d}.index" == name:
                 self._findings.note(
-                    Kind.LEFTOVER, f"{self._place.path}/{name}", "belongs to no segment", "It can be removed."
+                    LogFindingKind.LEFTOVER, f"{self._place.path}/{name}", "belongs to no segment", "It can be removed."
                 )
 
     def _checkpoints(self, path: str) -> None:
@@ -368,7 +370,7 @@ class _Verifier:
             if offset is not None and offset > end:
                 self._findings.add_new(
                     self._open_severity,
-                    Kind.OFFSET_CHECKPOINT,
+                    LogFindingKind.OFFSET_CHECKPOINT,
                     path,
                     f"ends at offset {end}, but its {what} was {offset}: records in between are lost",
                     "Compare with the other replicas, and see `fenceline losses list` for records that were truncated.",
@@ -377,7 +379,7 @@ class _Verifier:
         point = place.recovery_point
         if place.closed and point is not None and end > point and self._report.batches:
             self._findings.error(
-                Kind.OFFSET_CHECKPOINT,
+                LogFindingKind.OFFSET_CHECKPOINT,
                 path,
                 f"ends at offset {end}, but it was closed with its end at {point}: the offset of a batch, which no "
                 "checksum covers, is damaged, or batches were added",

@@ -33,7 +33,7 @@ from fenceline.log.directories.log_dir_offsets import (
     RECOVERY_POINTS,
 )
 from fenceline.log.directories.partition_dir import parse_removed_name, partition_of
-from fenceline.log.verify.findings import Kind, Report
+from fenceline.log.verify.findings import LogFindingKind, Report
 
 _SEGMENT_LIKE: Final = re.compile(r"\d{20}\.log(\.deleted|\.cleaned|\.swap|\.\d+|\.from-\d+\.\d+)?")
 
@@ -128,7 +128,7 @@ class _Facts:
             except (BadCheckpoint, UnicodeDecodeError) as error:
                 self._offsets[name] = {}
                 report.findings.error(
-                    Kind.OFFSET_CHECKPOINT,
+                    LogFindingKind.OFFSET_CHECKPOINT,
                     f"{path}/{name}",
                     str(error).removeprefix(f"{path}/{name}: "),
                     "The node determines these offsets again at its start, and checks the records above them.",
@@ -136,7 +136,7 @@ class _Facts:
             except OSError as error:
                 self._offsets[name] = {}
                 report.findings.error(
-                    Kind.UNREADABLE,
+                    LogFindingKind.UNREADABLE,
                     f"{path}/{name}",
                     f"cannot be read: {error.strerror or error}",
                     "Run as a user with read permission, and check the disk.",
@@ -149,14 +149,14 @@ class _Facts:
             return read_incarnations(self._disk, path)
         except (BadCheckpoint, UnicodeDecodeError) as error:
             report.findings.error(
-                Kind.OFFSET_CHECKPOINT,
+                LogFindingKind.OFFSET_CHECKPOINT,
                 path,
                 str(error).removeprefix(f"{path}: "),
                 "After an unclean shutdown the node checks every log from its start.",
             )
         except OSError as error:
             report.findings.error(
-                Kind.UNREADABLE,
+                LogFindingKind.UNREADABLE,
                 path,
                 f"cannot be read: {error.strerror or error}",
                 "Run as a user with read permission, and check the disk.",

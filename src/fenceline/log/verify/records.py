@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fenceline.errors import PeerError
-from fenceline.log.verify.findings import Findings, Kind, Severity
+from fenceline.log.verify.findings import Findings, LogFindingKind, Severity
 from fenceline.log.verify.segment import Rows
 from fenceline.records import kernel
 from fenceline.records.batch import peek_header
@@ -84,7 +84,7 @@ class RecordChecks:
         except PeerError as error:
             self._findings.add_new(
                 self._severity,
-                Kind.RECORDS,
+                LogFindingKind.RECORDS,
                 path,
                 f"the records of the batch at offset {header.base_offset} cannot be read: {error.message}",
                 _WRITER,
@@ -105,7 +105,7 @@ class RecordChecks:
             if epoch < known_epoch or (first != due and not unknown):
                 self._findings.add_new(
                     self._severity,
-                    Kind.SEQUENCE,
+                    LogFindingKind.SEQUENCE,
                     path,
                     f"producer {producer_id} epoch {epoch} wrote sequence {first} at offset {bases[row]}, but "
                     f"sequence {due} of epoch {max(epoch, known_epoch)} was expected",

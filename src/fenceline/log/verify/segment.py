@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from fenceline.errors import PeerError
 from fenceline.log.core.disk import Disk
-from fenceline.log.verify.findings import Kind
+from fenceline.log.verify.findings import LogFindingKind
 from fenceline.records.batch import (
     BATCH_OVERHEAD,
     CRC_COVERS_FROM,
@@ -80,7 +80,7 @@ class Rows:
 
 
 class Problem(NamedTuple):
-    kind: Kind
+    kind: LogFindingKind
     message: str
     advice: str
 
@@ -234,7 +234,7 @@ class SegmentWalk:
         magic = rest[MAGIC_POSITION]
         if magic != MAGIC:
             if fits and self._is_boundary(position + size):
-                kind = Kind.OLD_FORMAT if magic in (0, 1) else Kind.DAMAGED
+                kind = LogFindingKind.OLD_FORMAT if magic in (0, 1) else LogFindingKind.DAMAGED
                 return self._one(size, kind, f"a batch with magic {magic}, expected {MAGIC}")
             return self._lost(f"no batch begins here: magic {magic}, length {size - LENGTH_PREFIX}")
         if not fits:
@@ -249,7 +249,7 @@ class SegmentWalk:
             self.next_offset = _within(max(self.next_offset, _sane_next(header, self.next_offset)))
             offset = f"at offset {header.base_offset}"
             problem = Problem(
-                Kind.CRC,
+                LogFindingKind.CRC,
                 f"the checksum of the batch {offset} is {crc:#010x}, but {header.crc:#010x} is stored",
                 _RESTORE,
             )
@@ -264,35 +264,39 @@ class SegmentWalk:
         base, delta = header.base_offset, header.last_offset_delta
         if base < self.next_offset:
             yield Problem(
-                Kind.OFFSETS, f"a batch at offset {base}, where {self.next_offset} or a later one is expected", _RESTORE
+                LogFindingKind.OFFSETS,
+                f"a batch at offset {base}, where {self.next_offset} or a later one is expected",
+                _RESTORE,
             )
         if header.leader_epoch < self.leader_epoch:
             yield Problem(
-                Kind.EPOCHS,
+                LogFindingKind.EPOCHS,
                 f"the batch at offset {base} has epoch {header.leader_epoch}, the one before it {self.leader_epoch}",
                 _RESTORE,
             )
         try:
             codec = header.codec.name.lower()
         except PeerError as error:
-            yield Problem(Kind.HEADER, f"the batch at offset {base}: {error.message}", _RESTORE)
+            yield Problem(LogFindingKind.HEADER, f"the batch at offset {base}: {error.message}", _RESTORE)
             codec = ""
         room = (header.size_bytes - BATCH_OVERHEAD) // 7 if codec == "none" else header.record_count
         if delta < 0 or not 0 <= header.record_count <= min(delta + 1, room):
             yield Problem(
-                Kind.HEADER,
+                LogFindingKind.HEADER,
                 f"the batch at offset {base} of {header.size_bytes} bytes claims {header.record_count} records and a"
                 f" last offset of {base + delta}",
                 _RESTORE,
             )
         if base + delta >= _HIGHEST_OFFSET:
-            yield Problem(Kind.HEADER, f"the batch at offset {base} ends past the highest possible offset", _RESTORE)
+            yield Problem(
+                LogFindingKind.HEADER, f"the batch at offset {base} ends past the highest possible offset", _RESTORE
+            )
 
-    def _one(self, size: int, kind: Kind, message: str) -> Flaw:
+    def _one(self, size: int, kind: LogFindingKind, message: str) -> Flaw:
         return Flaw(self.position, self.position + size, (Problem(kind, message, _RESTORE),), None, None, torn=False)
 
     def _torn(self, message: str) -> Flaw:
-        problem = Problem(Kind.TORN, message, _TORN_ADVICE)
+        problem = Problem(LogFindingKind.TORN, message, _TORN_ADVICE)
         return Flaw(self.position, self.end, (problem,), None, None, torn=True)
 
     def _zeros(self) -> Flaw:
@@ -320,7 +324,7 @@ class SegmentWalk:
             return self._torn(message)
         end = self.end if found is None else found
         following = "no complete batch follows" if found is None else f"the next complete batch begins at byte {found}"
-        problem = Problem(Kind.DAMAGED, f"{message}; {following}", _RESTORE)
+        problem = Problem(LogFindingKind.DAMAGED, f"{message}; {following}", _RESTORE)
         return Flaw(self.position, end, (problem,), None, None, torn=False)
 
     def _next_complete(self, position: int) -> int | None:
@@ -391,6 +395,8 @@ def _sane_next(header: BatchHeader, next_offset: int) -> int:
 
 def _shorter(position: int, end: int) -> Flaw:
     problem = Problem(
-        Kind.GONE, "the file has become shorter while it was read", "Verify again; a running node truncates its logs."
+        LogFindingKind.GONE,
+        "the file has become shorter while it was read",
+        "Verify again; a running node truncates its logs.",
     )
     return Flaw(position, end, (problem,), None, None, torn=False)

@@ -15,15 +15,15 @@ from fenceline.ids import TopicPartition
 from fenceline.log.core.disk import Disk
 from fenceline.log.verify.compare import compare, reference_of
 from fenceline.log.verify.file import verify_file
-from fenceline.log.verify.findings import Kind, Report, Severity
-from fenceline.log.verify.partition import Settings, verify_partition
+from fenceline.log.verify.findings import LogFindingKind, Report, Severity
+from fenceline.log.verify.partition import VerifySettings, verify_partition
 from fenceline.log.verify.places import PartitionPlace, Place, Places, places_at, size_of
 
 __all__ = [
-    "Kind",
+    "LogFindingKind",
     "Report",
-    "Settings",
     "Severity",
+    "VerifySettings",
     "find_places",
     "groups_of",
     "size_of_group",
@@ -71,7 +71,7 @@ def size_of_group(disk: Disk, group: Sequence[Place]) -> int:
     return sum(sizes) + (sum(sizes) - max(sizes) if len(group) > 1 else 0)
 
 
-def verify_group(disk: Disk, group: Sequence[Place], settings: Settings) -> list[Report]:
+def verify_group(disk: Disk, group: Sequence[Place], settings: VerifySettings) -> list[Report]:
     """A report for each place of one group of `groups_of`. Replicas are compared with the one that has the newest
     history.
 
@@ -88,25 +88,27 @@ def verify_group(disk: Disk, group: Sequence[Place], settings: Settings) -> list
     return reports
 
 
-def verify_places(disk: Disk, places: Places, settings: Settings, *, compare_replicas: bool = True) -> Iterator[Report]:
+def verify_places(
+    disk: Disk, places: Places, settings: VerifySettings, *, compare_replicas: bool = True
+) -> Iterator[Report]:
     """A report for each place, one group after the other; keeps only one group's reports in memory."""
     yield from places.reports
     for group in groups_of(places, compare_replicas=compare_replicas):
         yield from verify_group(disk, group, settings)
 
 
-def _verify(disk: Disk, place: Place, settings: Settings) -> Report:
+def _verify(disk: Disk, place: Place, settings: VerifySettings) -> Report:
     if isinstance(place, PartitionPlace):
         return verify_partition(disk, place, settings)
     return verify_file(disk, place, settings)
 
 
-def _compare(disk: Disk, reference: Report, report: Report, settings: Settings) -> None:
+def _compare(disk: Disk, reference: Report, report: Report, settings: VerifySettings) -> None:
     try:
         finding = compare(disk, reference, report, settings.progress)
     except OSError as error:
         report.findings.error(
-            Kind.UNREADABLE,
+            LogFindingKind.UNREADABLE,
             error.filename or report.path,
             f"could not be compared with {reference.path}: {error.strerror or error}",
             "A running node deletes and truncates segments: verify again.",

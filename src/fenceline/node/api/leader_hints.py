@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from fenceline.errors import ErrorCode
-from fenceline.wire.produce import NodeEndpoint, PartitionResult, ProduceResponse
+from fenceline.wire.produce import LeaderEndpoint, PartitionResult, ProduceResponse
 
 if TYPE_CHECKING:
     from fenceline.metadata.image import MetadataImage
@@ -32,7 +32,7 @@ class LeaderHints:
         partition = found.partitions[index]
         return partition.leader, partition.leader_epoch
 
-    def endpoints(self, node_ids: Iterable[int], listener: str) -> tuple[NodeEndpoint, ...]:
+    def endpoints(self, node_ids: Iterable[int], listener: str) -> tuple[LeaderEndpoint, ...]:
         """Addresses on that listener of the nodes that a response names as leaders."""
         brokers = self._images().brokers
         found = []
@@ -40,7 +40,7 @@ class LeaderHints:
             broker = brokers.get(node_id)
             endpoint = broker.endpoint(listener) if broker is not None else None
             if broker is not None and endpoint is not None:
-                found.append(NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack))
+                found.append(LeaderEndpoint(node_id, endpoint.host, endpoint.port, broker.rack))
         return tuple(found)
 
     def produce_response(self, listener: str, results: Sequence[PartitionResult]) -> ProduceResponse:

@@ -23,7 +23,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from fenceline.config.listeners import SECURITY_PROTOCOLS, Listener
+from fenceline.config.listeners import SECURITY_PROTOCOLS, ListenerConfig
 from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, RegisterBroker
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import random_id
@@ -108,7 +108,7 @@ class BrokerLifecycle:
         self,
         *,
         cluster_id: str,
-        endpoints: Iterable[Listener],
+        endpoints: Iterable[ListenerConfig],
         features: Mapping[str, Levels],
         rack: str | None,
         log_dirs: tuple[UUID, ...],

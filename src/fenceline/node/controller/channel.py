@@ -21,10 +21,10 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.node.logs import Logger
 from fenceline.node.net.peer_connection import (
     LARGEST_ANSWER_BYTES,
-    ConnectionLost,
     Dial,
     NoSuchVersion,
     PeerConnection,
+    PeerConnectionLost,
     dial,
     open_peer,
 )
@@ -244,7 +244,7 @@ class ControllerChannel:
                 if not asking.done() and (
                     self._controller.is_active or self._route(route.purpose) not in (None, route)
                 ):
-                    raise ConnectionLost(f"{route.host}:{route.port} is no longer the leader")
+                    raise PeerConnectionLost(f"{route.host}:{route.port} is no longer the leader")
             return asking.result()
         finally:
             if not asking.done():
@@ -268,7 +268,7 @@ class ControllerChannel:
             if known is not None:
                 known[1].close()
             if self._is_closed:
-                raise ConnectionLost("this node is stopping")
+                raise PeerConnectionLost("this node is stopping")
             opened = await open_peer(
                 route.host,
                 route.port,

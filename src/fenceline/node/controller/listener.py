@@ -14,12 +14,12 @@ from fenceline.quorum.control_records import VoterEndpoint
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from fenceline.config.listeners import Listener
+    from fenceline.config.listeners import ListenerConfig
     from fenceline.config.node import NodeConfig
     from fenceline.node.context import Api
     from fenceline.node.controller.driver import ControllerDriver
     from fenceline.node.metrics import NodeMetrics
-    from fenceline.node.net.connection import Connection
+    from fenceline.node.net.connection import ServerConnection
     from fenceline.node.net.server import RawApi
     from fenceline.wire.apis import ApiKey
 
@@ -42,13 +42,13 @@ class _Listening(Server):
         super().__init__(apis, raw, limits, metrics=metrics, threads=threads)
         self._controller = controller
 
-    def register(self, connection: Connection) -> bool:
+    def register(self, connection: ServerConnection) -> bool:
         presence = self._controller.active.presence
         if presence is not None:
             presence.opened((connection.listener, connection.peer))
         return super().register(connection)
 
-    def unregister(self, connection: Connection, buffer_bytes: int) -> None:
+    def unregister(self, connection: ServerConnection, buffer_bytes: int) -> None:
         super().unregister(connection, buffer_bytes)
         presence = self._controller.active.presence
         if presence is not None:
@@ -69,7 +69,7 @@ class ControllerListener:
         threads: Executor,
     ) -> None:
         self._config = config
-        self.endpoints: tuple[Listener, ...] = ()
+        self.endpoints: tuple[ListenerConfig, ...] = ()
         """The advertised listeners, with the ports that were actually bound."""
         self._server = _Listening(
             controller,

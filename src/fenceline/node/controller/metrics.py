@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fenceline.controller.brokers import BrokerState, state_of
+from fenceline.controller.brokers import BrokerControlState, state_of
 from fenceline.ids import NO_LEADER
 from fenceline.metadata.changes import difference
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState
@@ -44,7 +44,7 @@ class ClusterCounts:
         self.reassigning = 0
         self.eligible_elections = 0
         self.unclean_elections = 0
-        self.brokers: Mapping[BrokerState, int] = {}
+        self.brokers: Mapping[BrokerControlState, int] = {}
         self.follow(image, difference(EMPTY_IMAGE, image))
 
     def follow(self, image: MetadataImage, delta: Delta) -> None:
@@ -161,7 +161,7 @@ class ControllerCollector:
         counts, active, listener = self._counts, self._controller.active, self._listener
         metrics = active.metrics
         yield requests_by_api("fenceline_controller_requests", "Requests to the controller listener", listener)
-        states = (BrokerState.UNFENCED, BrokerState.FENCED, BrokerState.CONTROLLED_SHUTDOWN)
+        states = (BrokerControlState.UNFENCED, BrokerControlState.FENCED, BrokerControlState.CONTROLLED_SHUTDOWN)
         brokers = {state.name.lower(): counts.brokers.get(state, 0) for state in states}
         yield gauge_by("state", "fenceline_brokers", "Registered brokers, by state", brokers)
         yield from gauges(

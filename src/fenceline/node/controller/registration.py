@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from fenceline.config.listeners import SECURITY_PROTOCOLS, Listener
+from fenceline.config.listeners import SECURITY_PROTOCOLS, ListenerConfig
 from fenceline.controller.requests import RegisterController
 from fenceline.errors import PeerError
 from fenceline.ids import random_id
@@ -43,7 +43,7 @@ class ControllerRegistration:
         self,
         controller: ControllerClient,
         node_id: int,
-        endpoints: Iterable[Listener],
+        endpoints: Iterable[ListenerConfig],
         features: Mapping[str, Levels],
         incarnation_id: UUID | None = None,
     ) -> None:

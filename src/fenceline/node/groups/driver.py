@@ -21,11 +21,11 @@ from fenceline.groups import messages
 from fenceline.groups.consumer.model import DescribedConsumerGroup
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import (
-    Answer,
-    Append,
+    AppendGroupRecords,
     ConsumerHeartbeatRequest,
     ConsumerHeartbeatResponse,
     Duty,
+    GroupAnswer,
     Now,
     OffsetRewound,
 )
@@ -130,7 +130,7 @@ class GroupsDriver:
     def sync(self, request: messages.SyncRequest) -> Reply[messages.SyncResponse]:
         return self._submit(lambda ticket, now: self.coordinator.sync(ticket, request, now))
 
-    def heartbeat(self, request: messages.HeartbeatRequest) -> Reply[messages.HeartbeatResponse]:
+    def heartbeat(self, request: messages.ClassicHeartbeat) -> Reply[messages.HeartbeatResponse]:
         return self._submit(lambda ticket, now: self.coordinator.heartbeat(ticket, request, now))
 
     def consumer_heartbeat(self, request: ConsumerHeartbeatRequest) -> Reply[ConsumerHeartbeatResponse]:
@@ -182,12 +182,12 @@ class GroupsDriver:
             duty = queue[position]
             position += 1
             match duty:
-                case Answer(ticket, outcome):
+                case GroupAnswer(ticket, outcome):
                     assert isinstance(ticket, Reply), "each request is submitted with a Reply"
                     ticket.put(outcome)
                 case OffsetRewound():
                     self._log_rewind(duty)
-                case Append():
+                case AppendGroupRecords():
                     queue.extend(self._start_append(duty))
         self._arm_timer()
 
@@ -205,7 +205,7 @@ class GroupsDriver:
             advice="List the lost records with: fenceline losses list",
         )
 
-    def _start_append(self, duty: Append) -> list[Duty]:
+    def _start_append(self, duty: AppendGroupRecords) -> list[Duty]:
         topic_partition = TopicPartition(CONSUMER_OFFSETS_TOPIC, duty.partition)
         try:
             result = self._log.append(topic_partition, duty.leader_epoch, list(duty.records))
@@ -222,7 +222,7 @@ class GroupsDriver:
         task.add_done_callback(self._tasks.discard)
         return []
 
-    def _append_is_late(self, duty: Append) -> None:
+    def _append_is_late(self, duty: AppendGroupRecords) -> None:
         log.warning(
             "offset commit not replicated within offsets.commit.timeout.ms",
             partition=duty.partition,
@@ -231,7 +231,7 @@ class GroupsDriver:
         )
         self._carry_out(self.coordinator.append_is_late(duty.partition, duty.write_id, self._now()))
 
-    def _append_done(self, duty: Append, done: asyncio.Future[int], late: asyncio.TimerHandle) -> None:
+    def _append_done(self, duty: AppendGroupRecords, done: asyncio.Future[int], late: asyncio.TimerHandle) -> None:
         late.cancel()
         if done.cancelled():
             return
@@ -244,7 +244,7 @@ class GroupsDriver:
             self._carry_out(self._refused(duty, PeerError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error))))
             raise error
 
-    def _refused(self, duty: Append, error: PeerError) -> list[Duty]:
+    def _refused(self, duty: AppendGroupRecords, error: PeerError) -> list[Duty]:
         if not isinstance(error, StorageError):  # storage errors are logged once a minute elsewhere
             log.warning(
                 "write to __consumer_offsets rejected",

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from fenceline.config.node import NodeConfig
-from fenceline.controller.requests import NewTopic
+from fenceline.controller.requests import TopicToCreate
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.core.errors import StorageError
@@ -35,9 +35,9 @@ _READ_CHUNK_BYTES: Final = 1 << 20
 log: Final = Logger("groups")
 
 
-def new_offsets_topic(config: NodeConfig) -> NewTopic:
+def new_offsets_topic(config: NodeConfig) -> TopicToCreate:
     """The topic as Kafka creates it: compacted, with its own partition count and replication factor."""
-    return NewTopic(
+    return TopicToCreate(
         CONSUMER_OFFSETS_TOPIC,
         config.get_int("offsets.topic.num.partitions"),
         config.get_int("offsets.topic.replication.factor"),

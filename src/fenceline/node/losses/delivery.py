@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final
 
-from fenceline.controller.requests import CreateTopics, NewTopic
+from fenceline.controller.requests import CreateTopics, TopicToCreate
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import LOSSES_TOPIC, NO_LEADER
 from fenceline.losses.receipt import Receipt, encode
@@ -150,7 +150,7 @@ class LossDelivery:
         active = sum(each.is_active for each in self._image().brokers.values())
         replicas = max(1, min(self._replication_factor, active))
         while True:
-            topic = NewTopic(
+            topic = TopicToCreate(
                 LOSSES_TOPIC,
                 num_partitions=1,
                 replication_factor=replicas,

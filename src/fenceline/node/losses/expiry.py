@@ -16,9 +16,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fenceline.errors import PeerError
-from fenceline.groups.offsets.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.ids import NO_LEADER, TopicPartition
-from fenceline.losses.receipt import NO_NODE, Cause, LossClass, Receipt, receipt_id
+from fenceline.losses.receipt import NO_NODE, LossCause, LossClass, Receipt, receipt_id
 from fenceline.node.logs import Logger
 from fenceline.node.losses.keeper import LossKeeper
 from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection
@@ -52,7 +52,7 @@ class CommittedPositions(Protocol):
     """The committed offsets of the groups that are coordinated here (`GroupCoordinator`)."""
 
     def committed_partitions(self) -> Mapping[str, Collection[int]]: ...
-    def committed(self, topics: Collection[str]) -> Iterable[Iterable[tuple[OffsetSlot, CommittedOffset]]]: ...
+    def committed(self, topics: Collection[str]) -> Iterable[Iterable[tuple[OffsetSlot, StoredOffset]]]: ...
 
 
 class LossExpiry:
@@ -145,7 +145,7 @@ class LossExpiry:
                 first = max(committed.offset, seen)
                 if first < start and committed.belongs_to(topic.id):
                     reason = "retention or DeleteRecords moved the log start past the group's committed offset"
-                    receipts.append(self._receipt(topic, slot, committed, first, start, Cause.LOG_START, reason))
+                    receipts.append(self._receipt(topic, slot, committed, first, start, LossCause.LOG_START, reason))
             await asyncio.sleep(0)
         await self._keep(receipts)
 
@@ -164,7 +164,9 @@ class LossExpiry:
                 log.info("unread records of a deleted topic unknown", group=slot.group_id, topic=slot.topic)
             elif (first := max(committed.offset, bounds[0])) < bounds[1]:
                 reason = "the topic was deleted with records that the group had not read"
-                receipts.append(self._receipt(topic, slot, committed, first, bounds[1], Cause.TOPIC_DELETED, reason))
+                receipts.append(
+                    self._receipt(topic, slot, committed, first, bounds[1], LossCause.TOPIC_DELETED, reason)
+                )
         self._bounds = {where: each for where, each in self._bounds.items() if where.topic not in deleted}
         if receipts:
             writing = asyncio.ensure_future(self._keep(receipts))
@@ -189,10 +191,10 @@ class LossExpiry:
         self,
         topic: TopicImage,
         slot: OffsetSlot,
-        committed: CommittedOffset,
+        committed: StoredOffset,
         start_offset: int,
         end_offset_exclusive: int,
-        cause: Cause,
+        cause: LossCause,
         reason: str,
     ) -> Receipt:
         partition = topic.partitions[slot.partition]

@@ -21,8 +21,8 @@ from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.partition_dir import RemovedPartition, parse_partition_name
 from fenceline.log.directories.set_aside import keep_records
 from fenceline.losses import quarantine, removed_partitions
-from fenceline.losses.cutting import Cut, cut_log
-from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
+from fenceline.losses.cutting import LogCut, cut_log
+from fenceline.losses.folder import ReceiptFiles, ReceiptFolder, ReceiptOutbox
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.logs import Logger
 from fenceline.node.metric_families import counter_by, gauges
@@ -64,7 +64,7 @@ class LossKeeper:
         self._max_age_ms = max_age_ms
         self._max_bytes = max_bytes
         self._lock = Lock()
-        self._due: dict[str, tuple[Receipts, Receipt]] = {}
+        self._due: dict[str, tuple[ReceiptFiles, Receipt]] = {}
         self.due: Signal[[]] = Signal()
         """There is a receipt to deliver. Any thread."""
         self.losses: dict[LossClass, int] = dict.fromkeys(LossClass, 0)
@@ -82,7 +82,7 @@ class LossKeeper:
 
     # -- truncation, in a thread -----------------------------------------------------------------------------------
 
-    def cut(self, replica: Replica, cut: Cut) -> None:
+    def cut(self, replica: Replica, cut: LogCut) -> None:
         """Truncate the log; receipts of lost records are durable before this returns. Raises StorageError."""
         disk = self._log_dir_of(replica.log.directory).disk
         receipts = cut_log(disk, replica.log, cut, lambda: self.make_room(replica.log.directory))
@@ -140,7 +140,7 @@ class LossKeeper:
 
     def _move_receipts(self, log_dir: LogDir, removed: RemovedPartition, *, with_evidence: bool) -> None:
         """Before a directory is deleted: move its receipts to the outbox, which delivers them. Raises OSError."""
-        outbox = Outbox(log_dir.disk, log_dir.path)
+        outbox = ReceiptOutbox(log_dir.disk, log_dir.path)
         for receipt in removed_partitions.resolve_pending(removed, replica=self._node_id, now_ms=self._clock.now_ms()):
             self.record_loss(ReceiptFolder(removed.disk, removed.path), receipt)
         with self._lock:
@@ -203,7 +203,7 @@ class LossKeeper:
     def expired(self, receipts: Iterable[Receipt]) -> None:
         """Records that expired before groups read them; there is no evidence. Raises OSError."""
         log_dir = next(iter(self._log_dirs))
-        outbox = Outbox(log_dir.disk, log_dir.path)
+        outbox = ReceiptOutbox(log_dir.disk, log_dir.path)
         for receipt in receipts:
             outbox.mark_due(receipt)
             self.record_loss(outbox, receipt)
@@ -253,7 +253,7 @@ class LossKeeper:
                     # It is delivered again after the next start; duplicates count once.
                     log.warning("marking a receipt as delivered failed", receipt=receipt.id, reason=str(error))
 
-    def _is_needed(self, folder: Receipts, receipt: Receipt) -> bool:
+    def _is_needed(self, folder: ReceiptFiles, receipt: Receipt) -> bool:
         """Whether the next start after a crash needs the receipt: if the checkpoint on disk has a recovery point above
         the log end, the receipts explain the missing records."""
         if not isinstance(folder, ReceiptFolder):
@@ -270,7 +270,7 @@ class LossKeeper:
                 if not receipt.evidence and receipt.id not in due and not self._is_needed(folder, receipt):
                     folder.drop(receipt.id)
 
-    def record_loss(self, folder: Receipts, receipt: Receipt) -> None:
+    def record_loss(self, folder: ReceiptFiles, receipt: Receipt) -> None:
         with self._lock:
             self.losses[receipt.loss_class] += 1
         log.warning(
@@ -292,7 +292,7 @@ class LossKeeper:
         )
         self.queue_receipt(folder, receipt)
 
-    def queue_receipt(self, folder: Receipts, receipt: Receipt) -> None:
+    def queue_receipt(self, folder: ReceiptFiles, receipt: Receipt) -> None:
         with self._lock:
             self._due[receipt.id] = (folder, receipt)
         self.due()
@@ -332,9 +332,9 @@ def _directory_of(log_dir: LogDir, receipt: Receipt) -> str:
     return f"{log_dir.path}/{receipt.topic}-{receipt.partition}"
 
 
-def _folders(log_dir: LogDir) -> Iterator[Receipts]:
+def _folders(log_dir: LogDir) -> Iterator[ReceiptFiles]:
     """All receipt folders of a log directory."""
-    yield Outbox(log_dir.disk, log_dir.path)
+    yield ReceiptOutbox(log_dir.disk, log_dir.path)
     for _, path in with_evidence(log_dir):
         yield ReceiptFolder(log_dir.disk, path)
     for stray in log_dir.strays():

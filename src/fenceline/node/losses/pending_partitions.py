@@ -19,7 +19,7 @@ from fenceline.log.core.errors import CorruptLog, is_transient
 from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.losses.cutting import resolve_pending
-from fenceline.losses.folder import Outbox, ReceiptFolder
+from fenceline.losses.folder import ReceiptFolder, ReceiptOutbox
 from fenceline.losses.quarantine import FULL
 from fenceline.node.logs import Logger
 from fenceline.node.losses.keeper import LossKeeper, with_evidence
@@ -95,7 +95,7 @@ class PendingPartitions:
             for receipt in folder.due():
                 keeper.queue_receipt(folder, receipt)
         keeper.collect_strays(log_dir)
-        outbox = Outbox(log_dir.disk, log_dir.path)
+        outbox = ReceiptOutbox(log_dir.disk, log_dir.path)
         for receipt in outbox.due():
             keeper.queue_receipt(outbox, receipt)
 

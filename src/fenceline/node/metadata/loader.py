@@ -22,7 +22,7 @@ from fenceline.metadata.features import LATEST_METADATA_VERSION
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import BeginTransactionRecord, encode_record
 from fenceline.node.metadata.metadata_log import MetadataLog
-from fenceline.node.metadata.replay import Transactions
+from fenceline.node.metadata.replay import MetadataTransactions
 from fenceline.records.batch import BatchHeader, check_crc, iter_headers
 from fenceline.records.decode import decode_batch
 
@@ -50,7 +50,7 @@ class MetadataLoader:
         self._failed = failed
         self._applied = applied
         self._listeners: list[Listener] = []
-        self._transactions = Transactions()
+        self._transactions = MetadataTransactions()
         self._committed_offset = 0
         self._is_busy = False
         self._generation = 0

@@ -40,10 +40,10 @@ from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.node.logs import Logger
 from fenceline.node.metadata import promised_end, snapshot_files
 from fenceline.node.metadata.promised_end import OthersHaveIt, record_promised_end
-from fenceline.node.metadata.replay import NO_SNAPSHOT, Replay, Replayed
+from fenceline.node.metadata.replay import NO_SNAPSHOT, MetadataReplay, Replayed
 from fenceline.node.metadata.snapshot_files import SnapshotDamaged
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
-from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, QuorumLogEnd, SnapshotId
 from fenceline.records.batch import check_crc, iter_headers
 from fenceline.wire.errors import MalformedRequest
 
@@ -350,13 +350,13 @@ class MetadataLog:
         return self._log
 
     @property
-    def end(self) -> LogEnd:
+    def end(self) -> QuorumLogEnd:
         """N47: an empty log that starts at a snapshot has the snapshot's epoch."""
         epoch = self._log.latest_epoch
         if epoch < 0:
             newest = self.snapshots[-1] if self.snapshots else NO_SNAPSHOT
             epoch = newest.epoch if newest.end_offset == self._log.log_end_offset else 0
-        return LogEnd(epoch, self._log.log_end_offset)
+        return QuorumLogEnd(epoch, self._log.log_end_offset)
 
     def read_election(self) -> ElectionState | None:
         """Durable before it is returned: the process that wrote it may have ended before it had synced the directory,
@@ -418,7 +418,7 @@ class MetadataLog:
     def read_snapshot(self, snapshot: SnapshotId) -> Replayed:
         """Image and voters of a snapshot file, for a thread. Raises OSError, OperatorError (SnapshotDamaged among
         them)."""
-        replay, path = Replay(), self.path_of(snapshot)
+        replay, path = MetadataReplay(), self.path_of(snapshot)
         replay.replay_snapshot(snapshot_files.read_snapshot(self._disk, path, snapshot), snapshot, path)
         return replay.finish(snapshot.end_offset - 1, snapshot.epoch)
 
@@ -429,10 +429,10 @@ class MetadataLog:
         replay.replay_log(self._log_batches(replay.snapshot.end_offset), only_voters=True)
         return replay.finish(replay.snapshot.end_offset - 1, replay.snapshot.epoch)
 
-    def _replay_snapshot(self) -> Replay:
+    def _replay_snapshot(self) -> MetadataReplay:
         """Replay the newest complete snapshot; an empty replay if there is none."""
         while True:
-            replay = Replay()
+            replay = MetadataReplay()
             if not self.snapshots:
                 return replay
             newest = self.newest_snapshot

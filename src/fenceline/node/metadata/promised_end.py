@@ -28,7 +28,7 @@ from fenceline.log.core.scan import SEARCH_BYTES, BadBatch, Found, ReadTwice, Un
 from fenceline.node.logs import Logger
 from fenceline.node.metadata import snapshot_files
 from fenceline.quorum.control_records import KRaftVoters, Voter, decode_control
-from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, QuorumLogEnd, SnapshotId
 from fenceline.records.batch import read_header
 from fenceline.records.decode import decode_batch
 from fenceline.wire.errors import MalformedRequest
@@ -44,7 +44,7 @@ _log = Logger("metadata")
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def read(disk: Disk, directory: str) -> LogEnd:
+def read(disk: Disk, directory: str) -> QuorumLogEnd:
     """The promised end, `NO_PROMISED_END` if there is none. Raises OperatorError: an unreadable file must not be
     ignored."""
     path = f"{directory}/{FILE_NAME}"
@@ -55,7 +55,7 @@ def read(disk: Disk, directory: str) -> LogEnd:
         fields = json.loads(content)
         if fields["version"] != 0:
             raise ValueError(f"version {fields['version']} is not supported")
-        return LogEnd(int(fields["epoch"]), int(fields["end_offset"]))
+        return QuorumLogEnd(int(fields["epoch"]), int(fields["end_offset"]))
     except (ValueError, KeyError, TypeError) as error:
         raise OperatorError(
             f"Cannot read {path}: {error}",
@@ -65,7 +65,7 @@ def read(disk: Disk, directory: str) -> LogEnd:
         ) from None
 
 
-def write(disk: Disk, directory: str, end: LogEnd) -> None:
+def write(disk: Disk, directory: str, end: QuorumLogEnd) -> None:
     """Durable when it returns. Raises OSError."""
     content = json.dumps({"version": 0, "epoch": end.epoch, "end_offset": end.offset}, separators=(",", ":"))
     replace_file(disk, f"{directory}/{FILE_NAME}", content.encode())
@@ -83,7 +83,7 @@ def forget(disk: Disk, directory: str) -> None:
 class ValidExtent(NamedTuple):
     """`end`: the highest epoch and offset of a directory's valid batches; `voters`: the newest set in them."""
 
-    end: LogEnd
+    end: QuorumLogEnd
     voters: tuple[Voter, ...]
 
 
@@ -132,7 +132,7 @@ def valid_extent(disk: Disk, directory: str) -> ValidExtent:
     end = NO_PROMISED_END
     voters: tuple[Voter, ...] = ()
     for found in _valid_batches(disk, directory):
-        end = max(end, LogEnd(found.header.leader_epoch, found.header.next_offset))
+        end = max(end, QuorumLogEnd(found.header.leader_epoch, found.header.next_offset))
         if found.header.is_control:
             voters = _voters_in(found.content) or voters
     return ValidExtent(end, voters)

@@ -85,7 +85,7 @@ def _collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-class Transactions:
+class MetadataTransactions:
     """Metadata transactions (C8): values inside one are held back until it ends."""
 
     __slots__ = ("_pending",)
@@ -122,7 +122,7 @@ class Transactions:
             self._pending.append(value)
 
 
-class Replay:
+class MetadataReplay:
     """Batches in, image out: `replay_snapshot` at most once and first, then `replay_log`, then `finish`.
 
     Batches are (bytes, parsed header). All three raise InternalError for records that do not fit.
@@ -132,7 +132,7 @@ class Replay:
         self.snapshot = NO_SNAPSHOT
         """The snapshot that was replayed."""
         self._delta = MetadataDelta(EMPTY_IMAGE)
-        self._transactions = Transactions()
+        self._transactions = MetadataTransactions()
         self._voters: tuple[Voter, ...] = ()
         self._history = VoterHistory()
         self._kraft_version = 0

@@ -51,8 +51,8 @@ class PendingAnswer:
     __slots__ = ("_abandon", "_answered", "_connection", "lets_follow", "outcome")
 
     def __init__(self, *, lets_follow: bool = False) -> None:
-        self._connection: Connection | None = None
-        self._answered: Connection | None = None
+        self._connection: ServerConnection | None = None
+        self._answered: ServerConnection | None = None
         self._abandon: Callable[[], object] | None = None
         self.lets_follow = lets_follow
         self.outcome: Sequence[Part] | str | None = None
@@ -89,7 +89,7 @@ class PendingAnswer:
         """Call `callback` when the peer disconnects before the response is ready; None: no callback."""
         self._abandon = callback
 
-    def attach(self, connection: Connection) -> None:
+    def attach(self, connection: ServerConnection) -> None:
         self._connection = connection
 
     def abandon(self) -> None:
@@ -107,10 +107,10 @@ class ConnectionOwner(Protocol):
     has_urgent_requests: Callable[[], bool]
     max_request_bytes: int
 
-    def register(self, connection: Connection) -> bool: ...
-    def unregister(self, connection: Connection, buffer_bytes: int) -> None: ...
-    def handle(self, connection: Connection, frame: memoryview) -> Sequence[Part] | PendingAnswer | None: ...
-    def reserve(self, connection: Connection, size_bytes: int) -> bool: ...
+    def register(self, connection: ServerConnection) -> bool: ...
+    def unregister(self, connection: ServerConnection, buffer_bytes: int) -> None: ...
+    def handle(self, connection: ServerConnection, frame: memoryview) -> Sequence[Part] | PendingAnswer | None: ...
+    def reserve(self, connection: ServerConnection, size_bytes: int) -> bool: ...
     def release_memory(self, size_bytes: int) -> None: ...
     @property
     def is_short_of_memory(self) -> bool: ...
@@ -121,7 +121,7 @@ def _has_socket(transport: asyncio.Transport | None) -> bool:
     return transport is not None and transport.get_extra_info("socket") is not None
 
 
-class Connection(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """Framing and back-pressure for one socket. Requests go to `Server.handle`."""
 
     __slots__ = (

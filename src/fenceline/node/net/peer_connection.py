@@ -42,11 +42,11 @@ _LENT_BYTES_AT_REST: Final = 1 << 20
 """A larger reusable buffer is freed when the next response is small."""
 
 
-class ConnectionLost(ConnectionError):
+class PeerConnectionLost(ConnectionError):
     """No response will arrive on this connection; whether the request was handled is unknown."""
 
 
-class AnswerTooLarge(ConnectionLost):
+class AnswerTooLarge(PeerConnectionLost):
     """The response exceeds this node's limit, so this node closed the connection.
 
     begun: the first bytes of its body.
@@ -167,7 +167,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         """Send a request; the response body. The future fails with ConnectionLost."""
         answer: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
         if not self.is_open:
-            answer.set_exception(ConnectionLost(f"not connected to {self.peer}"))
+            answer.set_exception(PeerConnectionLost(f"not connected to {self.peer}"))
             return answer
         assert not (self._lends_answers and self._pending), "one request at a time"
         correlation_id = self._next_correlation_id
@@ -185,7 +185,7 @@ class PeerConnection(asyncio.BufferedProtocol):
                 body = await answer
         except TimeoutError:
             self.close()
-            raise ConnectionLost(f"{self.peer} did not respond to {key.name} within {timeout_s} s") from None
+            raise PeerConnectionLost(f"{self.peer} did not respond to {key.name} within {timeout_s} s") from None
         return entities.read_response(key, version, body)
 
     # -- asyncio's side ------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         while self._pending:
             answer = self._pending.popleft().answer
             if not answer.done():
-                answer.set_exception(ConnectionLost(self._why_lost))
+                answer.set_exception(PeerConnectionLost(self._why_lost))
                 answer.exception()  # mark as retrieved: the caller may have been cancelled
 
 
@@ -333,11 +333,11 @@ async def open_peer(
         async with asyncio.timeout(_CONNECT_S):
             await connect(lambda: connection, host, port)
     except TimeoutError:
-        raise ConnectionLost(f"{peer} did not accept a connection within {_CONNECT_S} s") from None
+        raise PeerConnectionLost(f"{peer} did not accept a connection within {_CONNECT_S} s") from None
     except ConnectionError:
         raise
     except OSError as error:
-        raise ConnectionLost(f"could not connect to {peer}: {error}") from None
+        raise PeerConnectionLost(f"could not connect to {peer}: {error}") from None
     try:
         await negotiate_versions(connection)
     except BaseException:
@@ -356,11 +356,11 @@ async def negotiate_versions(connection: PeerConnection) -> Any:
                 continue
             answer = entities.read_response(ApiKey.API_VERSIONS, version, body)
         except MalformedRequest as error:
-            raise ConnectionLost(f"{connection.peer} does not speak the Kafka protocol: {error}") from None
+            raise PeerConnectionLost(f"{connection.peer} does not speak the Kafka protocol: {error}") from None
         connection.api_versions = answer
         connection.versions = {int(each.api_key): (each.min_version, each.max_version) for each in answer.api_keys}
         return answer
-    raise ConnectionLost(f"{connection.peer} supports no version of ApiVersions that this node supports")
+    raise PeerConnectionLost(f"{connection.peer} supports no version of ApiVersions that this node supports")
 
 
 async def _in_time(connection: PeerConnection, version: int, fields: Mapping[str, Any]) -> memoryview:
@@ -370,4 +370,4 @@ async def _in_time(connection: PeerConnection, version: int, fields: Mapping[str
             return await answer
     except TimeoutError:
         connection.close()
-        raise ConnectionLost(f"{connection.peer} did not respond to ApiVersions within {_CONNECT_S} s") from None
+        raise PeerConnectionLost(f"{connection.peer} did not respond to ApiVersions within {_CONNECT_S} s") from None

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from fenceline.errors import OperatorError, PeerError
 from fenceline.node.context import Answer, Api, RequestContext
 from fenceline.node.logs import Logger
-from fenceline.node.net.connection import INITIAL_BUFFER_BYTES, Connection, PendingAnswer
+from fenceline.node.net.connection import INITIAL_BUFFER_BYTES, PendingAnswer, ServerConnection
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, write_response
 from fenceline.wire.frame import MalformedRequest, RequestHeader, encode_response_frame, parse_request_header
@@ -84,7 +84,7 @@ class Server:
         self.max_request_bytes = limits.max_request_bytes
         self._receive_budget_bytes = limits.receive_budget_bytes
         self._receive_free_bytes = limits.receive_budget_bytes
-        self._waiting_for_room: deque[Connection] = deque()
+        self._waiting_for_room: deque[ServerConnection] = deque()
         self._max_connections = limits.max_connections
         self._backlog = limits.backlog
         self._idle_timeout_ms = limits.idle_timeout_ms
@@ -95,14 +95,14 @@ class Server:
         self._apis: dict[int, Api] = {api.key: api for api in apis}
         self._raw: dict[int, RawApi] = {int(key): each for key, each in raw.items()}
         self._forward = forward
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[ServerConnection, None] = {}
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_granting = False
-        self._favoured: Connection | None = None
+        self._favoured: ServerConnection | None = None
         self._stall_check: asyncio.TimerHandle | None = None
-        self._draining: set[Connection] = set()
+        self._draining: set[ServerConnection] = set()
         """While `close` waits: connections whose pending responses are not sent yet."""
         self._drained: asyncio.Event | None = None
 
@@ -113,7 +113,7 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
-                lambda: Connection(self, listener),
+                lambda: ServerConnection(self, listener),
                 host or None,
                 port,
                 backlog=self._backlog,
@@ -169,12 +169,12 @@ class Server:
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def register(self, connection: Connection) -> bool:
+    def register(self, connection: ServerConnection) -> bool:
         self._connections[connection] = None
         self.metrics.connections = len(self._connections)
         return len(self._connections) <= self._max_connections
 
-    def unregister(self, connection: Connection, buffer_bytes: int) -> None:
+    def unregister(self, connection: ServerConnection, buffer_bytes: int) -> None:
         self._connections.pop(connection, None)
         self._draining.discard(connection)
         if self._drained is not None and not self._draining:
@@ -182,7 +182,7 @@ class Server:
         self.metrics.connections = len(self._connections)
         self.release_memory(buffer_bytes - INITIAL_BUFFER_BYTES)
 
-    def reserve(self, connection: Connection, size_bytes: int) -> bool:
+    def reserve(self, connection: ServerConnection, size_bytes: int) -> bool:
         """Reserve receive memory from the budget, or queue for it. A single connection always gets its memory."""
         if self._take(connection, size_bytes):
             return True
@@ -197,7 +197,7 @@ class Server:
         asyncio.get_running_loop().call_soon(self._break_deadlock)
         return False
 
-    def _take(self, connection: Connection, size_bytes: int) -> bool:
+    def _take(self, connection: ServerConnection, size_bytes: int) -> bool:
         free_bytes = self._receive_free_bytes
         if size_bytes > free_bytes and free_bytes != self._receive_budget_bytes and connection is not self._favoured:
             return False
@@ -224,7 +224,7 @@ class Server:
         progress = {each: each.stalled_bytes for each in self._connections if each.stalled_bytes}
         self._stall_check = asyncio.get_running_loop().call_later(_STALL_S, self._close_stalled, progress)
 
-    def _close_stalled(self, progress: dict[Connection, int]) -> None:
+    def _close_stalled(self, progress: dict[ServerConnection, int]) -> None:
         """Disconnect peers that stopped in the middle of a request, while others wait for receive memory."""
         self._stall_check = None
         if not self._waiting_for_room:
@@ -259,7 +259,7 @@ class Server:
 
     # --- dispatch -------------------------------------------------------------------------------------------------
 
-    def handle(self, connection: Connection, frame: memoryview) -> list[Buffer] | PendingAnswer | None:
+    def handle(self, connection: ServerConnection, frame: memoryview) -> list[Buffer] | PendingAnswer | None:
         """Handle one request. `frame` is only valid during the call.
 
         Raises MalformedRequest; the connection then closes with the reason.
@@ -285,7 +285,7 @@ class Server:
             )
         return self._handle_entity(api, self._context(connection, header), bytes(frame[header.body_position :]))
 
-    def _context(self, connection: Connection, header: RequestHeader) -> RequestContext:
+    def _context(self, connection: ServerConnection, header: RequestHeader) -> RequestContext:
         return RequestContext(
             header.api_version,
             header.correlation_id,

@@ -37,7 +37,6 @@ from fenceline.node.rate_limited_logger import RateLimitedLogger
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.quorum.duties import (
     AdvanceHighWatermark,
-    Answer,
     AppendControlBatch,
     AppendFetched,
     BeginDownload,
@@ -47,6 +46,7 @@ from fenceline.quorum.duties import (
     LoadSnapshot,
     LogLine,
     PersistElection,
+    QuorumAnswer,
     Send,
     ServePiece,
     ServeRecords,
@@ -339,7 +339,7 @@ class QuorumDriver:
                 if self._peers is None:
                     raise InternalError(f"a single voter has no peer for {duty}")
                 self._peers.send(duty)
-            case Answer(token, message):
+            case QuorumAnswer(token, message):
                 self._serving.answer(token, message)
             case ServeRecords():
                 self._serving.records(duty)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from fenceline.node.metadata.metadata_log import MetadataLog
 from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVoters, LeaderChange, Voter
-from fenceline.quorum.log_view import EpochEnd, LogEnd, SnapshotId, VotersAt
+from fenceline.quorum.log_view import QuorumEpochEnd, QuorumLogEnd, SnapshotId, VotersAt
 from fenceline.quorum.voter_set import VoterHistory
 
 
@@ -69,11 +69,11 @@ class QuorumLog:
     # -- LogView -----------------------------------------------------------------------------------------------------
 
     @property
-    def end(self) -> LogEnd:
+    def end(self) -> QuorumLogEnd:
         return self._log.end
 
     @property
-    def flushed(self) -> LogEnd:
+    def flushed(self) -> QuorumLogEnd:
         end = self._log.end
         if self._flushed_offset >= end.offset:
             return end
@@ -81,18 +81,18 @@ class QuorumLog:
         if epoch < 0:
             latest = self.latest_snapshot
             epoch = latest.epoch if latest is not None and latest.end_offset == self._flushed_offset else 0
-        return LogEnd(epoch, self._flushed_offset)
+        return QuorumLogEnd(epoch, self._flushed_offset)
 
     @property
-    def promised(self) -> LogEnd:
+    def promised(self) -> QuorumLogEnd:
         return self._log.promised
 
     @property
     def start_offset(self) -> int:
         return self._log.start_offset
 
-    def end_offset_for_epoch(self, epoch: int) -> EpochEnd:
-        return EpochEnd(*self._log.partition_log.end_offset_for_epoch(epoch))
+    def end_offset_for_epoch(self, epoch: int) -> QuorumEpochEnd:
+        return QuorumEpochEnd(*self._log.partition_log.end_offset_for_epoch(epoch))
 
     @property
     def earliest_snapshot(self) -> SnapshotId | None:

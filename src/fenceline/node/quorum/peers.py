@@ -12,15 +12,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from fenceline.node.logs import Logger
-from fenceline.node.net.peer_connection import ConnectionLost, Dial, PeerConnection, dial, negotiate_versions, open_peer
+from fenceline.node.net.peer_connection import (
+    Dial,
+    PeerConnection,
+    PeerConnectionLost,
+    dial,
+    negotiate_versions,
+    open_peer,
+)
 from fenceline.quorum.codec import API_OF, version_for
 from fenceline.quorum.codec.requests import request_fields
 from fenceline.quorum.codec.responses import read_answer, read_api_versions, unsupported
 from fenceline.quorum.duties import Peer, Send
 from fenceline.quorum.messages import (
     ApiVersionsRequest,
-    FetchRequest,
     FetchSnapshotRequest,
+    QuorumFetchRequest,
     RequestMessage,
     ResponseMessage,
 )
@@ -94,7 +101,7 @@ class QuorumPeers:
 
     async def _send(self, duty: Send) -> None:
         message, peer = duty.message, duty.destination
-        route = (peer.host, peer.port, isinstance(message, FetchRequest | FetchSnapshotRequest))
+        route = (peer.host, peer.port, isinstance(message, QuorumFetchRequest | FetchSnapshotRequest))
         try:
             connection = await self._connection(route)
             answer = await self._ask(connection, message)
@@ -131,7 +138,7 @@ class QuorumPeers:
         connection = await open_peer(host, port, client_id=self._client_id, connect=self._connect)
         if ApiKey.VOTE not in connection.versions:
             connection.close()
-            raise ConnectionLost(f"{connection.peer} is a broker listener, not a controller listener")
+            raise PeerConnectionLost(f"{connection.peer} is a broker listener, not a controller listener")
         return connection
 
     def _drop(self, route: Route) -> None:
@@ -153,7 +160,7 @@ class QuorumPeers:
                 answer = await body
         except TimeoutError:
             connection.close()
-            raise ConnectionLost(f"{connection.peer} does not respond") from None
+            raise PeerConnectionLost(f"{connection.peer} does not respond") from None
         return read_answer(key, entities.read_response(key, version, answer))
 
 

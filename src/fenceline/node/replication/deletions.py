@@ -23,7 +23,7 @@ class _Waiting(NamedTuple):
     on_change: Callable[[], None]
 
 
-class Deletions:
+class RecordDeletions:
     """The waiting deletions of one broker. Event loop only."""
 
     def __init__(self, is_alive: Callable[[int], bool]) -> None:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.log.core.compaction_bound import CompleteFrom
 from fenceline.log.core.errors import StorageError, TruncationPending
-from fenceline.losses.cutting import Cut
-from fenceline.losses.receipt import Cause
+from fenceline.losses.cutting import LogCut
+from fenceline.losses.receipt import LossCause
 from fenceline.node.replication.leader_queries import (
     EARLIEST_LOCAL,
     LATEST,
@@ -181,14 +181,14 @@ class FollowerTruncation:
         self._link.interrupt()
 
 
-def cut_of(replica: Replica, duty: CutTo | RestartAt, node_id: int, leader_id: int, now_ms: int) -> Cut:
+def cut_of(replica: Replica, duty: CutTo | RestartAt, node_id: int, leader_id: int, now_ms: int) -> LogCut:
     """What the receipt must say about the lost records, besides the records themselves."""
     epoch = duty.state.leader_epoch
     refused_epoch, refused_ends = replica.refused
-    return Cut(
+    return LogCut(
         duty.offset,
         isinstance(duty, RestartAt),
-        Cause(duty.cause.name.lower()),
+        LossCause(duty.cause.name.lower()),
         duty.cause.value,
         node_id,
         leader_id,

@@ -20,15 +20,15 @@ from fenceline.node.replication.follower_truncation import ROOM_PAUSE_S, Followe
 from fenceline.node.replication.link_work import LinkWork, is_power_of_two
 from fenceline.records.errors import RecordsError, corrupt
 from fenceline.replica.follower import (
-    Append,
+    AppendFetchedBatches,
     ApplyOffsets,
     AskEnd,
     AskEpochEnd,
     AskStart,
     CutTo,
     Duty,
+    FollowerPhase,
     FollowerState,
-    Phase,
     Question,
     RestartAt,
 )
@@ -74,7 +74,7 @@ class Duties:
 
     def _execute(self, replica: Replica, state: FollowerState, duty: Duty, questions: list[Question]) -> None:
         match duty:
-            case Append():
+            case AppendFetchedBatches():
                 self._append(replica, duty, questions)
             case ApplyOffsets():
                 replica.apply_leader_offsets(duty.high_watermark, duty.log_start_offset)
@@ -86,7 +86,7 @@ class Duties:
             case AskEnd() | AskStart() | AskEpochEnd():
                 questions.append(duty)
 
-    def _append(self, replica: Replica, duty: Append, questions: list[Question]) -> None:
+    def _append(self, replica: Replica, duty: AppendFetchedBatches, questions: list[Question]) -> None:
         state = duty.state
         try:
             appended = replica.log.append_as_follower(
@@ -126,7 +126,7 @@ class Duties:
         """
         if replica.log.unflushed_messages < replica.config.flush_messages:
             return False
-        state.phase = Phase.FLUSHING
+        state.phase = FollowerPhase.FLUSHING
         self._work.begin(replica, state, self._flush(replica, state))
         return True
 

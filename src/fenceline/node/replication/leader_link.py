@@ -24,12 +24,18 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from fenceline.node.logs import Logger
-from fenceline.node.net.peer_connection import AnswerTooLarge, ConnectionLost, NoSuchVersion, PeerConnection, open_peer
+from fenceline.node.net.peer_connection import (
+    AnswerTooLarge,
+    NoSuchVersion,
+    PeerConnection,
+    PeerConnectionLost,
+    open_peer,
+)
 from fenceline.node.replication.follower_truncation import FollowerTruncation
 from fenceline.node.replication.leader_duties import Duties
 from fenceline.node.replication.link_work import LinkWork, SharedFetching
-from fenceline.replica.fetcher import Fetcher
-from fenceline.replica.follower import FollowerState, Phase, Question
+from fenceline.replica.fetcher import ReplicaFetcher
+from fenceline.replica.follower import FollowerPhase, FollowerState, Question
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch import encode_request, largest_partition, parse_response
@@ -58,7 +64,7 @@ class LeaderLink:
         self._host = shared.host
         self._clock = shared.clock
         self._leader_id = leader_id
-        self.fetcher = Fetcher(
+        self.fetcher = ReplicaFetcher(
             replica_id=self._host.node_id, broker_epoch=self._host.broker_epoch, limits=shared.limits
         )
         self._replicas: dict[tuple[bytes, int], Replica] = {}
@@ -124,11 +130,11 @@ class LeaderLink:
     def far_behind(self) -> int:
         return sum(len(far.fetcher) for far in self._far)
 
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[FollowerPhase]:
         here = [state.phase for state in list(self.fetcher.states.values())]
         return here + [phase for far in self._far for phase in far.phases()]
 
-    def phase_of(self, key: tuple[bytes, int]) -> Phase | None:
+    def phase_of(self, key: tuple[bytes, int]) -> FollowerPhase | None:
         """The phase of the partition with this topic id and index; None if it is not followed over this link."""
         for link in (self, *self._far):
             state = link.fetcher.states.get(key)
@@ -279,7 +285,7 @@ class LeaderLink:
         self._refusals = self._refusals + 1 if response.error_code else 0
         if self._refusals > 1:
             # After one error the session is reopened at once; after a second one, wait.
-            raise ConnectionLost(f"the leader rejects fetches with error {int(response.error_code)}")
+            raise PeerConnectionLost(f"the leader rejects fetches with error {int(response.error_code)}")
         self._is_unreachable = False
         questions: list[Question] = []
         for duty in self.fetcher.on_answer(response, self._clock.monotonic_ms()):
@@ -307,7 +313,7 @@ class LeaderLink:
         self._awaited = answer
         try:
             return await answer
-        except ConnectionLost:
+        except PeerConnectionLost:
             if self._wakeup.is_set():
                 return None
             self._was_closed_by_leader = self._closed_by_leader(self._connection)
@@ -356,7 +362,7 @@ class LeaderLink:
             return connection
         endpoint = self._host.replication_endpoint(self._leader_id)
         if endpoint is None:
-            raise ConnectionLost("the leader is not registered")
+            raise PeerConnectionLost("the leader is not registered")
         self.fetcher.on_connection_lost()
         self._connection = connection = await open_peer(
             endpoint.host,

@@ -17,13 +17,13 @@ from fenceline.node.logs import Logger
 if TYPE_CHECKING:
     from fenceline.errors import PeerError
     from fenceline.log.core.errors import StorageError
-    from fenceline.losses.cutting import Cut
+    from fenceline.losses.cutting import LogCut
     from fenceline.metadata.image import Endpoint
     from fenceline.node.clock import Clock
     from fenceline.node.net.peer_connection import Dial
     from fenceline.node.replication.absent_brokers import AbsentBrokers
     from fenceline.node.replication.replica import Replica
-    from fenceline.replica.fetcher import Fetcher, FetchLimits
+    from fenceline.replica.fetcher import FetchLimits, ReplicaFetcher
     from fenceline.replica.follower import FollowerState
     from fenceline.replica.throttle import ReplicationQuota
 
@@ -41,7 +41,7 @@ class Host(Protocol):
         """The listener address of a broker for other brokers; None while it is not registered."""
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None: ...
-    def cut_log(self, replica: Replica, cut: Cut) -> None:
+    def cut_log(self, replica: Replica, cut: LogCut) -> None:
         """In a thread: truncate the log, with receipts of the lost records. Raises StorageError."""
 
     def flushed(self, replica: Replica, end_offset: int) -> Awaitable[PeerError | None]:
@@ -71,10 +71,10 @@ class SharedFetching:
     appended_bytes: int = 0
 
 
-class Link(Protocol):
+class ReplicationLink(Protocol):
     """What the work of a link needs of it."""
 
-    fetcher: Fetcher
+    fetcher: ReplicaFetcher
 
     @property
     def is_for_far_behind(self) -> bool: ...
@@ -92,7 +92,9 @@ class Link(Protocol):
 class LinkWork:
     """The work of one link. `under_way`: truncations and flushes, which continue when the link is closed."""
 
-    def __init__(self, link: Link, shared: SharedFetching, leader_id: int, under_way: set[asyncio.Task[None]]) -> None:
+    def __init__(
+        self, link: ReplicationLink, shared: SharedFetching, leader_id: int, under_way: set[asyncio.Task[None]]
+    ) -> None:
         self.link = link
         self.shared = shared
         self.leader_id = leader_id

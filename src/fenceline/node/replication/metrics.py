@@ -31,7 +31,7 @@ class ReplicationCollector:
 
     def collect(self) -> Iterator[Any]:
         now_ms = self._clock.monotonic_ms()
-        sums = Sums()
+        sums = ReplicaSums()
         for replica in self._in_service:
             leader = replica.leader
             if leader is not None:
@@ -80,7 +80,7 @@ class ReplicationCollector:
         )
 
 
-class Sums:
+class ReplicaSums:
     """Over all partitions that this broker leads."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fenceline.node.net.peer_connection import ConnectionLost, Dial, PeerConnection, open_peer
+from fenceline.node.net.peer_connection import Dial, PeerConnection, PeerConnectionLost, open_peer
 
 if TYPE_CHECKING:
     from fenceline.metadata.image import Endpoint, MetadataImage
@@ -31,5 +31,5 @@ class Peers:
         """To be closed by the caller. Raises ConnectionLost if the broker is not registered, ConnectionError."""
         endpoint = self.endpoint(node_id)
         if endpoint is None:
-            raise ConnectionLost(f"broker {node_id} is not registered")
+            raise PeerConnectionLost(f"broker {node_id} is not registered")
         return await open_peer(endpoint.host, endpoint.port, client_id=client_id, connect=self.connect)

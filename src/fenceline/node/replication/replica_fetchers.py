@@ -18,7 +18,7 @@ from fenceline.node.replication.absent_brokers import AbsentBrokers
 from fenceline.node.replication.leader_link import LeaderLink
 from fenceline.node.replication.link_work import Host, SharedFetching
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import Phase
+from fenceline.replica.follower import FollowerPhase
 from fenceline.replica.throttle import ReplicationQuota
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ class ReplicaFetchers:
         """Bytes fetched from leaders since the start."""
         return self._shared.appended_bytes
 
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[FollowerPhase]:
         """The phase of each followed partition."""
         return [phase for link in list(self._links.values()) for phase in link.phases()]
 
-    def phase_of(self, replica: Replica) -> Phase | None:
+    def phase_of(self, replica: Replica) -> FollowerPhase | None:
         """The follower phase of one partition; None if it is not followed."""
         key = (replica.topic_id_bytes, replica.topic_partition.partition)
         link = self._links.get(self._leader_of.get(key, -1))

@@ -20,7 +20,7 @@ from fenceline.log.core.producer_state import Origin
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, LeaderRecoveryState, MetadataImage
 from fenceline.node.logs import Logger
 from fenceline.node.replication.absent_brokers import Absent, AbsentBrokers
-from fenceline.node.replication.deletions import Deletions
+from fenceline.node.replication.deletions import RecordDeletions
 from fenceline.node.replication.isr_changes import IsrChanges
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.records.markers import abort_marker
@@ -32,7 +32,7 @@ from fenceline.replica.throttle import Throttles
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.controller.requests import Request
-    from fenceline.losses.cutting import Cut
+    from fenceline.losses.cutting import LogCut
     from fenceline.metadata.changes import Delta
     from fenceline.node.clock import Clock
     from fenceline.node.replication.open_replicas import OpenReplicas
@@ -72,7 +72,7 @@ class Replication:
         clock: Clock,
         executor: Executor,
         flush_up_to: FlushUpTo,
-        cut_log: Callable[[Replica, Cut], None],
+        cut_log: Callable[[Replica, LogCut], None],
         checkpoint: Callable[[], Awaitable[None]],
         rejected: Callable[[Replica, StorageError], None],
     ) -> None:
@@ -112,7 +112,7 @@ class Replication:
             largest_answer=self._largest_answer,
         )
         self.isr_changes = IsrChanges(node_id, broker_epoch, submit, self._altered)
-        self.deletions = Deletions(self.is_alive)
+        self.deletions = RecordDeletions(self.is_alive)
         self._recoveries: dict[Replica, asyncio.Task[None]] = {}
         self._too_few_replicas: dict[str, tuple[int, int]] = {}
         """Topics that were logged: min.insync.replicas and the number of replicas."""

@@ -17,8 +17,8 @@ from fenceline.quorum.messages import (
     BeginQuorumEpochRequest,
     DescribeQuorumRequest,
     EndQuorumEpochRequest,
-    FetchRequest,
     FetchSnapshotRequest,
+    QuorumFetchRequest,
     RemoveRaftVoterRequest,
     RequestMessage,
     UpdateRaftVoterRequest,
@@ -40,7 +40,7 @@ VERSIONS: Final[Mapping[ApiKey, tuple[int, int]]] = {
 """Versions served, both ends inclusive (K4)."""
 
 API_OF: Final[Mapping[type[RequestMessage], ApiKey]] = {
-    FetchRequest: ApiKey.FETCH,
+    QuorumFetchRequest: ApiKey.FETCH,
     VoteRequest: ApiKey.VOTE,
     BeginQuorumEpochRequest: ApiKey.BEGIN_QUORUM_EPOCH,
     EndQuorumEpochRequest: ApiKey.END_QUORUM_EPOCH,

@@ -23,8 +23,8 @@ from fenceline.quorum.messages import (
     BeginQuorumEpochRequest,
     DescribeQuorumRequest,
     EndQuorumEpochRequest,
-    FetchRequest,
     FetchSnapshotRequest,
+    QuorumFetchRequest,
     RemoveRaftVoterRequest,
     ReplicaKey,
     RequestMessage,
@@ -94,7 +94,7 @@ def request_fields(message: RequestMessage, version: int) -> Fields:
                 "topics": named(partition),
                 "leader_endpoints": [listener(each) for each in message.leader_endpoints],
             }
-        case FetchRequest():
+        case QuorumFetchRequest():
             return _fetch_fields(message, version)
         case FetchSnapshotRequest():
             partition = {
@@ -140,7 +140,7 @@ def request_fields(message: RequestMessage, version: int) -> Fields:
             raise InternalError("the connection sends ApiVersions")
 
 
-def _fetch_fields(message: FetchRequest, version: int) -> Fields:
+def _fetch_fields(message: QuorumFetchRequest, version: int) -> Fields:
     partition: Fields = {
         "partition": 0,
         "current_leader_epoch": message.current_leader_epoch,
@@ -223,7 +223,7 @@ def _read_end(version: int, entity: Any) -> EndQuorumEpochRequest:
     )
 
 
-def _read_fetch(version: int, entity: Any) -> FetchRequest:
+def _read_fetch(version: int, entity: Any) -> QuorumFetchRequest:
     topics = entity.topics
     good = len(topics) == 1 and len(topics[0].partitions) == 1 and topics[0].partitions[0].partition == 0
     if good and version >= FETCH_BY_ID:
@@ -235,7 +235,7 @@ def _read_fetch(version: int, entity: Any) -> FetchRequest:
     one = topics[0].partitions[0]
     high_watermark = request_field(one, "high_watermark", _NO_HIGH_WATERMARK)
     state = request_field(entity, "replica_state", None)
-    return FetchRequest(
+    return QuorumFetchRequest(
         entity.cluster_id if version >= 12 else None,
         state.replica_id if state is not None else entity.replica_id,
         request_field(one, "current_leader_epoch", _NO_FETCH_EPOCH),

@@ -15,7 +15,7 @@ from fenceline.errors import ErrorCode, InternalError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
 from fenceline.quorum.codec.requests import FETCH_BY_ID, Fields, listener, named, voter_endpoints
 from fenceline.quorum.control_records import KRaftVersionFeature
-from fenceline.quorum.log_view import EpochEnd, SnapshotId
+from fenceline.quorum.log_view import QuorumEpochEnd, SnapshotId
 from fenceline.quorum.messages import (
     NO_KRAFT_VERSION,
     NO_NODE,
@@ -30,11 +30,11 @@ from fenceline.quorum.messages import (
     DescribeQuorumResponse,
     EndQuorumEpochRequest,
     EndQuorumEpochResponse,
-    FetchRequest,
-    FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
-    NodeEndpoint,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
+    QuorumNodeEndpoint,
     RemoveRaftVoterRequest,
     RemoveRaftVoterResponse,
     ReplicaState,
@@ -68,7 +68,7 @@ def answer_fields(message: ResponseMessage, version: int, wall_time: WallTime) -
             return _answer_named(message.error_code, one, message.node_endpoints)
         case BeginQuorumEpochResponse() | EndQuorumEpochResponse():
             return _answer_named(message.error_code, _leader(message), message.node_endpoints)
-        case FetchResponse():
+        case QuorumFetchResponse():
             return _answer_fetch(message, version)
         case FetchSnapshotResponse():
             return _answer_fetch_snapshot(message)
@@ -94,7 +94,7 @@ def _leader(message: VoteResponse | BeginQuorumEpochResponse | EndQuorumEpochRes
     }
 
 
-def _answer_named(error: ErrorCode, partition: Fields, endpoints: Sequence[NodeEndpoint]) -> Fields:
+def _answer_named(error: ErrorCode, partition: Fields, endpoints: Sequence[QuorumNodeEndpoint]) -> Fields:
     if error:
         return {"error_code": error, "topics": ()}
     return {
@@ -104,7 +104,7 @@ def _answer_named(error: ErrorCode, partition: Fields, endpoints: Sequence[NodeE
     }
 
 
-def _answer_fetch(message: FetchResponse, version: int) -> Fields:
+def _answer_fetch(message: QuorumFetchResponse, version: int) -> Fields:
     if message.error_code:
         return {"error_code": message.error_code, "responses": ()}
     one: Fields = {
@@ -200,8 +200,8 @@ def closing(message: RequestMessage, leader_id: int, epoch: int) -> ResponseMess
             return BeginQuorumEpochResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
         case EndQuorumEpochRequest():
             return EndQuorumEpochResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
-        case FetchRequest():
-            return FetchResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
+        case QuorumFetchRequest():
+            return QuorumFetchResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
         case FetchSnapshotRequest():
             return FetchSnapshotResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
         case DescribeQuorumRequest():
@@ -226,8 +226,8 @@ def unsupported(message: RequestMessage) -> ResponseMessage:
             return BeginQuorumEpochResponse(error_code=code)
         case EndQuorumEpochRequest():
             return EndQuorumEpochResponse(error_code=code)
-        case FetchRequest():
-            return FetchResponse(error_code=code)
+        case QuorumFetchRequest():
+            return QuorumFetchResponse(error_code=code)
         case FetchSnapshotRequest():
             return FetchSnapshotResponse(error_code=code)
         case AddRaftVoterRequest():
@@ -280,20 +280,20 @@ def _read_epoch_response(kind: type[_EpochResponse], entity: Any) -> _EpochRespo
     )
 
 
-def _read_fetch(entity: Any) -> FetchResponse:
+def _read_fetch(entity: Any) -> QuorumFetchResponse:
     if entity.error_code:
-        return FetchResponse(error_code=_code(entity.error_code))
+        return QuorumFetchResponse(error_code=_code(entity.error_code))
     if len(entity.responses) != 1 or len(entity.responses[0].partitions) != 1:
         raise MalformedRequest("the response to a fetch of the metadata partition has other partitions")
     one = entity.responses[0].partitions[0]
     diverging, snapshot = one.diverging_epoch, one.snapshot_id
-    return FetchResponse(
+    return QuorumFetchResponse(
         partition_error_code=_code(one.error_code),
         leader_id=one.current_leader.leader_id,
         leader_epoch=one.current_leader.leader_epoch,
         high_watermark=one.high_watermark,
         log_start_offset=one.log_start_offset,
-        diverging_epoch=EpochEnd(diverging.epoch, diverging.end_offset) if diverging.epoch >= 0 else None,
+        diverging_epoch=QuorumEpochEnd(diverging.epoch, diverging.end_offset) if diverging.epoch >= 0 else None,
         # One negative part is not "none": the quorum rejects such a response (N33).
         snapshot_id=SnapshotId(snapshot.end_offset, snapshot.epoch)
         if snapshot.end_offset >= 0 or snapshot.epoch >= 0
@@ -357,7 +357,7 @@ def _read_update(entity: Any) -> UpdateRaftVoterResponse:
         error_code=_code(entity.error_code),
         leader_id=leader.leader_id if leader is not None else NO_NODE,
         leader_epoch=leader.leader_epoch if leader is not None else -1,
-        node_endpoints=(NodeEndpoint(leader.leader_id, leader.host, leader.port),) if known else (),
+        node_endpoints=(QuorumNodeEndpoint(leader.leader_id, leader.host, leader.port),) if known else (),
     )
 
 
@@ -392,9 +392,9 @@ def _only(topics: Sequence[Any], name: str) -> Any:
     return topics[0].partitions[0]
 
 
-def _endpoints(entity: Any) -> tuple[NodeEndpoint, ...]:
+def _endpoints(entity: Any) -> tuple[QuorumNodeEndpoint, ...]:
     found = request_field(entity, "node_endpoints", ())
-    return tuple(NodeEndpoint(each.node_id, each.host, each.port) for each in found)
+    return tuple(QuorumNodeEndpoint(each.node_id, each.host, each.port) for each in found)
 
 
 def _code(code: int) -> ErrorCode:

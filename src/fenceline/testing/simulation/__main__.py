@@ -21,7 +21,7 @@ from fenceline.testing.simulation import coverage_table
 from fenceline.testing.simulation.corpus import load
 from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.search import Search
-from fenceline.testing.simulation.stage import ALL, SCENARIOS, Outcome, play
+from fenceline.testing.simulation.stage import ALL, SCENARIOS, SeedOutcome, play
 from fenceline.testing.simulation.workers import Game, played
 
 
@@ -92,7 +92,7 @@ class _Totals:
     def took_s(self) -> float:
         return time.monotonic() - self._began
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: SeedOutcome) -> None:
         self.played += 1
         self._cpu_s += outcome.cpu_s
         self._virtual_s += outcome.virtual_s

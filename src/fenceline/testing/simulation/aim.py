@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fenceline.testing.simulation.coverage import State, Triple
+from fenceline.testing.simulation.coverage import CoveredState, Triple
 from fenceline.testing.simulation.operations import Fault
 from fenceline.testing.simulation.world import Process, World
 
@@ -21,13 +21,13 @@ class Aim:
         """Raises ValueError if the options name no state or an unknown fault."""
         options = world.options
         component, label = options.aim.split(" ")
-        self._state = State(component, label)
+        self._state = CoveredState(component, label)
         self._faults = [Fault(each) for each in options.aim_faults.split(",") if each]
         self._world = world
         self._inject = inject
         self._rng = world.rng("aim")
         self._due_s = options.calm_s
-        self._seen: dict[int, frozenset[State]] = {}
+        self._seen: dict[int, frozenset[CoveredState]] = {}
         """By node."""
 
     def check(self, process: Process) -> None:

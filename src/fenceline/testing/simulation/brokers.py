@@ -15,14 +15,14 @@ from fenceline.config.node import NodeConfig
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.roles import Role
 from fenceline.testing.simulation import background_work
-from fenceline.testing.simulation.brokers_admin import Admin
-from fenceline.testing.simulation.brokers_clients import Client, Consumer, Producer
-from fenceline.testing.simulation.brokers_groups import Group
+from fenceline.testing.simulation.brokers_admin import SimulatedAdmin
+from fenceline.testing.simulation.brokers_clients import SimulatedClient, SimulatedConsumer, SimulatedProducer
+from fenceline.testing.simulation.brokers_groups import SimulatedGroup
 from fenceline.testing.simulation.brokers_node import SimBroker, config_of, directories_of, format_node
 from fenceline.testing.simulation.brokers_operator import Operator
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.clean_marks import CleanMarks
-from fenceline.testing.simulation.coverage import State
+from fenceline.testing.simulation.coverage import CoveredState
 from fenceline.testing.simulation.coverage_states import DOWN, states_of
 from fenceline.testing.simulation.data_checks import DataChecks
 from fenceline.testing.simulation.disk_checks import verify_finds_a_changed_byte, verify_finds_nothing
@@ -57,7 +57,7 @@ class BrokersScenario:
         """By node, the quorum of its current process, once it exists."""
         self._roles: dict[int, Role] = {}
         """By node, the quorum role at the last check."""
-        self._clients: list[Client] = []
+        self._clients: list[SimulatedClient] = []
         self._cut_crashes = world.rng("crashes in cuts")
 
     @staticmethod
@@ -95,9 +95,9 @@ class BrokersScenario:
             self._clients.append(client)
             world.loop.create_task(client.live())
 
-    def clients(self) -> list[type[Client]]:
+    def clients(self) -> list[type[SimulatedClient]]:
         """The first of them creates the topics."""
-        return [Admin, Producer, Consumer, Producer, Consumer]
+        return [SimulatedAdmin, SimulatedProducer, SimulatedConsumer, SimulatedProducer, SimulatedConsumer]
 
     def _crash_in_cut(self, process: Process, directory: str) -> None:
         """Truncations are short and rare: some of them are hit by a crash at one of their disk calls, or in the first
@@ -110,9 +110,9 @@ class BrokersScenario:
         elif drawn < 0.4:
             process.files.crash_in_append(directory)
 
-    def _sample(self, node_id: int | None, topic: str | None) -> set[State]:
+    def _sample(self, node_id: int | None, topic: str | None) -> set[CoveredState]:
         nodes = self._world.processes
-        found: set[State] = set()
+        found: set[CoveredState] = set()
         for each in nodes.values() if node_id is None else (nodes[node_id],):
             broker = self._brokers.get(each.node_id)
             found |= states_of(broker, topic) if each.is_up and broker is not None else {DOWN}
@@ -240,6 +240,13 @@ class OperationsScenario(BrokersScenario):
             for where, (_, reason) in broker.cleaner.uncleanable.items():
                 raise InvariantBroken(f"n{node_id} {where} is no longer compacted: {reason} (compaction)")
 
-    def clients(self) -> list[type[Client]]:
+    def clients(self) -> list[type[SimulatedClient]]:
         """See `BrokersScenario`."""
-        return [Operator, Producer, Consumer, Producer, Consumer, *[Group] * self._world.options.groups]
+        return [
+            Operator,
+            SimulatedProducer,
+            SimulatedConsumer,
+            SimulatedProducer,
+            SimulatedConsumer,
+            *[SimulatedGroup] * self._world.options.groups,
+        ]

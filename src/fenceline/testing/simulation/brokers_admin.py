@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fenceline.testing.simulation.brokers_clients import Client
+from fenceline.testing.simulation.brokers_clients import SimulatedClient
 from fenceline.testing.simulation.flush_checks import FLUSH_MESSAGES
 from fenceline.wire.apis import ApiKey
 
 
-class Admin(Client):
+class SimulatedAdmin(SimulatedClient):
     """See the module. A rejected request is not retried: the next change is another."""
 
     name = "admin"

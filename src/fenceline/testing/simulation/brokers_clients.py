@@ -25,7 +25,7 @@ from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
     from fenceline.testing.simulation.data_checks import DataChecks
-    from fenceline.testing.simulation.data_history import History
+    from fenceline.testing.simulation.data_history import PartitionHistory
     from fenceline.testing.simulation.world import World
 
 _TROUBLE: Final = (ConnectionError, MalformedRequest, NoSuchVersion)
@@ -45,7 +45,7 @@ _FENCED_OUT: Final = frozenset(
 """Errors after which an idempotent producer cannot continue."""
 
 
-class Client(ABC):
+class SimulatedClient(ABC):
     """What all clients have in common: they cache leaders, and retry after a back-off."""
 
     name = "client"
@@ -132,7 +132,7 @@ class Client(ABC):
         """A request to this partition is about to be sent."""
         self.world.coverage.operation(operation, place.topic)
 
-    def history(self, place: PartitionInfo) -> History | None:
+    def history(self, place: PartitionInfo) -> PartitionHistory | None:
         """None: the topic was deleted."""
         return self.checks.histories.get(place.key)
 
@@ -145,7 +145,7 @@ class Client(ABC):
             )
 
 
-class Producer(Client):
+class SimulatedProducer(SimulatedClient):
     """Writes one batch after another, each until it is acknowledged: acks=all, idempotent or not, or acks=1."""
 
     name = "producer"
@@ -259,7 +259,7 @@ class Producer(Client):
             raise InvariantBroken(f"{self.who}: {history.name} answered {code.name}, but nothing was lost")
 
 
-class Consumer(Client):
+class SimulatedConsumer(SimulatedClient):
     """Reads partitions from their start, and detects truncations as in KIP-320; or knows no epochs."""
 
     name = "consumer"

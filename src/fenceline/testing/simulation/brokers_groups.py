@@ -10,7 +10,7 @@ import asyncio
 from typing import Any, Final
 
 from fenceline.errors import ErrorCode
-from fenceline.testing.simulation.brokers_clients import Client
+from fenceline.testing.simulation.brokers_clients import SimulatedClient
 from fenceline.testing.simulation.brokers_wire import PartitionInfo
 from fenceline.testing.simulation.group_checks import NOTHING, Commit
 from fenceline.testing.simulation.operations import Operation
@@ -25,7 +25,7 @@ _REFRESH_CHANCE: Final = 0.2
 _KINDS: Final = ("commit",) * 6 + ("look",) * 4 + ("reset", "delete offsets", "delete group")
 
 
-class Group(Client):
+class SimulatedGroup(SimulatedClient):
     """See the module."""
 
     name = "group"

@@ -21,8 +21,8 @@ from fenceline.client.consumer.consumer_offsets import PendingCommit
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
 from fenceline.testing.simulation.brokers import BrokersScenario
-from fenceline.testing.simulation.brokers_admin import Admin
-from fenceline.testing.simulation.brokers_clients import Client, Producer
+from fenceline.testing.simulation.brokers_admin import SimulatedAdmin
+from fenceline.testing.simulation.brokers_clients import SimulatedClient, SimulatedProducer
 from fenceline.testing.simulation.brokers_node import DATA_PORT
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.operations import Operation
@@ -68,7 +68,7 @@ class _Consumer(AsyncConsumer):
     """Checks the committed offsets of the group at once after a commit that is behind an acknowledged one: the next
     commit of the partition's owner would hide it."""
 
-    member: Member
+    member: SimulatedMember
 
     async def _send_commit(self, made: PendingCommit, timeout_ms: float | None) -> None:
         await super()._send_commit(made, timeout_ms)
@@ -80,7 +80,7 @@ class _Consumer(AsyncConsumer):
                 self.member.world.scheduler.fail(error)
 
 
-class Member(Client):
+class SimulatedMember(SimulatedClient):
     """See the module."""
 
     name = "member"
@@ -193,12 +193,12 @@ class MembersScenario(BrokersScenario):
         super().build()
         commits = Commits()
         for client in self._clients:
-            if isinstance(client, Member):
+            if isinstance(client, SimulatedMember):
                 client.commits = commits
 
-    def clients(self) -> list[type[Client]]:
+    def clients(self) -> list[type[SimulatedClient]]:
         """See `BrokersScenario`."""
-        return [Admin, Producer, Member, Member, Member]
+        return [SimulatedAdmin, SimulatedProducer, SimulatedMember, SimulatedMember, SimulatedMember]
 
     def end(self) -> tuple[int, int]:
         """See `BrokersScenario`."""

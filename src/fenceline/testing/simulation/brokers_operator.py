@@ -14,7 +14,7 @@ from typing import Any, Final
 from fenceline.controller.state import directory_is_online
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, NO_LEADER
 from fenceline.metadata.image import MetadataImage, PartitionImage
-from fenceline.testing.simulation.brokers_admin import Admin
+from fenceline.testing.simulation.brokers_admin import SimulatedAdmin
 from fenceline.testing.simulation.brokers_clients import ENOUGH_S
 from fenceline.testing.simulation.brokers_node import directories_of
 from fenceline.testing.simulation.brokers_wire import PartitionInfo
@@ -28,7 +28,7 @@ _FOCUS: Final = 0.8
 _HIGH_WATERMARK: Final = -1
 
 
-class Operator(Admin):
+class Operator(SimulatedAdmin):
     """See the module."""
 
     name = "operator"

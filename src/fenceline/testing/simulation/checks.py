@@ -1,7 +1,7 @@
 """Invariants of a metadata quorum, checked after every step of a node that changed its state.
 
 Owns the state that the invariants need: the leader of each epoch, the one committed log that all nodes must agree on,
-and the image that results from it. Reads nodes through their `NodeView` only, and computes the expected image from the
+and the image that results from it. Reads nodes through their `SimulatedNodeView` only, and computes the expected image from the
 committed bytes.
 
 Rules: raft.md Q50-Q56; snapshots.md N48-N53; controller.md C1 (an image is the replayed log).
@@ -26,7 +26,7 @@ from fenceline.quorum.control_records import ControlRecord, SnapshotFooter, Snap
 from fenceline.records.batch import check_crc, iter_headers, read_header
 from fenceline.records.decode import decode_batch
 from fenceline.testing.simulation.majorities import Majorities
-from fenceline.testing.simulation.world import NodeState, NodeView, Process, StoredBatch, World
+from fenceline.testing.simulation.world import NodeState, Process, SimulatedNodeView, StoredBatch, World
 
 
 class InvariantBroken(AssertionError):
@@ -142,7 +142,7 @@ class Invariants:
         if view is not None and view.has_changed() and not view.has_failed:
             self._check_state(process, view, view.state())
 
-    def _check_state(self, process: Process, view: NodeView, state: NodeState) -> None:
+    def _check_state(self, process: Process, view: SimulatedNodeView, state: NodeState) -> None:
         before = self._last.get(process.node_id, _NEVER)
         if state == before:
             return
@@ -193,7 +193,7 @@ class Invariants:
                 f" to {state.high_watermark} (Q53)"
             )
 
-    def _majority_has(self, view: NodeView, state: NodeState, before: NodeState, where: str) -> None:
+    def _majority_has(self, view: SimulatedNodeView, state: NodeState, before: NodeState, where: str) -> None:
         """Q52, for the voters after the step or before it; Q32: only records of its own epoch are counted. Also for a
         follower, if no other node has reported before that so much is committed."""
         last = self.committed.batch_at(state.high_watermark - 1)
@@ -210,7 +210,7 @@ class Invariants:
         if not any(self._majorities.is_on_a_majority(last, voters, view.log_directory) for voters in sets):
             raise InvariantBroken(f"{where}: {_describe(last)} is not durable on a majority of {state.voters} (Q52)")
 
-    def _one_leader(self, process: Process, view: NodeView, state: NodeState) -> None:
+    def _one_leader(self, process: Process, view: SimulatedNodeView, state: NodeState) -> None:
         """Q51, and leader completeness: a leader has everything that was committed in earlier epochs."""
         if not state.is_leader:
             return
@@ -225,7 +225,7 @@ class Invariants:
             )
         self._compare(view.batches(max(state.log_start, 0), newest), process.name)
 
-    def _logs_match(self, process: Process, view: NodeView, state: NodeState) -> None:
+    def _logs_match(self, process: Process, view: SimulatedNodeView, state: NodeState) -> None:
         """Offset and epoch identify a batch, even one that was never committed (log matching)."""
         start = max(self._matched.get(process.node_id, 0), state.log_start)
         if state.log_end < start:
@@ -251,7 +251,7 @@ class Invariants:
         for batch in batches:
             self.committed.compare(batch, where)
 
-    def _same_history(self, process: Process, view: NodeView, state: NodeState) -> None:
+    def _same_history(self, process: Process, view: SimulatedNodeView, state: NodeState) -> None:
         """Q56: what this node considers committed is the same on all nodes."""
         start = max(self._verified.get(process.node_id, 0), state.log_start)
         self._compare(
@@ -260,7 +260,7 @@ class Invariants:
         self._verified[process.node_id] = state.high_watermark
         self._committed_in[state.epoch] = max(self._committed_in.get(state.epoch, 0), state.high_watermark)
 
-    def _image_is_the_log(self, view: NodeView, state: NodeState, where: str) -> None:
+    def _image_is_the_log(self, view: SimulatedNodeView, state: NodeState, where: str) -> None:
         """C1: an image at the end of a batch matches the committed log."""
         image = view.image()
         if image is None or state.image_offset < 0:
@@ -273,7 +273,9 @@ class Invariants:
         if expected is not None and not self._same_images.are_equal(image, expected):
             raise InvariantBroken(f"{where}: the image at {state.image_offset} does not match the log (C1)")
 
-    def _snapshots_are_complete(self, process: Process, view: NodeView, state: NodeState, before: NodeState) -> None:
+    def _snapshots_are_complete(
+        self, process: Process, view: SimulatedNodeView, state: NodeState, before: NodeState
+    ) -> None:
         """N50, N52, N53: a new snapshot contains committed state only, and matches the log."""
         for end_offset, epoch in state.snapshots:
             if (end_offset, epoch) in before.snapshots or end_offset == 0:

@@ -25,11 +25,11 @@ from fenceline.controller.requests import (
     DeleteTopics,
     IncrementalAlterConfigs,
     NewPartitions,
-    NewTopic,
     RegisterBroker,
     RegisterController,
     Request,
     TopicReference,
+    TopicToCreate,
 )
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.disk import Disk, replace_file
@@ -47,7 +47,7 @@ from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.log_reader import StoredBatches
 from fenceline.testing.simulation.loop import SimExecutor
-from fenceline.testing.simulation.network import TimedOut
+from fenceline.testing.simulation.network import SimulatedTimeout
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.world import DATA_DIR, NodeState, Process, StoredBatch, World
 
@@ -198,7 +198,7 @@ class ControllerScenario:
         self._world = world
         self._config = node_config(world.options, 1)
         self._driver: ControllerDriver | None = None
-        self._clients: list[Client] = []
+        self._clients: list[SingleControllerClient] = []
 
     @staticmethod
     def base_options(rng: Random) -> Options:
@@ -210,7 +210,7 @@ class ControllerScenario:
         format_voters(process.disk, (voter,))
         process.start()
         for number in range(self._world.options.clients):
-            client = Client(self._world, number)
+            client = SingleControllerClient(self._world, number)
             self._clients.append(client)
             self._world.loop.create_task(client.live())
 
@@ -289,7 +289,7 @@ async def _live_as_broker(driver: ControllerDriver, process: Process) -> None:
 
 
 async def serve_client(driver: ControllerDriver, frame: bytes) -> bytes:
-    """The response to a request of a `Client`."""
+    """The response to a request of a `SingleControllerClient`."""
     asked = json.loads(frame)
     if not driver.is_active and driver.quorum.leader_id != driver.node_id:
         return json.dumps({"code": _NOT_ACTIVE, "leader": driver.quorum.leader_id}).encode()
@@ -305,7 +305,7 @@ def _request(asked: dict[str, Any]) -> Request:
     topic = asked["topic"]
     match asked["op"]:
         case "create":
-            return CreateTopics((NewTopic(topic, asked["partitions"], 1),))
+            return CreateTopics((TopicToCreate(topic, asked["partitions"], 1),))
         case "delete":
             return DeleteTopics((TopicReference(topic),))
         case "grow":
@@ -315,7 +315,7 @@ def _request(asked: dict[str, Any]) -> Request:
             return IncrementalAlterConfigs(((ConfigResource(ConfigResourceType.TOPIC, topic), (change,)),))
 
 
-class Client:
+class SingleControllerClient:
     """Creates, extends, configures and deletes topics of its own, one request at a time, and remembers the responses.
 
     The state of a topic is None if it must not exist, else (partitions, retention.ms or ""); a set contains all
@@ -366,7 +366,7 @@ class Client:
             if not tries_twice:
                 return
             answer = {"code": -2}
-        except (ConnectionError, TimedOut):
+        except (ConnectionError, SimulatedTimeout):
             self._asks = rng.choice(self._nodes)
             answer = {"code": -2}
         code = answer["code"]

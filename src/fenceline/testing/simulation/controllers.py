@@ -29,7 +29,7 @@ from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.cluster_driver import ClusterDriver, cluster_config, voter_of
 from fenceline.testing.simulation.controller_of_one import (
     CLUSTER_ID,
-    Client,
+    SingleControllerClient,
     directory_id,
     format_voters,
     serve_client,
@@ -59,7 +59,7 @@ class ControllersScenario:
         self._ids = range(1, world.options.nodes + 1)
         self._configs: dict[int, NodeConfig] = {}
         self._drivers: dict[int, _Driver] = {}
-        self._clients: list[Client] = []
+        self._clients: list[SingleControllerClient] = []
         self._refuses_until_s: dict[int, float] = {}
         """By broker: until when it refuses connections although it is alive."""
 
@@ -75,7 +75,7 @@ class ControllersScenario:
         for process in self._world.processes.values():
             process.start()
         for number in range(self._world.options.clients):
-            client = Client(self._world, number, self._ids)
+            client = SingleControllerClient(self._world, number, self._ids)
             self._clients.append(client)
             self._world.loop.create_task(client.live())
         self._world.on_end.append(self._process_ended)

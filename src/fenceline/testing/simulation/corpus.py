@@ -30,18 +30,18 @@ _HEAD: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CorpusEntry:
     """A game, and the triples that it reaches and no earlier entry does."""
 
     game: Game
     first: frozenset[Triple]
 
 
-def load(path: Path) -> list[Entry]:
+def load(path: Path) -> list[CorpusEntry]:
     """Empty if the file does not exist. Raises ValueError, which names the line."""
     if not path.exists():
         return []
-    entries: list[Entry] = []
+    entries: list[CorpusEntry] = []
     game: Game | None = None
     first: set[Triple] = set()
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -50,7 +50,7 @@ def load(path: Path) -> list[Entry]:
                 continue
             if not line.startswith(" "):
                 if game is not None:
-                    entries.append(Entry(game, frozenset(first)))
+                    entries.append(CorpusEntry(game, frozenset(first)))
                 game, first = _game(line), set()
                 continue
             if game is None:
@@ -61,7 +61,7 @@ def load(path: Path) -> list[Entry]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
     if game is not None:
-        entries.append(Entry(game, frozenset(first)))
+        entries.append(CorpusEntry(game, frozenset(first)))
     return entries
 
 
@@ -71,7 +71,7 @@ def _game(line: str) -> Game:
     return Game(scenario, int(seed), dict(option.split("=", 1) for option in options))
 
 
-def save(path: Path, entries: Iterable[Entry]) -> None:
+def save(path: Path, entries: Iterable[CorpusEntry]) -> None:
     """Replaces the file."""
     lines = [_HEAD]
     for entry in entries:

@@ -27,7 +27,7 @@ CHECK_INTERVAL_S: Final = 0.1
 COMPONENTS: Final = ("log", "replica", "quorum", "controller", "groups", "losses", "metadata")
 
 
-class State(NamedTuple):
+class CoveredState(NamedTuple):
     """A label of `STATES` for the state of a component of some node."""
 
     component: str
@@ -53,13 +53,13 @@ class Triple(NamedTuple):
         return cls(component, state, operation, fault)
 
 
-Sampler = Callable[[int | None, str | None], Iterable[State]]
+Sampler = Callable[[int | None, str | None], Iterable[CoveredState]]
 """The states of a node (None: of all nodes), and of the logs of one topic (None: of all topics)."""
 Ending = Callable[[str, str | None], bool]
 """Whether the effect of an operation has ended, by its name and topic. Has no side effects."""
 
 
-def _nothing(node_id: int | None, topic: str | None) -> Iterable[State]:
+def _nothing(node_id: int | None, topic: str | None) -> Iterable[CoveredState]:
     return ()
 
 
@@ -77,7 +77,7 @@ class Coverage:
         self.has_ended: Ending = _at_once
         self.counts: dict[Triple, int] = {}
         """The number of situations in which each was observed: sets of states, with an operation and a fault."""
-        self._situations: set[tuple[frozenset[State], str, str]] = set()
+        self._situations: set[tuple[frozenset[CoveredState], str, str]] = set()
         self._operations: dict[tuple[str, str | None], float] = {}
         """By name and topic: in progress until this moment."""
         self._faults: dict[tuple[str, int | None], float] = {}
@@ -148,10 +148,10 @@ class Coverage:
                 for fault in faults:
                     self._count(states, operation, fault)
 
-    def meeting(self, state: State, node_id: int) -> set[str]:
+    def meeting(self, state: CoveredState, node_id: int) -> set[str]:
         """The operations in progress that a fault at this node would meet in this state."""
         found: set[str] = set()
-        samples: dict[str | None, frozenset[State]] = {}
+        samples: dict[str | None, frozenset[CoveredState]] = {}
         for name, topic in self._in_progress(self._now_s()):
             if topic not in samples:
                 samples[topic] = frozenset(self.sample(node_id, topic))
@@ -170,7 +170,7 @@ class Coverage:
                     until_s[key] = now_s + CHECK_INTERVAL_S
         return list(until_s)
 
-    def _count(self, states: frozenset[State], operation: str, fault: str) -> None:
+    def _count(self, states: frozenset[CoveredState], operation: str, fault: str) -> None:
         """Most samples repeat an earlier one: these cost one lookup."""
         situation = states, operation, fault
         if situation in self._situations:

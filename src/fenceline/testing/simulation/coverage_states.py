@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from fenceline.quorum.roles import Leader
-from fenceline.replica.follower import Phase
-from fenceline.testing.simulation.coverage import State
+from fenceline.replica.follower import FollowerPhase
+from fenceline.testing.simulation.coverage import CoveredState
 
 if TYPE_CHECKING:
     from fenceline.node.replication.replica import Replica
@@ -50,98 +50,98 @@ STATES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """By component, all labels that a sample can contain."""
 
-DOWN: Final = State("replica", "down")
-_PHASES: Final[Mapping[Phase | None, State]] = {
-    Phase.LOOKING: State("replica", "looking"),
-    Phase.WAITING: State("replica", "waiting"),
+DOWN: Final = CoveredState("replica", "down")
+_PHASES: Final[Mapping[FollowerPhase | None, CoveredState]] = {
+    FollowerPhase.LOOKING: CoveredState("replica", "looking"),
+    FollowerPhase.WAITING: CoveredState("replica", "waiting"),
 }
 
 
-def states_of(broker: SimBroker, topic: str | None) -> set[State]:
+def states_of(broker: SimBroker, topic: str | None) -> set[CoveredState]:
     """The states of all components of a running node; of its replicas and logs only those of `topic`, if it is
     given."""
-    found: set[State] = set()
+    found: set[CoveredState] = set()
     add = found.add
     if not broker.has_metadata:
-        add(State("metadata", "starting"))
+        add(CoveredState("metadata", "starting"))
         return found
     controller = broker.controller
     found.update(_of_quorum(broker))
     if not broker.has_joined:
-        add(State("metadata", "starting"))
+        add(CoveredState("metadata", "starting"))
         return found
     image = controller.image
     me = image.brokers.get(broker.node_id)
     if me is None or me.fenced:
-        add(State("metadata", "fenced"))
-    add(State("metadata", "behind" if controller.is_behind else "current"))
+        add(CoveredState("metadata", "fenced"))
+    add(CoveredState("metadata", "behind" if controller.is_behind else "current"))
     if controller.snapshots is not None and controller.snapshots.is_running:
-        add(State("metadata", "snapshotting"))
+        add(CoveredState("metadata", "snapshotting"))
     coordinator = broker.groups.coordinator
     if coordinator.loading_partitions:
-        add(State("groups", "loading"))
-    add(State("groups", "coordinating" if coordinator.active_partitions else "idle"))
-    add(State("losses", "undelivered" if broker.losses.undelivered else "none"))
+        add(CoveredState("groups", "loading"))
+    add(CoveredState("groups", "coordinating" if coordinator.active_partitions else "idle"))
+    add(CoveredState("losses", "undelivered" if broker.losses.undelivered else "none"))
     for replica in broker.partitions.in_service:
         if topic is None or replica.topic_partition.topic == topic:
             found.update(_of_log(broker, replica))
             found.update(_of_replica(broker, replica))
     for where in broker.partitions.offline:
         if topic is None or where.topic == topic:
-            add(State("replica", "offline"))
+            add(CoveredState("replica", "offline"))
     return found
 
 
-def _of_quorum(broker: SimBroker) -> Iterator[State]:
+def _of_quorum(broker: SimBroker) -> Iterator[CoveredState]:
     controller = broker.controller
     held = controller.quorum.role
     role = type(held).__name__.lower()
     if not broker.config.is_controller:
-        yield State("quorum", "observer")
+        yield CoveredState("quorum", "observer")
         return
-    yield State("quorum", role)
+    yield CoveredState("quorum", role)
     if not isinstance(held, Leader):
-        yield State("controller", "standby")
+        yield CoveredState("controller", "standby")
     elif not controller.is_active:
-        yield State("controller", "loading")
+        yield CoveredState("controller", "loading")
     else:
-        yield State("controller", "deciding" if controller.active.waiting_count else "active")
+        yield CoveredState("controller", "deciding" if controller.active.waiting_count else "active")
 
 
-def _of_log(broker: SimBroker, replica: Replica) -> Iterator[State]:
+def _of_log(broker: SimBroker, replica: Replica) -> Iterator[CoveredState]:
     log = replica.log
     if replica.is_being_cut:
-        yield State("log", "cutting")  # a thread owns the log; no other state can be read
+        yield CoveredState("log", "cutting")  # a thread owns the log; no other state can be read
         return
     start, end = log.log_start_offset, log.log_end_offset
     if start == end:
-        yield State("log", "empty")
-    yield State("log", "clean" if log.recovery_point >= end else "dirty")
+        yield CoveredState("log", "empty")
+    yield CoveredState("log", "clean" if log.recovery_point >= end else "dirty")
     if start > 0:
-        yield State("log", "rebased")
+        yield CoveredState("log", "rebased")
     if len(log.segments) > 1:
-        yield State("log", "rolled")
+        yield CoveredState("log", "rolled")
     if replica.cleaning is not None:
-        yield State("log", "compacting")
+        yield CoveredState("log", "compacting")
     if replica.topic_partition in broker.moves.in_progress:
-        yield State("log", "moving")
+        yield CoveredState("log", "moving")
 
 
-def _of_replica(broker: SimBroker, replica: Replica) -> Iterator[State]:
+def _of_replica(broker: SimBroker, replica: Replica) -> Iterator[CoveredState]:
     leader = replica.leader
     if leader is not None:
         if leader.is_recovering:
-            yield State("replica", "recovering")
-        yield State("replica", "alone" if len(leader.isr) == 1 and not leader.is_only_replica else "leader")
+            yield CoveredState("replica", "recovering")
+        yield CoveredState("replica", "alone" if len(leader.isr) == 1 and not leader.is_only_replica else "leader")
         proposal = leader.proposal
         if proposal is not None and proposal.growth:
-            yield State("replica", "expanding" if proposal.growth > 0 else "shrinking")
+            yield CoveredState("replica", "expanding" if proposal.growth > 0 else "shrinking")
         return
     partition = broker.image.topics_by_id.get(replica.topic_id)
     index = replica.topic_partition.partition
     if partition is not None and index < len(partition.partitions):
         is_in_sync = broker.node_id in partition.partitions[index].isr
-        yield State("replica", "follower" if is_in_sync else "joining")
+        yield CoveredState("replica", "follower" if is_in_sync else "joining")
     phase = broker.replication.fetchers.phase_of(replica)
     if phase in _PHASES:
         yield _PHASES[phase]

@@ -28,10 +28,10 @@ from fenceline.records.batch import BATCH_OVERHEAD, read_header
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.data_crashes import Crashes, Key
-from fenceline.testing.simulation.data_history import BatchId, History, decoded, first_from
+from fenceline.testing.simulation.data_history import BatchId, PartitionHistory, decoded, first_from
 from fenceline.testing.simulation.disk_checks import ledger_is_complete
 from fenceline.testing.simulation.flush_checks import FLUSH_MESSAGES, check_durable
-from fenceline.testing.simulation.group_checks import Positions
+from fenceline.testing.simulation.group_checks import CheckedPositions
 from fenceline.testing.simulation.log_reader import StoredBatches
 from fenceline.testing.simulation.partition_checks import check_change, shown
 from fenceline.testing.simulation.receipt_checks import (
@@ -133,15 +133,15 @@ class DataChecks:
         self._marks_records = marks_records
         self.receipts: dict[str, Receipt] = {}
         """By id: the receipts of all nodes."""
-        self._named: dict[str, list[History]] = {}
+        self._named: dict[str, list[PartitionHistory]] = {}
         """By topic and partition name: one history for each topic id."""
         self._deleting: dict[str, int] = {}
         """By partition: the highest offset in requests to delete records that may still be in flight."""
         self.image: MetadataImage = EMPTY_IMAGE
         """The newest committed image of any node."""
-        self.positions = Positions()
+        self.positions = CheckedPositions()
         """The committed offsets of groups."""
-        self.histories: dict[Key, History] = {}
+        self.histories: dict[Key, PartitionHistory] = {}
         self._partitions: dict[Key, PartitionImage] = {}
         self._nodes: dict[int, _Node] = {}
         self._crashes: dict[int, Crashes] = {}
@@ -304,7 +304,7 @@ class DataChecks:
                 self._partitions[key] = partition
                 if key not in self.histories:
                     mark = topic.id.hex.encode() if self._marks_records and not topic.name.startswith("__") else b""
-                    history = self.histories[key] = History(f"{topic.name}-{index}", mark)
+                    history = self.histories[key] = PartitionHistory(f"{topic.name}-{index}", mark)
                     history.deletable = self._deleting.get(history.name, 0)
                     self._named.setdefault(history.name, []).append(history)
                 old = known.get(key)
@@ -470,7 +470,7 @@ class DataChecks:
             history.commit(first_from(batches, start), where)
             history.ends[leader.leader_epoch] = max(history.ends.get(leader.leader_epoch, 0), high_watermark)
 
-    def _appended(self, node: _Node, key: Key, copy: _Copy, history: History, where: str) -> None:
+    def _appended(self, node: _Node, key: Key, copy: _Copy, history: PartitionHistory, where: str) -> None:
         """Log matching; a follower appends what the leader of its epoch has (E64)."""
         replica = copy.replica
         leader = None if replica.leader is not None or copy.is_new else self._leader_of(key, replica.leader_epoch)
@@ -494,7 +494,9 @@ class DataChecks:
             batches = copy.reader.between(replica.log.segments, copy.start, replica.log.log_end_offset)
         copy.log += batches
 
-    def _check_followers(self, key: Key, history: History, members: Iterable[int], batches: list[StoredBatch]) -> None:
+    def _check_followers(
+        self, key: Key, history: PartitionHistory, members: Iterable[int], batches: list[StoredBatch]
+    ) -> None:
         """Records committed by the fetches of followers must be durable on their disks."""
         for node_id in members:
             other = self._nodes.get(node_id)
@@ -512,7 +514,7 @@ class DataChecks:
                     return copy
         return None
 
-    def _check_new_leader(self, copy: _Copy, history: History, where: str) -> None:
+    def _check_new_leader(self, copy: _Copy, history: PartitionHistory, where: str) -> None:
         """Leader completeness: a leader has all that was committed before, unless its election was unclean."""
         leader = copy.leader
         assert leader is not None, "it leads"
@@ -539,7 +541,7 @@ class DataChecks:
     def _key_of(copy: _Copy) -> Key:
         return copy.replica.topic_id_bytes, copy.replica.topic_partition.partition
 
-    def _match(self, copy: _Copy, history: History, end: int, where: str) -> None:
+    def _match(self, copy: _Copy, history: PartitionHistory, end: int, where: str) -> None:
         """Compare a log with the committed history up to `end`."""
         end = min(end, history.end)
         if copy.matched < end:
@@ -568,7 +570,7 @@ class DataChecks:
                 for member in members:
                     self._check_eligible(name, member, key, history)
 
-    def _check_eligible(self, name: str, member: int, key: Key, history: History) -> None:
+    def _check_eligible(self, name: str, member: int, key: Key, history: PartitionHistory) -> None:
         """A replica that may be elected cleanly (in sync, or eligible as in KIP-966) has all that any leader reported
         as committed."""
         node = self._nodes.get(member)
@@ -583,7 +585,9 @@ class DataChecks:
             raise InvariantBroken(f"{where}: may be elected and ends at {end}, but {history.end} is committed ({name})")
         self._match(copy, history, min(history.end, copy.end), f"{where} ({name})")
 
-    def _check_member(self, name: str, node: _Node, copy: _Copy, member: int, key: Key, history: History) -> None:
+    def _check_member(
+        self, name: str, node: _Node, copy: _Copy, member: int, key: Key, history: PartitionHistory
+    ) -> None:
         other = self._nodes.get(member)
         theirs = other.copies.get(key) if other is not None else None
         if other is None or theirs is None or theirs.was_cut or theirs.replica.is_being_cut:
@@ -708,7 +712,7 @@ def _describe(batches: list[StoredBatch]) -> str:
     return ", ".join(f"{each.base_offset}@{each.epoch}" for each in batches) or "nothing"
 
 
-def _must_be_durable(history: History, copy: _Copy) -> bool:
+def _must_be_durable(history: PartitionHistory, copy: _Copy) -> bool:
     """Whether all that the replica has acknowledged must be in its log, and durable on its disk."""
     is_used = not copy.was_cut and not copy.replica.is_being_cut
     return is_used and history.flushes_each and not history.is_compacted and history.last_unclean < 0

@@ -16,7 +16,7 @@ from fenceline.log.core.lost_and_found import EVIDENCE_DIR
 from fenceline.log.directories.partition_dir import STRAY_SUFFIX
 from fenceline.losses.check import complaints
 from fenceline.losses.folder import INTENDED
-from fenceline.losses.receipt import Cause, Receipt
+from fenceline.losses.receipt import LossCause, Receipt
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.receipt_checks import stored
@@ -172,7 +172,7 @@ def _complaints_of_compacted(
     names fewer."""
     if _overlapping(log, receipt):
         return [f"receipt of {receipt} covers batches that are not lost"]
-    if receipt.cause is Cause.RECOVERY:
+    if receipt.cause is LossCause.RECOVERY:
         return []
     mine = _overlapping(missing, receipt)
     is_within = (
@@ -190,7 +190,7 @@ def _complaints(
 ) -> list[str]:
     """The errors of one receipt."""
     start, end = receipt.start_offset, receipt.end_offset_exclusive
-    if receipt.cause is Cause.RECOVERY:
+    if receipt.cause is LossCause.RECOVERY:
         # A torn tail is described as far as it can be read.
         wrong = _overlapping(log, receipt)
         return [f"receipt of {receipt} covers batches that are not lost"] if wrong else []

@@ -36,7 +36,7 @@ class Written(NamedTuple):
     """The batch before it; None at the start of a log."""
 
 
-class History:
+class PartitionHistory:
     """The history of one partition of one topic id."""
 
     def __init__(self, name: str, mark: bytes = b"") -> None:

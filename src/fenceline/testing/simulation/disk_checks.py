@@ -15,8 +15,8 @@ from fenceline.log.core.checkpoints import read_epochs
 from fenceline.log.core.disk import Disk, FileStat
 from fenceline.log.core.file_names import EPOCH_FILE, LOG_SUFFIX
 from fenceline.log.core.lost_and_found import EVIDENCE_DIR
-from fenceline.log.verify.findings import Finding
-from fenceline.log.verify.verify import Settings, Severity, find_places, groups_of, verify_group
+from fenceline.log.verify.findings import LogFinding
+from fenceline.log.verify.verify import Severity, VerifySettings, find_places, groups_of, verify_group
 from fenceline.losses.receipt import Receipt, decode
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk
@@ -70,12 +70,12 @@ class Disks:
         disk.close(real)
 
 
-def errors_of(disks: Mapping[str, SimDisk], directories: Iterable[str], *, holding: str = "") -> list[Finding]:
+def errors_of(disks: Mapping[str, SimDisk], directories: Iterable[str], *, holding: str = "") -> list[LogFinding]:
     """The errors that `fenceline verify` finds in all these data directories together. `holding`: only those of the
     replicas that are compared with the one that has this file; all if none has it."""
     disk = cast(Disk, cast(Any, Disks(disks)))
     places = find_places(disk, list(directories))
-    settings = Settings(deep=True, wait=lambda seconds: None)
+    settings = VerifySettings(deep=True, wait=lambda seconds: None)
     groups = groups_of(places)
     concerned = [group for group in groups if any(holding.startswith(place.path) for place in group)] if holding else []
     reports = list(places.reports)

@@ -23,7 +23,7 @@ class Commit(NamedTuple):
 NOTHING: Final = Commit(-1, "")
 
 
-class Position:
+class CheckedPosition:
     """The committed offset of one group in one partition."""
 
     __slots__ = ("known", "older", "possible")
@@ -37,14 +37,14 @@ class Position:
         """Commits that were in effect before."""
 
 
-class Positions:
+class CheckedPositions:
     """The committed offsets of all groups."""
 
     def __init__(self) -> None:
-        self._positions: dict[tuple[str, Key], Position] = {}
+        self._positions: dict[tuple[str, Key], CheckedPosition] = {}
 
-    def _of(self, group: str, key: Key) -> Position:
-        return self._positions.setdefault((group, key), Position())
+    def _of(self, group: str, key: Key) -> CheckedPosition:
+        return self._positions.setdefault((group, key), CheckedPosition())
 
     def sends(self, group: str, key: Key, commit: Commit) -> None:
         """The request is sent: it may take effect from now on."""

@@ -53,7 +53,7 @@ class SimExecutor(Executor):
         """There is nothing to join."""
 
 
-class Sockets(Protocol):
+class SocketsOfNode(Protocol):
     """The simulated TCP of one node."""
 
     async def connect(
@@ -80,7 +80,7 @@ class SimLoop(ProcessLoop):
         self.name = name
         self.state = RUNNING
         self.owner = owner
-        self.sockets: Sockets | None = None
+        self.sockets: SocketsOfNode | None = None
         """Implements connections and listeners; None: there are none."""
         self._rate = rate
         self._base_s = base_s

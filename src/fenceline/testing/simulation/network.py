@@ -9,7 +9,7 @@ a partition arrives when it has healed; callers that do not want to wait use a t
 or arrive twice, like a retry on a new connection.
 
 Use: a process serves with `serve(node_id, loop, handler)`; peers call `connect` or `request` from their own loop. Code
-that uses callbacks instead of coroutines serves with `serve_callbacks` and sends with `open` and `Connection.ask`,
+that uses callbacks instead of coroutines serves with `serve_callbacks` and sends with `open` and `SimulatedConnection.ask`,
 which costs half as much.
 """
 
@@ -47,7 +47,7 @@ class Lost(ConnectionResetError):
     """The connection was lost; whether the request was handled is unknown."""
 
 
-class TimedOut(ConnectionError):
+class SimulatedTimeout(ConnectionError):
     """No response arrived in time; whether the request was handled is unknown."""
 
 
@@ -72,7 +72,7 @@ class _Server:
     handle: CallbackHandler
 
 
-class Link(Protocol):
+class SimulatedLink(Protocol):
     """A connection of any kind, as the network sees it."""
 
     @property
@@ -105,7 +105,7 @@ class Network:
         self._cut: set[tuple[int, int]] = set()
         self._held: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._lags: dict[tuple[int, int, int], float] = {}
-        self._connections: dict[int, Link] = {}
+        self._connections: dict[int, SimulatedLink] = {}
         self._next_id = 0
         self._loop = SimLoop(scheduler, "network")
         self._context = copy_context()
@@ -187,7 +187,7 @@ class Network:
         for connection in self._of(node_id):
             connection.cut("reset by the network")
 
-    def _of(self, node_id: int) -> list[Link]:
+    def _of(self, node_id: int) -> list[SimulatedLink]:
         return [each for each in self._connections.values() if node_id in (each.source, each.destination)]
 
     # -- carrying ------------------------------------------------------------------------------------------------------
@@ -249,10 +249,10 @@ class Network:
 
     def open(
         self, source: int, destination: int, loop: SimLoop, *, on_lost: Callable[[], None] | None = None
-    ) -> Connection:
+    ) -> SimulatedConnection:
         """A connection that is being opened; requests are sent once it is open. `on_lost` runs in `loop`."""
         self._next_id += 1
-        connection = self._connections[self._next_id] = Connection(
+        connection = self._connections[self._next_id] = SimulatedConnection(
             self, self._next_id, source, destination, loop, on_lost
         )
 
@@ -274,7 +274,7 @@ class Network:
         *,
         on_lost: Callable[[], None] | None = None,
         timeout_s: float = TIMEOUT_S,
-    ) -> Connection:
+    ) -> SimulatedConnection:
         """A connection. `on_lost` runs in the caller's loop when it is cut. Raises PeerRefused and TimedOut."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop), "only a simulated process connects"
@@ -293,7 +293,7 @@ class Network:
     def hold(self, source: int, destination: int, deliver: Callable[[], None]) -> None:
         self._held.setdefault((source, destination), []).append(deliver)
 
-    def adopt(self, stream: Link) -> int:
+    def adopt(self, stream: SimulatedLink) -> int:
         """Register a connection of another kind; returns its id."""
         self._next_id += 1
         self._connections[self._next_id] = stream
@@ -332,7 +332,7 @@ async def _within(answer: asyncio.Future[Any], destination: int, timeout_s: floa
 
     def give_up() -> None:
         if not answer.done():
-            answer.set_exception(TimedOut(f"{destination} did not answer within {timeout_s} s"))
+            answer.set_exception(SimulatedTimeout(f"{destination} did not answer within {timeout_s} s"))
 
     timer = answer.get_loop().call_later(timeout_s, give_up)
     try:
@@ -354,7 +354,7 @@ def _all_of(held: list[Callable[[], None]]) -> None:
         deliver()
 
 
-class Connection:
+class SimulatedConnection:
     """One TCP connection from `source` to `destination`. Frames and responses keep their order in each direction."""
 
     def __init__(

@@ -12,12 +12,14 @@ from typing import Final
 from fenceline.ids import NO_LEADER
 from fenceline.metadata.image import LeaderRecoveryState, MetadataImage, PartitionImage
 from fenceline.testing.simulation.checks import InvariantBroken
-from fenceline.testing.simulation.data_history import History
+from fenceline.testing.simulation.data_history import PartitionHistory
 
 _RECOVERING: Final = LeaderRecoveryState.RECOVERING
 
 
-def check_change(history: History, before: PartitionImage | None, after: PartitionImage, image: MetadataImage) -> None:
+def check_change(
+    history: PartitionHistory, before: PartitionImage | None, after: PartitionImage, image: MetadataImage
+) -> None:
     """`after` is the partition in `image`; `before` None: it is new. Records unclean elections. Raises
     InvariantBroken."""
     where = f"{history.name}, leader epoch {after.leader_epoch}"

@@ -12,7 +12,7 @@ from typing import Final
 from fenceline.quorum.duties import Send
 from fenceline.quorum.messages import ResponseMessage
 from fenceline.testing.simulation.loop import SimLoop
-from fenceline.testing.simulation.network import Connection, Frame, Network, PeerRefused
+from fenceline.testing.simulation.network import Frame, Network, PeerRefused, SimulatedConnection
 
 _CONNECT_S: Final = 2.0
 
@@ -35,7 +35,7 @@ class SimPeers:
         self._node_id = node_id
         self._answered = answered
         self._unanswered = unanswered
-        self._connections: dict[int, tuple[Connection, float]] = {}
+        self._connections: dict[int, tuple[SimulatedConnection, float]] = {}
         """By node, with the time when it was opened."""
         self._is_closed = False
 

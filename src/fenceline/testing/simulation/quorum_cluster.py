@@ -1,6 +1,6 @@
 """Scenario: a quorum of several voters and observers that replicates the records of its clients.
 
-Owns the configuration of the nodes (`QuorumNode`), clients that propose records to the leader, and an administrator who
+Owns the configuration of the nodes (`SimulatedQuorumNode`), clients that propose records to the leader, and an administrator who
 adds and removes voters. A record acknowledged as committed is in the committed log, at the acknowledged offset.
 """
 
@@ -18,7 +18,7 @@ from fenceline.testing.simulation.cluster_driver import cluster_config, voter_of
 from fenceline.testing.simulation.controller_of_one import CLUSTER_ID, format_voters
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.pace import Pace
-from fenceline.testing.simulation.quorum_node import QuorumNode
+from fenceline.testing.simulation.quorum_node import SimulatedQuorumNode
 from fenceline.testing.simulation.world import Process, World
 
 _REQUEST_TIMEOUT_S: Final = 3.0
@@ -37,7 +37,7 @@ class QuorumScenario:
         options = world.options
         self._voters = range(1, options.nodes - options.observers + 1)
         self._configs: dict[int, NodeConfig] = {}
-        self._clients: list[Client] = []
+        self._clients: list[QuorumClient] = []
         self._administrator: asyncio.Task[None] | None = None
         self._agreed: tuple[int, int] | None = None
         """Epoch and leader of all nodes when the cluster became idle."""
@@ -57,14 +57,14 @@ class QuorumScenario:
         for process in self._world.processes.values():
             process.start()
         for number in range(self._world.options.clients):
-            client = Client(self._world, number)
+            client = QuorumClient(self._world, number)
             self._clients.append(client)
             self._world.loop.create_task(client.live())
         if self._world.options.admin_s:
             self._administrator = self._world.loop.create_task(self._administer())
 
     async def _body(self, process: Process) -> None:
-        await QuorumNode(process, self._configs[process.node_id]).live_and_serve()
+        await SimulatedQuorumNode(process, self._configs[process.node_id]).live_and_serve()
 
     async def _administer(self) -> None:
         """Add or remove a voter, asking every node; only the leader accepts."""
@@ -119,7 +119,7 @@ class QuorumScenario:
             )
 
 
-class Client:
+class QuorumClient:
     """Proposes one record after another to the node that accepted the last one, else to any."""
 
     def __init__(self, world: World, number: int) -> None:

@@ -20,7 +20,7 @@ from fenceline.testing.simulation.network import Frame, Lost, Reply
 _METADATA_VERSION: Final = 25
 
 
-class QuorumNode(ClusterDriver):
+class SimulatedQuorumNode(ClusterDriver):
     """One process of a node."""
 
     _leads = -1

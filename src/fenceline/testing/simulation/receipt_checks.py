@@ -12,7 +12,7 @@ from fenceline.log.core.lost_and_found import EVIDENCE_DIR
 from fenceline.losses.check import Stored, complaints
 from fenceline.losses.folder import DUE, REPORTED
 from fenceline.losses.folder import PREFIX as RECEIPT_PREFIX
-from fenceline.losses.receipt import Cause, LossClass, Receipt, decode
+from fenceline.losses.receipt import LossCause, LossClass, Receipt, decode
 from fenceline.records.batch import read_header
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken
@@ -20,7 +20,7 @@ from fenceline.testing.simulation.world import Process, StoredBatch
 
 if TYPE_CHECKING:
     from fenceline.node.replication.replica import Replica
-    from fenceline.testing.simulation.data_history import History
+    from fenceline.testing.simulation.data_history import PartitionHistory
 
 
 _BY_RETENTION = "older than retention.ms"
@@ -52,7 +52,7 @@ def is_of(receipt: Receipt, key: tuple[bytes, int]) -> bool:
 
 def of_logs_in_use(receipts: Mapping[str, Receipt], key: tuple[bytes, int]) -> dict[str, Receipt]:
     """The receipts of a partition for truncations of its log, not for directories that were set aside."""
-    return {name: each for name, each in receipts.items() if is_of(each, key) and each.cause is not Cause.SET_ASIDE}
+    return {name: each for name, each in receipts.items() if is_of(each, key) and each.cause is not LossCause.SET_ASIDE}
 
 
 def receipts_are_exact(
@@ -60,7 +60,7 @@ def receipts_are_exact(
     there: Mapping[str, Receipt],
     known: dict[str, Receipt],
     lost: list[StoredBatch],
-    history: History,
+    history: PartitionHistory,
     log_start: int,
     high_watermark: int,
     where: str,
@@ -89,10 +89,12 @@ def receipts_are_exact(
         raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts)")
 
 
-def _class_complaints(receipt: Receipt, lost: list[StoredBatch], history: History, high_watermark: int) -> list[str]:
+def _class_complaints(
+    receipt: Receipt, lost: list[StoredBatch], history: PartitionHistory, high_watermark: int
+) -> list[str]:
     """Records below the high watermark were committed; acknowledged records are not `never_acknowledged`."""
     is_committed = receipt.start_offset < high_watermark
-    if receipt.loss_class is LossClass.EXPIRED and receipt.cause is Cause.LEADER_STARTS_LATER:
+    if receipt.loss_class is LossClass.EXPIRED and receipt.cause is LossCause.LEADER_STARTS_LATER:
         # The leader's log starts after them: they were deleted there, or are older than the retention time.
         is_lost = _BY_RETENTION not in receipt.known_by and any(batch in history.lost_batches for batch in lost)
         is_deleted = receipt.end_offset_exclusive <= history.log_start and not is_lost

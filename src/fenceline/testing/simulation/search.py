@@ -17,10 +17,10 @@ from typing import Final
 
 from fenceline.testing.simulation import coverage_table
 from fenceline.testing.simulation.brokers_operator import OPERATIONS
-from fenceline.testing.simulation.corpus import Entry, load, save
+from fenceline.testing.simulation.corpus import CorpusEntry, load, save
 from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.operations import Fault, Operation
-from fenceline.testing.simulation.stage import Outcome
+from fenceline.testing.simulation.stage import SeedOutcome
 from fenceline.testing.simulation.workers import Game, played
 
 FAULT_OPTIONS: Final[Mapping[Fault, Mapping[str, tuple[str, ...]]]] = {
@@ -243,7 +243,7 @@ class Search:
         self.reached: set[Triple] = set().union(*(entry.first for entry in self.entries))
         self._misses = 0
 
-    def replay(self, workers: int, report: Callable[[Outcome], None]) -> None:
+    def replay(self, workers: int, report: Callable[[SeedOutcome], None]) -> None:
         """Run the corpus again, and keep what reaches something: always the game that reaches most of the remaining
         triples. Games that are kept for another reason stay first."""
         left: dict[int, frozenset[Triple]] = {}
@@ -252,9 +252,9 @@ class Search:
                 report(outcome)
                 left[place] = frozenset(self.wanted & outcome.triples.keys())
         self.reached.clear()
-        kept: list[Entry] = []
+        kept: list[CorpusEntry] = []
         for place in [place for place, entry in enumerate(self.entries) if not entry.first]:
-            kept.append(Entry(self.entries[place].game, frozenset()))
+            kept.append(CorpusEntry(self.entries[place].game, frozenset()))
             del left[place]
         while left:
             best = max(left, key=lambda place: len(left[place] - self.reached))
@@ -262,11 +262,11 @@ class Search:
             if not first:
                 break
             self.reached |= first
-            kept.append(Entry(self.entries[best].game, first))
+            kept.append(CorpusEntry(self.entries[best].game, first))
         self.entries = kept
         save(self._path, kept)
 
-    def run(self, workers: int, is_over: Callable[[], bool], report: Callable[[Outcome], None]) -> None:
+    def run(self, workers: int, is_over: Callable[[], bool], report: Callable[[SeedOutcome], None]) -> None:
         """Search until `is_over`, or until nothing is missing. Each new entry is saved at once."""
         games: list[Game] = []
 
@@ -288,7 +288,7 @@ class Search:
         if len(first) >= (_LEAST if self._misses < _PATIENCE else 1):
             self._misses = 0
             self.reached |= first
-            self.entries.append(Entry(game, first))
+            self.entries.append(CorpusEntry(game, first))
             save(self._path, self.entries)
 
     def _next(self) -> Game:

@@ -34,7 +34,7 @@ class Sockets:
 
     def __init__(self, world: World) -> None:
         self.network: Network = world.network
-        self.listeners: dict[tuple[int, int], Listener] = {}
+        self.listeners: dict[tuple[int, int], SimulatedListener] = {}
         """By node and port."""
         self.context = copy_context()
         self._world = world
@@ -73,8 +73,8 @@ class NodeSockets:
         self._sockets = sockets
         self.node_id = node_id
 
-    async def listen(self, loop: SimLoop, factory: Factory, port: int) -> Listener:
-        return Listener(self._sockets, self.node_id, port, loop, factory)
+    async def listen(self, loop: SimLoop, factory: Factory, port: int) -> SimulatedListener:
+        return SimulatedListener(self._sockets, self.node_id, port, loop, factory)
 
     async def connect(self, loop: SimLoop, factory: Factory, host: str, port: int) -> tuple[Any, Any]:
         """Raises ConnectionRefusedError; never returns if the peer does not respond."""
@@ -114,7 +114,7 @@ class _FakeSocket:
         return "127.0.0.1", self._port
 
 
-class Listener:
+class SimulatedListener:
     """Represents `asyncio.Server`, and the kernel's queue of connections that are not accepted yet."""
 
     def __init__(self, sockets: Sockets, node_id: int, port: int, loop: SimLoop, factory: Factory) -> None:

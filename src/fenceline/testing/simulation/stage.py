@@ -70,7 +70,7 @@ def scenario_of(seed: int, scenario: str) -> str:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SeedOutcome:
     """The result of a seed. `failure` is None if it passed."""
 
     seed: int
@@ -122,7 +122,7 @@ def play(
     *,
     overrides: Mapping[str, str] | None = None,
     sink: Callable[[str], None] | None = None,
-) -> Outcome:
+) -> SeedOutcome:
     """Run one seed of a scenario, or of `all`. Never raises for an error of the simulated code."""
     began = time.process_time()
     had_gc = gc.isenabled()
@@ -153,9 +153,9 @@ def _quiet_generators() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def _played(seed: int, scenario: str, overrides: Mapping[str, str], sink: Callable[[str], None] | None) -> Outcome:
+def _played(seed: int, scenario: str, overrides: Mapping[str, str], sink: Callable[[str], None] | None) -> SeedOutcome:
     options = options_of(seed, scenario, overrides)
-    outcome = Outcome(seed, scenario, options, overrides=overrides)
+    outcome = SeedOutcome(seed, scenario, options, overrides=overrides)
     world = World(seed, options, sink=sink)
     invariants = Invariants(world)
     subject: Scenario | None = None
@@ -184,7 +184,7 @@ def _played(seed: int, scenario: str, overrides: Mapping[str, str], sink: Callab
     return outcome
 
 
-def _play(world: World, scenario: Scenario, invariants: Invariants, outcome: Outcome) -> None:
+def _play(world: World, scenario: Scenario, invariants: Invariants, outcome: SeedOutcome) -> None:
     scheduler, options = world.scheduler, world.options
     scheduler.watcher = invariants.check
     faults = Faults(world)

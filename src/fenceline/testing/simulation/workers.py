@@ -17,7 +17,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from typing import Final, NamedTuple
 
-from fenceline.testing.simulation.stage import Outcome, play
+from fenceline.testing.simulation.stage import SeedOutcome, play
 
 _AHEAD: Final = 32
 """Seeds per worker that are queued ahead of the first unreported outcome, so that a long seed does not block the
@@ -34,12 +34,12 @@ class Game(NamedTuple):
 
 def outcomes(
     seeds: Iterable[int], scenario: str, overrides: Mapping[str, str], workers: int
-) -> Generator[Outcome, None, None]:
+) -> Generator[SeedOutcome, None, None]:
     """The outcome of each seed, in order. Closing the generator ends the workers after their current seed."""
     return played((Game(scenario, seed, overrides) for seed in seeds), workers)
 
 
-def played(games: Iterable[Game], workers: int, *, ahead: int = _AHEAD) -> Generator[Outcome, None, None]:
+def played(games: Iterable[Game], workers: int, *, ahead: int = _AHEAD) -> Generator[SeedOutcome, None, None]:
     """The outcome of each game, in order, like `outcomes`. `ahead`: games per worker that are queued ahead."""
     if workers <= 1:
         yield from map(_play, games)
@@ -47,7 +47,7 @@ def played(games: Iterable[Game], workers: int, *, ahead: int = _AHEAD) -> Gener
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin)
     try:
         waiting = iter(games)
-        given: deque[Future[Outcome]] = deque(pool.submit(_play, game) for game in islice(waiting, ahead * workers))
+        given: deque[Future[SeedOutcome]] = deque(pool.submit(_play, game) for game in islice(waiting, ahead * workers))
         while given:
             outcome = given.popleft().result()
             given.extend(pool.submit(_play, game) for game in islice(waiting, 1))
@@ -56,7 +56,7 @@ def played(games: Iterable[Game], workers: int, *, ahead: int = _AHEAD) -> Gener
         pool.shutdown(cancel_futures=True)
 
 
-def _play(game: Game) -> Outcome:
+def _play(game: Game) -> SeedOutcome:
     return play(game.seed, game.scenario, overrides=dict(game.overrides))
 
 

@@ -2,7 +2,7 @@
 
 Owns which processes run, and the random sources: each purpose has its own, derived from the seed and a name, so that an
 additional draw in one place changes nothing elsewhere. Knows nothing of what the processes do: it is given a `Body`,
-which exposes through a `NodeView` what the checks need.
+which exposes through a `SimulatedNodeView` what the checks need.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StoredBatch(NamedTuple):
     content: bytes
 
 
-class NodeView(Protocol):
+class SimulatedNodeView(Protocol):
     """What the checks see of a running node."""
 
     @property
@@ -110,7 +110,7 @@ class Process:
         self.disk.rng = world.rng(f"{self.name} disk")
         self.life = 0
         self.loop: SimLoop | None = None
-        self.view: NodeView | None = None
+        self.view: SimulatedNodeView | None = None
         self.excuses: set[str] = set()
         """Faults that this process has met and that may end it."""
         self.slowness = 1.0

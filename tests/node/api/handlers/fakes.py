@@ -11,7 +11,7 @@ from uuid import UUID
 from immutables import Map
 
 from fenceline.config.node import NodeConfig
-from fenceline.controller.requests import Outcome
+from fenceline.controller.requests import RequestOutcome
 from fenceline.errors import ErrorCode
 from fenceline.metadata.image import (
     EMPTY_IMAGE,
@@ -135,11 +135,13 @@ class FakeBroker:
         of_controller = controller_apis(node, self.controller)  # type: ignore[arg-type]
         self._by_key = {api.key: api for api in (*of_controller, *self.apis)}
 
-    async def auto_create(self, names: Sequence[str]) -> dict[str, Outcome]:
+    async def auto_create(self, names: Sequence[str]) -> dict[str, RequestOutcome]:
         self.created.append(names)
         topics = [*self.image.topics_by_name.values(), *(topic_image(name) for name in names if name != "refused")]
         self.image = replace(image_of(topics), brokers=self.image.brokers)
-        return {name: Outcome(ErrorCode.POLICY_VIOLATION if name == "refused" else ErrorCode.NONE) for name in names}
+        return {
+            name: RequestOutcome(ErrorCode.POLICY_VIOLATION if name == "refused" else ErrorCode.NONE) for name in names
+        }
 
     def call(self, key: ApiKey, version: int, listener: str = "PLAINTEXT", /, **fields: Any) -> Any:
         """The answer as the handler returns it, or an awaitable of it."""

@@ -7,13 +7,13 @@ import pytest
 
 from fenceline.controller.requests import (
     SUCCESS,
-    CreatedTopic,
     CreatePartitionsAnswer,
+    CreateTopicResult,
     CreateTopicsAnswer,
     DeletedTopic,
     DeleteTopicsAnswer,
     NamedOutcome,
-    Outcome,
+    RequestOutcome,
 )
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID
@@ -30,7 +30,7 @@ def test_created_topic_returns_configs_with_sources() -> None:
     broker = FakeBroker(
         image_of(configs={(ConfigResourceType.BROKER, ""): {"message.max.bytes": "7"}}), {"log.roll.hours": "1"}
     )
-    created = CreatedTopic("t", SUCCESS, ZERO_UUID, 1, 1, {"retention.ms": "5"})
+    created = CreateTopicResult("t", SUCCESS, ZERO_UUID, 1, 1, {"retention.ms": "5"})
     broker.controller.answer = CreateTopicsAnswer((created,))
     reported = {each.name: (each.value, each.config_source) for each in create(broker, {"name": "t"}).topics[0].configs}
     assert reported["retention.ms"] == ("5", 1)
@@ -59,7 +59,7 @@ def test_duplicate_names_are_not_sent_to_the_controller() -> None:
 @pytest.mark.parametrize(("version", "code"), [(1, 42), (2, 42), (3, 73), (6, 73)])
 def test_deletion_disabled(version: int, code: int) -> None:
     broker = FakeBroker(image_of([topic_image("t")]))
-    refused = Outcome(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
+    refused = RequestOutcome(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
     broker.controller.answer = DeleteTopicsAnswer((DeletedTopic("t", ZERO_UUID, refused),))
     answer = asyncio.run(ask(broker, ApiKey.DELETE_TOPICS, version, topic_names=["t"], topics=[{"name": "t"}]))
     assert [each.error_code for each in answer.responses] == [code]
@@ -84,7 +84,7 @@ def test_topic_given_by_name_and_id_is_not_deleted() -> None:
 
 def test_create_partitions_omits_message_for_unknown_topic() -> None:
     broker = FakeBroker(image_of())
-    unknown = Outcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "words")
+    unknown = RequestOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "words")
     broker.controller.answer = CreatePartitionsAnswer((NamedOutcome("t", unknown),))
     answer = asyncio.run(ask(broker, ApiKey.CREATE_PARTITIONS, 3, topics=[{"name": "t", "count": 2}]))
     assert (answer.results[0].error_code, answer.results[0].error_message) == (3, None)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.replication.replicas import Replicas
     from fenceline.node.replication.replication import Replication
-    from fenceline.wire.produce import NodeEndpoint
+    from fenceline.wire.produce import LeaderEndpoint
 
 log = Logger("fetch")
 
@@ -187,7 +187,7 @@ class FetchHandler:
 
     def frame(self, context: RequestContext, answer: SessionAnswer, result: FetchResult) -> list[Buffer]:
         partitions = answer.select(result.fetched)
-        endpoints: tuple[NodeEndpoint, ...] = ()
+        endpoints: tuple[LeaderEndpoint, ...] = ()
         if context.api_version >= _FIRST_WITH_LEADER_HINT and result.must_answer:
             partitions, endpoints = self._with_hints(partitions, context.listener, is_for_replica=result.is_for_replica)
         if result.is_for_replica:
@@ -197,7 +197,7 @@ class FetchHandler:
 
     def _with_hints(
         self, partitions: list[FetchedPartition], listener: str, *, is_for_replica: bool
-    ) -> tuple[list[FetchedPartition], tuple[NodeEndpoint, ...]]:
+    ) -> tuple[list[FetchedPartition], tuple[LeaderEndpoint, ...]]:
         """Add the leader where the reader sent an outdated epoch or asked the wrong node (KIP-951, `epochs.md E6`)."""
         hinted = [
             p._replace(current_leader=self._hints.leader(p.topic, p.topic_id, p.index))

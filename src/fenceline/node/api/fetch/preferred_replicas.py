@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fenceline.replica.progress import UNKNOWN_OFFSET
-from fenceline.replica.read_replica import NO_PREFERRED_REPLICA, Candidate, choose
+from fenceline.replica.read_replica import NO_PREFERRED_REPLICA, ReadReplicaCandidate, choose
 
 if TYPE_CHECKING:
     from fenceline.metadata.image import MetadataImage
@@ -48,6 +48,6 @@ class PreferredReplicas:
                 and UNKNOWN_OFFSET < progress.log_start_offset <= fetch_offset
             ):
                 lag_ms = now_ms - (progress.last_caught_up_ms or 0)
-                followers.append(Candidate(broker_id, broker.rack, progress.log_end_offset, lag_ms))
-        own = Candidate(self._node_id, self._rack, replica.log.log_end_offset, 0)
+                followers.append(ReadReplicaCandidate(broker_id, broker.rack, progress.log_end_offset, lag_ms))
+        own = ReadReplicaCandidate(self._node_id, self._rack, replica.log.log_end_offset, 0)
         return choose(rack, own, followers)

@@ -26,7 +26,7 @@ from fenceline.controller.requests import (
     ConfigChange,
     ConfigOperation,
     IncrementalAlterConfigs,
-    Outcome,
+    RequestOutcome,
 )
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import METADATA_TOPIC
@@ -136,7 +136,7 @@ async def _alter(
     validate_only: bool,
     replaces: bool,
 ) -> dict[str, Any]:
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, RequestOutcome] = {}
     forwarded: list[int] = []
     seen = Counter((each.raw_type, each.name) for each in wanted)
     for position, change in enumerate(wanted):
@@ -148,7 +148,7 @@ async def _alter(
             else:
                 forwarded.append(position)
         except PeerError as error:
-            outcomes[position] = Outcome(error.code, error.message or None)
+            outcomes[position] = RequestOutcome(error.code, error.message or None)
     if forwarded:
         outcomes.update(await _submit(submit, build([wanted[each] for each in forwarded]), forwarded))
     return {
@@ -166,11 +166,11 @@ async def _alter(
 
 async def _submit(
     submit: Submit, request: IncrementalAlterConfigs | AlterConfigs, positions: Sequence[int]
-) -> dict[int, Outcome]:
+) -> dict[int, RequestOutcome]:
     try:
         answer = await submit(request)
     except PeerError as error:
-        return dict.fromkeys(positions, Outcome(error.code, error.message or None))
+        return dict.fromkeys(positions, RequestOutcome(error.code, error.message or None))
     return {position: each.outcome for position, each in zip(positions, answer.resources, strict=True)}
 
 

@@ -93,7 +93,7 @@ def _sync_fields(answer: messages.SyncResponse) -> Fields:
 
 def heartbeat(groups: GroupsDriver, context: RequestContext, request: HeartbeatRequest) -> Answer | Awaitable[Answer]:
     reply = groups.heartbeat(
-        messages.HeartbeatRequest(
+        messages.ClassicHeartbeat(
             request.group_id,
             request.generation_id,
             request.member_id,
@@ -113,9 +113,9 @@ def leave_group(
     """Up to v2 one member, whose error is the top-level error; from v3 any number, each with its own error."""
     names_one = context.api_version < 3
     if names_one:
-        members: tuple[messages.MemberIdentity, ...] = (messages.MemberIdentity(request.member_id),)
+        members: tuple[messages.LeavingMember, ...] = (messages.LeavingMember(request.member_id),)
     else:
-        members = tuple(messages.MemberIdentity(each.member_id, each.group_instance_id) for each in request.members)
+        members = tuple(messages.LeavingMember(each.member_id, each.group_instance_id) for each in request.members)
     reply = groups.leave(messages.LeaveRequest(request.group_id, members))
 
     def fields(answer: messages.LeaveResponse) -> Fields:

@@ -21,7 +21,7 @@ from fenceline.wire.entities import millis, request_field
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from fenceline.node.replication.deletions import Deletions
+    from fenceline.node.replication.deletions import RecordDeletions
     from fenceline.node.replication.replicas import Replicas
     from fenceline.wire.requests import (
         DeleteRecordsRequest,
@@ -240,7 +240,7 @@ class _Deletion(NamedTuple):
 
 def delete_records(
     replicas: Replicas,
-    waiting: Deletions,
+    waiting: RecordDeletions,
     log_start_moved: Callable[[], None],
     context: RequestContext,
     request: DeleteRecordsRequest,
@@ -280,7 +280,7 @@ def _deletion_answer(request: DeleteRecordsRequest, deletions: list[list[_Deleti
 
 
 async def _wait_for_replicas(
-    waiting: Deletions, request: DeleteRecordsRequest, deletions: list[list[_Deletion]]
+    waiting: RecordDeletions, request: DeleteRecordsRequest, deletions: list[list[_Deletion]]
 ) -> dict[str, Any]:
     promised = {
         (of_topic, position): waiting.wait_for(each.replica, each.offset)
@@ -308,7 +308,12 @@ def _waited(before: _Deletion, reached: asyncio.Future[int]) -> _Deletion:
 
 
 def _delete(
-    replicas: Replicas, waiting: Deletions, log_start_moved: Callable[[], None], topic: str, index: int, offset: int
+    replicas: Replicas,
+    waiting: RecordDeletions,
+    log_start_moved: Callable[[], None],
+    topic: str,
+    index: int,
+    offset: int,
 ) -> _Deletion:
     try:
         replica, target = _delete_before(replicas, log_start_moved, topic, index, offset)
@@ -338,7 +343,7 @@ def _delete_before(
 
 
 def apis(
-    replicas: Replicas, deletions: Deletions, log_start_moved: Callable[[], None], threads: Executor
+    replicas: Replicas, deletions: RecordDeletions, log_start_moved: Callable[[], None], threads: Executor
 ) -> tuple[Api, ...]:
     delete = partial(delete_records, replicas, deletions, log_start_moved)
     return (

@@ -18,15 +18,15 @@ from uuid import UUID
 
 from fenceline.config.effective import describe_created_topic
 from fenceline.controller.requests import (
-    CreatedTopic,
     CreatePartitions,
+    CreateTopicResult,
     CreateTopics,
     DeletedTopic,
     DeleteTopics,
     NewPartitions,
-    NewTopic,
-    Outcome,
+    RequestOutcome,
     TopicReference,
+    TopicToCreate,
 )
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import METADATA_TOPIC, ZERO_UUID
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
         DeleteTopicsRequest,
     )
 
-_REPEATED_NAME: Final = Outcome(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-_REPEATED_ID: Final = Outcome(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
-_NAME_AND_ID: Final = Outcome(
+_REPEATED_NAME: Final = RequestOutcome(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+_REPEATED_ID: Final = RequestOutcome(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
+_NAME_AND_ID: Final = RequestOutcome(
     ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied."
 )
-_METADATA_TOPIC: Final = Outcome(
+_METADATA_TOPIC: Final = RequestOutcome(
     ErrorCode.INVALID_REQUEST, f"Creation of internal topic {METADATA_TOPIC} is prohibited."
 )
 _DELETION_DISABLED_SINCE: Final = 3
@@ -68,13 +68,13 @@ async def handle_create_topics(
 ) -> dict[str, Any]:
     """One result per name, in request order."""
     names = Counter(topic.name for topic in request.topics)
-    results: dict[str, CreatedTopic] = {}
-    wanted: list[NewTopic] = []
+    results: dict[str, CreateTopicResult] = {}
+    wanted: list[TopicToCreate] = []
     for topic in request.topics:
         if topic.name == METADATA_TOPIC:
-            results[topic.name] = CreatedTopic(topic.name, _METADATA_TOPIC)
+            results[topic.name] = CreateTopicResult(topic.name, _METADATA_TOPIC)
         elif names[topic.name] > 1:
-            results[topic.name] = CreatedTopic(topic.name, _REPEATED_NAME)
+            results[topic.name] = CreateTopicResult(topic.name, _REPEATED_NAME)
         else:
             wanted.append(_new_topic(topic))
     if wanted:
@@ -86,12 +86,12 @@ async def handle_create_topics(
                 await until_served(created, request.timeout.total_seconds())
         except PeerError as error:
             outcome = _outcome_of(error)
-            results.update((topic.name, CreatedTopic(topic.name, outcome)) for topic in wanted)
+            results.update((topic.name, CreateTopicResult(topic.name, outcome)) for topic in wanted)
     return {"topics": [_created(node, context.api_version, results[name]) for name in names]}
 
 
-def _new_topic(topic: CreatableTopic) -> NewTopic:
-    return NewTopic(
+def _new_topic(topic: CreatableTopic) -> TopicToCreate:
+    return TopicToCreate(
         topic.name,
         topic.num_partitions,
         topic.replication_factor,
@@ -100,7 +100,7 @@ def _new_topic(topic: CreatableTopic) -> NewTopic:
     )
 
 
-def _created(node: NodeView, version: int, topic: CreatedTopic) -> dict[str, Any]:
+def _created(node: NodeView, version: int, topic: CreateTopicResult) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "name": topic.name,
         "error_code": topic.outcome.code,
@@ -193,7 +193,7 @@ async def handle_create_partitions(
 ) -> dict[str, Any]:
     """One result per name, in request order."""
     names = Counter(topic.name for topic in request.topics)
-    outcomes: dict[str, Outcome] = {name: _REPEATED_NAME for name, count in names.items() if count > 1}
+    outcomes: dict[str, RequestOutcome] = {name: _REPEATED_NAME for name, count in names.items() if count > 1}
     wanted = tuple(
         NewPartitions(
             topic.name,
@@ -212,7 +212,7 @@ async def handle_create_partitions(
     return {"results": [_partitions_result(name, outcomes[name]) for name in names]}
 
 
-def _partitions_result(name: str, outcome: Outcome) -> dict[str, Any]:
+def _partitions_result(name: str, outcome: RequestOutcome) -> dict[str, Any]:
     # Kafka sends no message with this error.
     silent = outcome.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     return {
@@ -222,8 +222,8 @@ def _partitions_result(name: str, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _outcome_of(error: PeerError) -> Outcome:
-    return Outcome(error.code, error.message or None)
+def _outcome_of(error: PeerError) -> RequestOutcome:
+    return RequestOutcome(error.code, error.message or None)
 
 
 def apis(node: NodeView, submit: Submit, until_served: UntilServed | None = None) -> tuple[Api, ...]:
