@@ -17,6 +17,8 @@ _SETTINGS = {
     "offsets.topic.num.partitions": "4",
     "group.min.session.timeout.ms": "1000",
     "group.initial.rebalance.delay.ms": "0",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.heartbeat.interval.ms": "500",
     # Keep records with timestamps of 1970: Kafka first checks retention 30 s after its start.
     "log.retention.ms": "-1",
 }
@@ -26,7 +28,8 @@ _numbers = itertools.count()
 @pytest.fixture(scope="package")
 def kafka_bootstrap() -> Iterator[str]:
     """Apache Kafka, started once for all tests that use it."""
-    with small_kafka(overrides={**_SETTINGS, "transaction.state.log.num.partitions": "2"}) as broker:
+    overrides = {**_SETTINGS, "transaction.state.log.num.partitions": "2", "log.cleaner.backoff.ms": "200"}
+    with small_kafka(overrides=overrides) as broker:
         yield broker.bootstrap
 
 

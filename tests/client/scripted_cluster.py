@@ -38,6 +38,10 @@ _VERSIONS: dict[ApiKey, tuple[int, int]] = {
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),
     ApiKey.FIND_COORDINATOR: (4, 6),
     ApiKey.OFFSET_FETCH: (8, 9),
+    ApiKey.ADD_PARTITIONS_TO_TXN: (0, 5),
+    ApiKey.ADD_OFFSETS_TO_TXN: (0, 4),
+    ApiKey.END_TXN: (0, 5),
+    ApiKey.TXN_OFFSET_COMMIT: (0, 5),
 }
 
 
@@ -75,11 +79,11 @@ class Log:
         check_crc(raw, header)
         if header.producer_id >= 0:
             known = self.producers[header.producer_id]
+            if known and known[-1][0] > header.producer_epoch:
+                return ErrorCode.INVALID_PRODUCER_EPOCH, -1
             for epoch, first, last, offset in known:
                 if (epoch, first, last) == (header.producer_epoch, header.base_sequence, header.last_sequence):
                     return ErrorCode.NONE, offset
-            if known and known[-1][0] > header.producer_epoch:
-                return ErrorCode.INVALID_PRODUCER_EPOCH, -1
             expected = None if not known else (known[-1][2] + 1 if known[-1][0] == header.producer_epoch else 0)
             if expected is not None and header.base_sequence != expected & 0x7FFFFFFF:
                 return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
@@ -131,6 +135,12 @@ class ScriptedCluster:
         self.fault_rule: Callable[[ApiKey], Any] | None = None
         self.node_rule: Callable[[int, ApiKey], Any] | None = None
         self._nodes = nodes
+        self.transaction_version = 2
+        """The finalized level of transaction.version."""
+        self.transactional: dict[str, tuple[int, int]] = {}
+        """The producer id and epoch of each transactional id, at its coordinator, node 1."""
+        self._ended: dict[str, tuple[int, int]] = {}
+        """The producer id and epoch of the last EndTxn that began a new epoch: its retry is answered again."""
         self._next_producer_id = 100
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -220,7 +230,9 @@ class ScriptedCluster:
             if version > high:
                 fields = {"error_code": 35, "api_keys": [k for k in keys if k["api_key"] == key]}
                 return 0, entities.write_response(key, 0, fields)
-            return version, entities.write_response(key, version, {"api_keys": keys})
+            level = {"max_version_level": self.transaction_version, "min_version_level": self.transaction_version}
+            features = {"finalized_features_epoch": 1, "finalized_features": [{"name": "transaction.version", **level}]}
+            return version, entities.write_response(key, version, {"api_keys": keys, **features})
         assert low <= version <= high, f"{key.name} v{version} was not offered"
         code = fault if isinstance(fault, ErrorCode) else None
         if key is ApiKey.PRODUCE:
@@ -260,8 +272,75 @@ class ScriptedCluster:
         }
 
     def _init_producer_id(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        if request.transactional_id is not None and code is None:
+            known = self.transactional.get(request.transactional_id)
+            asked = getattr(request, "producer_id", -1), getattr(request, "producer_epoch", -1)
+            if asked[0] >= 0 and asked != known:
+                return {"error_code": ErrorCode.PRODUCER_FENCED}
+            if known is None:
+                self._next_producer_id += 1
+            made = (self._next_producer_id, 0) if known is None else (known[0], known[1] + 1)
+            self.transactional[request.transactional_id] = made
+            self._ended.pop(request.transactional_id, None)
+            return {"error_code": 0, "producer_id": made[0], "producer_epoch": made[1]}
         self._next_producer_id += 1
         return {"error_code": code or 0, "producer_id": self._next_producer_id, "producer_epoch": 0}
+
+    def _add_partitions_to_txn(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        asked = request.v3_and_below_producer_id, request.v3_and_below_producer_epoch
+        error = code or self._fenced(request.v3_and_below_transactional_id, asked)
+        return {
+            "results_by_topic_v3_and_below": [
+                {
+                    "name": topic.name,
+                    "results_by_partition": [
+                        {"partition_index": index, "partition_error_code": error} for index in topic.partitions
+                    ],
+                }
+                for topic in request.v3_and_below_topics
+            ]
+        }
+
+    def _add_offsets_to_txn(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        return {"error_code": code or self._fenced_request(request)}
+
+    def _end_txn(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        key, asked = request.transactional_id, (request.producer_id, request.producer_epoch)
+        known = self.transactional.get(key, (-1, -1))
+        if self.requests[-1][1] < 5:
+            return {"error_code": code or self._fenced(key, asked)}
+        if code is None and asked == known:
+            self.transactional[key] = known = known[0], known[1] + 1
+            self._ended[key] = asked
+        elif code is None and asked != self._ended.get(key):
+            code = ErrorCode.PRODUCER_FENCED
+        return {"error_code": code or 0, "producer_id": known[0], "producer_epoch": known[1]}
+
+    def _txn_offset_commit(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        error = code or self._fenced_request(request)
+        if not error:
+            for topic in request.topics:
+                for each in topic.partitions:
+                    at = each.committed_offset, each.committed_leader_epoch
+                    self.committed[TopicPartition(topic.name, each.partition_index)] = at
+        return {
+            "topics": [
+                {
+                    "name": topic.name,
+                    "partitions": [
+                        {"partition_index": each.partition_index, "error_code": error} for each in topic.partitions
+                    ],
+                }
+                for topic in request.topics
+            ]
+        }
+
+    def _fenced_request(self, request: Any) -> ErrorCode:
+        return self._fenced(request.transactional_id, (request.producer_id, request.producer_epoch))
+
+    def _fenced(self, transactional_id: str, asked: tuple[int, int]) -> ErrorCode:
+        known = self.transactional.get(transactional_id)
+        return ErrorCode.NONE if asked == known else ErrorCode.PRODUCER_FENCED
 
     def _list_offsets(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
         # A broker limited to version 4 is Kafka 2.1, which checks epochs in ListOffsets but returns none.

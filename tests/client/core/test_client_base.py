@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from fenceline.client import Admin, AsyncAdmin, AsyncConsumer, Consumer, Producer, RangeReader
+from fenceline.client import (
+    Admin,
+    AsyncAdmin,
+    AsyncConsumer,
+    AsyncTransactionOwner,
+    Consumer,
+    Producer,
+    RangeReader,
+    TransactionOwner,
+)
 from fenceline.client.core.client_base import AsyncClient, BlockingClient, blocking
 from fenceline.errors import OperatorError
 
@@ -96,7 +105,9 @@ _CORE_ONLY = {"poll_pieces", "put_back_pieces", "mark_pieces_returned", "decide_
 _CORE_ONLY |= {"partitions_assigned", "partitions_revoked", "partitions_lost"}
 
 
-@pytest.mark.parametrize(("face", "core"), [(Admin, AsyncAdmin), (Consumer, AsyncConsumer)])
+@pytest.mark.parametrize(
+    ("face", "core"), [(Admin, AsyncAdmin), (Consumer, AsyncConsumer), (TransactionOwner, AsyncTransactionOwner)]
+)
 def test_blocking_clients_have_every_call_of_their_core(face: type[Any], core: type[Any]) -> None:
     def calls(owner: type[Any]) -> dict[str, Any]:
         members = inspect.getmembers(owner, inspect.isfunction)

@@ -45,7 +45,12 @@ def test_malformed_address_is_rejected_immediately(address: str) -> None:
     [
         ({"acks": "2"}, "all, 1 or 0"),
         ({"linger.ms": "-1"}, "between"),
-        ({"transactional.id": "t"}, "not supported"),
+        ({"transactional.id": ""}, "must not be empty"),
+        ({"transactional.id": "t", "acks": 1}, "acks=all"),
+        ({"transactional.id": "t", "enable.idempotence": False}, "idempotent"),
+        ({"transactional.id": "t", "transaction.timeout.ms": 0}, "between"),
+        ({"transactional.id": "t", "transaction.timeout.ms": 2**40}, "between"),
+        ({"transactional.id": "t", "transaction.timeout.ms": 5, "linger.ms": 6}, r"linger\.ms"),
         ({"key.serializer": "x"}, "keys are bytes"),
         ({"enable.idempotence": True, "acks": 1}, "acks=all"),
         ({"enable.idempotence": True, "max.in.flight": 6}, "at most 5"),
@@ -61,11 +66,20 @@ def test_invalid_values_are_rejected_with_a_message(settings: dict[str, object],
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"group.protocol": "consumer"}, "KIP-848"),
-        ({"group.protocol": "streams"}, "one of classic"),
+        ({"group.protocol": "streams"}, "one of classic, consumer"),
+        ({"group.protocol": "consumer", "session.timeout.ms": 10_000}, "has no meaning with group.protocol=consumer"),
+        ({"group.protocol": "consumer", "partition.assignment.strategy": "range"}, r"group\.remote\.assignor"),
         ({"on.truncation": "callback"}, "the function itself"),
         ({"on.truncation": "ignore"}, "fail, rewind, latest, reset or a function"),
-        ({"auto.offset.reset": "by_duration:P1D"}, "earliest, latest or none"),
+        ({"auto.offset.reset": "sometimes"}, "earliest, latest, none or by_duration"),
+        ({"auto.offset.reset": "by_duration:"}, "PnDTnHnMn.nS"),
+        ({"auto.offset.reset": "by_duration:P"}, "PnDTnHnMn.nS"),
+        ({"auto.offset.reset": "by_duration:PT"}, "PnDTnHnMn.nS"),
+        ({"auto.offset.reset": "by_duration:P1DT"}, "PnDTnHnMn.nS"),
+        ({"auto.offset.reset": "by_duration:PT-1H"}, "PnDTnHnMn.nS"),
+        ({"auto.offset.reset": "by_duration:-PT1H"}, "PnDTnHnMn.nS"),
+        ({"auto.offset.reset": "by_duration:1h"}, "PnDTnHnMn.nS"),
+        ({"auto.offset.reset": "by_duration:P1M"}, "PnDTnHnMn.nS"),
         ({"heartbeat.interval.ms": 9, "session.timeout.ms": 9}, "lower than session"),
     ],
 )
@@ -89,3 +103,21 @@ def test_java_sasl_config_sets_user_and_password() -> None:
     text = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p=1";'
     config = ClientConfig.parse("reader", "h:1", {"security.protocol": "SASL_PLAINTEXT", "sasl.jaas.config": text})
     assert (config["sasl.username"], config["sasl.password"]) == ("u", "p=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_ms"),
+    [
+        ("PT0S", 0),
+        ("P1D", 86_400_000),
+        ("PT1H", 3_600_000),
+        ("pt2m", 120_000),
+        ("P2DT3H4M5.678S", 183_845_678),
+        ("PT0,25S", 250),
+        ("PT1.0009S", 1_000),
+        ("P999999999999D", 999_999_999_999 * 86_400_000),
+    ],
+)
+def test_reset_by_duration(text: str, duration_ms: int) -> None:
+    config = ClientConfig.parse("consumer", "h:1", {"auto.offset.reset": f"by_duration:{text}"})
+    assert config["auto.offset.reset"] == duration_ms

@@ -13,7 +13,7 @@ import pytest
 
 from fenceline.client.core.cluster import Purpose
 from fenceline.client.core.config import ClientConfig
-from fenceline.client.core.fetch_wire import PartitionFetch
+from fenceline.client.core.fetch_session import PartitionFetch
 from fenceline.client.core.metadata import LeaderAndEpoch
 from fenceline.client.reader import long_poll
 from fenceline.client.reader.long_poll import LongPoller

@@ -20,6 +20,7 @@ from fenceline.client.consumer.fetcher import Fetcher
 from fenceline.client.consumer.group import GroupMember
 from fenceline.client.consumer.initial_positions import InitialPositions
 from fenceline.client.consumer.positions import Positions
+from fenceline.client.consumer.protocol_member import ConsumerProtocolMember
 from fenceline.client.consumer.truncation import Decide, Truncations
 from fenceline.client.core.client_base import AsyncClient
 from fenceline.client.core.cluster import Cluster
@@ -27,6 +28,7 @@ from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import LogTruncationError, TimedOut
 from fenceline.client.core.fetched import ConsumerRecords, Fetched, to_arrow
+from fenceline.client.core.group_requests import NO_MEMBER, ConsumerGroupMetadata
 from fenceline.client.core.loss_receipts import LossReceipt
 from fenceline.client.core.offsets import EARLIEST, LATEST, CommittedOffset
 from fenceline.errors import OperatorError
@@ -54,9 +56,11 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
         self.cluster = Cluster(self.config)
         self.positions = Positions()
         self._fetcher = Fetcher(self.cluster, self.positions, self.config)
-        self._group: GroupMember | None = None
+        self._group: GroupMember | ConsumerProtocolMember | None = None
         if self.config["group.id"]:
-            self._group = GroupMember(self.cluster, self.config, self, self._fetcher.wake_poll)
+            is_classic = self.config["group.protocol"] == "classic"
+            member_type = GroupMember if is_classic else ConsumerProtocolMember
+            self._group = member_type(self.cluster, self.config, self, self._fetcher.wake_poll)
         self._subscribed = False
         self._pattern: re.Pattern[str] | None = None
         self._listeners: dict[str, Listener | None] = {}
@@ -85,7 +89,8 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
         on_revoked: Listener | None = None,
         on_lost: Listener | None = None,
     ) -> None:
-        """Read these topics, or those whose full name matches `pattern`, as a member of group.id.
+        """Read these topics, or those whose full name matches `pattern`, as a member of group.id. With
+        group.protocol=consumer the coordinator matches the pattern, an RE2 expression.
 
         The listeners run inside poll: `on_revoked` before partitions are revoked (commit there), `on_lost` if they
         were lost already (without it, `on_revoked` is called).
@@ -101,8 +106,12 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
         self._subscribed = True
         self._listeners = {"assigned": on_assigned, "revoked": on_revoked, "lost": on_lost}
         if pattern is not None:
-            self._pattern = re.compile(pattern.removeprefix("^"))
             self.cluster.tracked = None
+            if isinstance(self._group, ConsumerProtocolMember):
+                self._pattern = None
+                self._group.subscribe_pattern(pattern)
+            else:
+                self._pattern = re.compile(pattern.removeprefix("^"))
             self.cluster.request_refresh()
             self._metadata_changed()
         else:
@@ -126,6 +135,14 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
 
     def subscription(self) -> frozenset[str]:
         return frozenset() if self._member is None else self._member.topics
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """The group and this member, for `send_offsets_to_transaction` of a producer (KIP-447). Raises OperatorError
+        without group.id."""
+        group_id = self._require_group()
+        return ConsumerGroupMetadata(
+            group_id, *(self._member.membership if self._member is not None else NO_MEMBER)[:3]
+        )
 
     # -- poll
 
@@ -363,7 +380,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
     # -- inside
 
     @property
-    def _member(self) -> GroupMember | None:
+    def _member(self) -> GroupMember | ConsumerProtocolMember | None:
         return self._group if self._subscribed else None
 
     def _set_assignment(self, partitions: Collection[TopicPartition]) -> None:

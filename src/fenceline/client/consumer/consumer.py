@@ -65,6 +65,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
     assignment = blocking(AsyncConsumer.assignment)
     subscription = blocking(AsyncConsumer.subscription)
+    group_metadata = blocking(AsyncConsumer.group_metadata)
 
     # -- poll
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fenceline.client.consumer.group import GroupMember
 from fenceline.client.consumer.positions import Positions
+from fenceline.client.consumer.protocol_member import ConsumerProtocolMember
 from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
@@ -46,7 +47,7 @@ class ConsumerOffsets(ABC):
 
     @property
     @abstractmethod
-    def _member(self) -> GroupMember | None:
+    def _member(self) -> GroupMember | ConsumerProtocolMember | None:
         """The membership of a subscribed consumer; others commit without membership."""
 
     async def committed(

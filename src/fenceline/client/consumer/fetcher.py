@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+import time
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -37,8 +38,8 @@ from fenceline.client.core.errors import (
     error_code,
 )
 from fenceline.client.core.fetch_memory import FetchMemory
+from fenceline.client.core.fetch_session import IncrementalFetch, PartitionFetch
 from fenceline.client.core.fetch_wire import (
-    PartitionFetch,
     diverging_end,
     fetch_error,
     fetch_once,
@@ -47,6 +48,7 @@ from fenceline.client.core.fetch_wire import (
 )
 from fenceline.client.core.fetched import Fetched
 from fenceline.client.core.metadata import LeaderAndEpoch
+from fenceline.client.core.offsets import reset_spec
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 
@@ -85,6 +87,7 @@ class Fetcher:
         self._memory = FetchMemory(config["queued.max.bytes"])
         self._is_full = False
         self._in_flight: dict[int, asyncio.Task[None]] = {}
+        self._sessions: defaultdict[int, IncrementalFetch] = defaultdict(IncrementalFetch)
         self._requests = PositionRequests(
             cluster, positions, config, on_answers=self._requests_answered, delay=self._delay, report=self._report
         )
@@ -324,12 +327,16 @@ class Fetcher:
                 partitions[rotation:] + partitions[:rotation], key=lambda tp: self._buffered_by_tp.get(tp, 0)
             )
             wanted = []
+            session = self._sessions[node_id]
             for tp in order:
                 state = self._positions.get(tp)
                 if state is None or state.fetch_position is None or state.phase is not PositionPhase.FETCHING:
                     continue
                 position = state.fetch_position
                 asked[tp] = state.serial, position
+                if state.high_watermark < 0 and tp in session:
+                    # The broker would leave out a partition without news, but its ends are not known here any more.
+                    session.end()
                 wanted.append(
                     PartitionFetch(
                         tp,
@@ -349,6 +356,7 @@ class Fetcher:
                 self._config,
                 max_bytes=max_bytes,
                 rack_id=self._config["client.rack"],
+                session=session,
             )
             for tp, answer in answers.items():
                 state = self._positions.get(tp)
@@ -486,8 +494,9 @@ class Fetcher:
             )
             self._delay([tp])
             return
-        _log.warning("%s: offset %d is out of range, resetting to %s", tp, position.offset, policy)
-        self._positions.await_reset(tp, policy)
+        to = reset_spec(policy, int(time.time() * 1000))
+        _log.warning("%s: offset %d is out of range, resetting to %s", tp, position.offset, to)
+        self._positions.await_reset(tp, to)
 
     # -- inside
 

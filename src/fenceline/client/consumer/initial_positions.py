@@ -7,6 +7,7 @@ unavailable): the next poll continues to wait for it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import NoOffsetError
 from fenceline.client.core.group_requests import fetch_committed
-from fenceline.client.core.offsets import CommittedOffset
+from fenceline.client.core.offsets import CommittedOffset, reset_spec
 from fenceline.ids import TopicPartition
 
 _States = dict[TopicPartition, PositionState]
@@ -83,4 +84,4 @@ class InitialPositions:
         elif policy == "none":
             raise NoOffsetError(tp.topic, tp.partition)
         else:
-            self._positions.await_reset(tp, policy)
+            self._positions.await_reset(tp, reset_spec(policy, int(time.time() * 1000)))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
@@ -28,6 +29,7 @@ from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import LogTruncationError
 from fenceline.client.core.loss_ledger import find_receipts
 from fenceline.client.core.loss_receipts import LossReceipt
+from fenceline.client.core.offsets import reset_spec
 from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import TopicPartition
 
@@ -97,7 +99,8 @@ class Truncations:
         elif choice == "rewind" and error.divergent_offset >= 0:
             self._positions.seek(tp, error.divergent_offset, error.divergent_epoch)
         elif choice == "rewind" and self._config["auto.offset.reset"] != "none":
-            self._positions.await_reset(tp, self._config["auto.offset.reset"])
+            to = reset_spec(self._config["auto.offset.reset"], int(time.time() * 1000))
+            self._positions.await_reset(tp, to)
         elif choice in ("fail", "rewind"):
             return error
         elif isinstance(choice, int):

@@ -57,6 +57,13 @@ class Purpose(Enum):
     GROUP = "group"
 
 
+class CoordinatorOf(Enum):
+    """What a coordinator is looked up for; the values are those of FindCoordinator."""
+
+    GROUP = 0
+    TRANSACTION = 1
+
+
 class Cluster:
     """What producer, consumer, admin and reader share. Create it on the loop that runs it."""
 
@@ -70,7 +77,7 @@ class Cluster:
         self._tls = tls_context(config)
         self._seeds = [Link(host, port, config, self._tls) for host, port in config.bootstrap]
         self._links: dict[tuple[int, Purpose], Link] = {}
-        self._coordinators: dict[str, int] = {}
+        self._coordinators: dict[tuple[CoordinatorOf, str], int] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = asyncio.Event()
         self._refresher: asyncio.Task[None] | None = None
@@ -153,6 +160,12 @@ class Cluster:
         except TimeoutError:
             raise TimedOut(f"{link.address} did not accept the connection in time") from None
 
+    def newest_connection(self) -> Connection | None:
+        """The open connection with the newest finalized feature levels, None if no connection is open."""
+        links = [*self._links.values(), *self._seeds]
+        opened = [connection for link in links if (connection := link.open_connection) is not None]
+        return max(opened, key=lambda connection: connection.features_epoch, default=None)
+
     # -- requests
 
     async def max_version(self, node_id: int, api_key: ApiKey, deadline: Deadline) -> int:
@@ -169,12 +182,15 @@ class Cluster:
         purpose: Purpose = Purpose.CONTROL,
         extra_ms: float = 0,
         min_version: int = 0,
+        max_version: int | None = None,
     ) -> Any:
         """Send one request to a node (None: any); returns the response. `extra_ms`: how long a broker may delay it."""
         connection = await (
             self.any_connection(deadline) if node_id is None else self._connect(self.link(node_id, purpose), deadline)
         )
         version = connection.version_for(api_key)
+        if max_version is not None:
+            version = min(version, max_version)
         if version < min_version:
             raise broker_error(
                 ErrorCode.UNSUPPORTED_VERSION,
@@ -397,22 +413,24 @@ class Cluster:
 
     # -- coordinators
 
-    async def coordinator(self, group_id: str, deadline: Deadline) -> int:
-        """The node id of a group's coordinator. Raises PeerError; COORDINATOR_NOT_AVAILABLE is retriable."""
-        known = self._coordinators.get(group_id)
+    async def coordinator(self, key: str, deadline: Deadline, of: CoordinatorOf = CoordinatorOf.GROUP) -> int:
+        """The node id of the coordinator of a group or a transactional id. Raises PeerError;
+        COORDINATOR_NOT_AVAILABLE is retriable."""
+        known = self._coordinators.get((of, key))
         if known is not None and known in self.metadata.brokers:
             return known
-        fields: dict[str, Any] = {"key": group_id, "key_type": 0, "coordinator_keys": [group_id]}
-        response = await self.call(None, ApiKey.FIND_COORDINATOR, fields, deadline=deadline)
+        fields: dict[str, Any] = {"key": key, "key_type": of.value, "coordinator_keys": [key]}
+        response = await self.call(None, ApiKey.FIND_COORDINATOR, fields, deadline=deadline, min_version=of.value)
         found = response.coordinators[0] if hasattr(response, "coordinators") else response
         code = error_code(found.error_code)
         if code is not ErrorCode.NONE:
-            raise broker_error(code, f"coordinator of group {group_id}", getattr(found, "error_message", None))
+            subject = f"coordinator of {'group' if of is CoordinatorOf.GROUP else 'transactional.id'} {key}"
+            raise broker_error(code, subject, getattr(found, "error_message", None))
         node_id = int(found.node_id)
         if node_id not in self.metadata.brokers:
             await self.fetch_metadata([], deadline)
-        self._coordinators[group_id] = node_id
+        self._coordinators[of, key] = node_id
         return node_id
 
-    def forget_coordinator(self, group_id: str) -> None:
-        self._coordinators.pop(group_id, None)
+    def forget_coordinator(self, key: str, of: CoordinatorOf = CoordinatorOf.GROUP) -> None:
+        self._coordinators.pop((of, key), None)

@@ -7,6 +7,7 @@ with an unsupported value is rejected with the reason; an unknown one is logged 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from fenceline.errors import OperatorError
 
 _log = logging.getLogger("fenceline.client")
+_BY_DURATION: Final = "by_duration:"
 
 
 class Property(NamedTuple):
@@ -66,18 +68,46 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+def _name(value: Any) -> str:
+    text = str(value)
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
 def _names(value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else list(value)
     return tuple(str(part).strip() for part in parts if str(part).strip())
 
 
-def _reset(value: Any) -> str:
-    text = str(value).strip().lower()
+_DURATION: Final = re.compile(
+    r"P(?!$)(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:[.,](\d{1,9}))?S)?)?", re.IGNORECASE
+)
+
+
+def _duration_ms(text: str) -> int:
+    """An ISO 8601 duration PnDTnHnMn.nS, as in Java's clients."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"must have the form by_duration:PnDTnHnMn.nS, for example by_duration:PT1H; {text!r} is not that"
+        )
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
+    fraction_ms = int((found[5] or "").ljust(9, "0")[:3])
+    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + fraction_ms
+
+
+def _reset(value: Any) -> str | int:
+    """earliest, latest or none; for by_duration (KIP-1106) the duration in ms."""
+    text = str(value).strip()
+    if text.lower().startswith(_BY_DURATION):
+        return _duration_ms(text[len(_BY_DURATION) :])
+    text = text.lower()
     text = {"smallest": "earliest", "beginning": "earliest", "largest": "latest", "end": "latest", "error": "none"}.get(
         text, text
     )
     if text not in ("earliest", "latest", "none"):
-        raise ValueError("must be earliest, latest or none")
+        raise ValueError("must be earliest, latest, none or by_duration:PnDTnHnMn.nS")
     return text
 
 
@@ -86,9 +116,7 @@ def _isolation(value: Any) -> str:
 
 
 def _group_protocol(value: Any) -> str:
-    if str(value).strip().lower() == "consumer":
-        raise ValueError("must be classic: a group of the consumer protocol (KIP-848) accepts classic members too")
-    return _one_of("classic")(value)
+    return _one_of("classic", "consumer")(value)
 
 
 def _on_truncation(value: Any) -> Any:
@@ -100,13 +128,6 @@ def _on_truncation(value: Any) -> Any:
     if text not in ("fail", "rewind", "latest", "reset"):
         raise ValueError("must be fail, rewind, latest, reset or a function")
     return text
-
-
-def _unsupported(reason: str) -> Callable[[Any], Any]:
-    def parse(value: Any) -> Any:
-        raise ValueError(reason)
-
-    return parse
 
 
 _COMMON: Final[dict[str, Property]] = {
@@ -151,15 +172,14 @@ _PRODUCER: Final[dict[str, Property]] = {
     "partitioner": Property(
         "default", _one_of("default", "murmur2", "murmur2_random", "consistent_murmur2", "round_robin")
     ),
-    "transactional.id": Property(
-        None,
-        _unsupported("transactional producers are not supported; the producer is idempotent without it"),
-    ),
+    "transactional.id": Property(None, _name),
+    "transaction.timeout.ms": Property(60_000, _integer(1)),
 }
 _CONSUMER: Final[dict[str, Property]] = {
     "group.id": Property(None, _text),
     "group.instance.id": Property(None, _text),
     "group.protocol": Property("classic", _group_protocol),
+    "group.remote.assignor": Property(None, _name),
     "session.timeout.ms": Property(45_000, _integer(1)),
     "heartbeat.interval.ms": Property(3_000, _integer(1)),
     "max.poll.interval.ms": Property(300_000, _integer(1)),
@@ -325,8 +345,12 @@ def _check_combinations(kind: str, values: dict[str, Any], given: Mapping[str, A
                     "enable.idempotence=true allows at most 5 requests in flight per connection",
                     "Lower max.in.flight.requests.per.connection to 5.",
                 )
+        if values["transactional.id"] is not None:
+            _check_transactional(values)
     if values.get("bootstrap.controllers") and values["bootstrap.servers"]:
         raise OperatorError("bootstrap.servers and bootstrap.controllers are mutually exclusive", "Set one of the two.")
+    if kind == "consumer" and values["group.protocol"] == "consumer":
+        _check_consumer_protocol(given)
     if kind == "consumer" and values["heartbeat.interval.ms"] >= values["session.timeout.ms"]:
         raise OperatorError(
             "heartbeat.interval.ms must be lower than session.timeout.ms", "Use a third of session.timeout.ms."
@@ -337,10 +361,31 @@ def _check_combinations(kind: str, values: dict[str, Any], given: Mapping[str, A
         )
 
 
+def _check_consumer_protocol(given: Mapping[str, Any]) -> None:
+    for spelled in given:
+        name = spelled.replace("_", ".") if "." not in spelled else spelled
+        if name in ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"):
+            remedy = "group.remote.assignor chooses one of the brokers' assignors"
+            if name != "partition.assignment.strategy":
+                remedy = f"set consumer.{name} of the group on the brokers"
+            raise OperatorError(f"{name} has no meaning with group.protocol=consumer", f"Remove it; {remedy}.")
+
+
+def _check_transactional(values: Mapping[str, Any]) -> None:
+    if not values["enable.idempotence"]:
+        raise OperatorError(
+            "transactional.id requires an idempotent producer",
+            "Use acks=all, retries above 0, at most 5 requests in flight, and do not disable enable.idempotence.",
+        )
+    if values["transaction.timeout.ms"] < values["linger.ms"]:
+        raise OperatorError(
+            "transaction.timeout.ms is shorter than linger.ms: a transaction would end before its records are sent",
+            "Raise transaction.timeout.ms, or lower linger.ms.",
+        )
+
+
 def _jaas(text: str) -> dict[str, Any]:
     """User and password of Java's `sasl.jaas.config`, for settings that were written for Spark's Kafka connector."""
-    import re
-
     if "PlainLoginModule" not in text and "ScramLoginModule" not in text:
         raise OperatorError(
             "sasl.jaas.config names an unsupported login module", "Use PlainLoginModule or ScramLoginModule."

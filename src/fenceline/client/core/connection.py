@@ -45,6 +45,9 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, peer: str, client_id: str, max_answer_bytes: int) -> None:
         self.peer = peer
         self.versions: dict[int, tuple[int, int]] = {}
+        self.features: dict[str, int] = {}
+        """The finalized feature levels when the connection was established."""
+        self.features_epoch = -1
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client_id = client_id
         self._max_answer_bytes = max_answer_bytes
@@ -339,6 +342,8 @@ async def _fetch_api_versions(connection: Connection, config: ClientConfig) -> N
         code = error_code(response.error_code)
         if code is not ErrorCode.NONE:
             raise broker_error(code, f"{connection.peer} rejected ApiVersions")
+        connection.features = {f.name: int(f.max_version_level) for f in getattr(response, "finalized_features", ())}
+        connection.features_epoch = int(getattr(response, "finalized_features_epoch", -1))
         connection.versions = {int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys}
         return
     raise broker_error(ErrorCode.UNSUPPORTED_VERSION, f"{connection.peer} supports no common version of ApiVersions")

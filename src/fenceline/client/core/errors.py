@@ -64,6 +64,12 @@ _ADVICE: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.NOT_ENOUGH_REPLICAS: "Fewer replicas are in sync than min.insync.replicas: start the missing brokers.",
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: "Earlier records of this producer were lost in transit or by the broker.",
     ErrorCode.INVALID_PRODUCER_EPOCH: "Another producer has taken over this producer id.",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "The user needs an ACL for the transactional.id.",
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT: "Lower transaction.timeout.ms to the broker's transaction.max.timeout.ms.",
+    ErrorCode.CONCURRENT_TRANSACTIONS: "The previous transaction of this transactional.id is still being completed.",
+    ErrorCode.INVALID_TXN_STATE: (
+        "The transaction has ended, perhaps because it took longer than transaction.timeout.ms."
+    ),
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "The topic or the broker's version does not support this compression.type.",
     ErrorCode.UNSUPPORTED_VERSION: "The node, or a feature level of its cluster, is too old for this call.",
     ErrorCode.MISMATCHED_ENDPOINT_TYPE: (
@@ -414,6 +420,35 @@ class BufferFull(ClientError):
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.REQUEST_TIMED_OUT, message)
+
+
+class TransactionAbortable(ClientError):
+    """The transaction cannot be committed, but the producer can continue: abort it, then repeat its work in a new one.
+    The error that caused this is the `__cause__`.
+    """
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(code, message)
+
+
+class TransactionAborted(ClientError):
+    """A record was not sent, or not sent again, because its transaction was aborted."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.INVALID_TXN_STATE, message)
+
+
+class TransactionFailed(ClientError):
+    """The producer cannot be used any more: close it. A new one with the same transactional.id ends its transaction."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(code, message)
+
+
+class ProducerFenced(TransactionFailed):
+    """The coordinator does not accept this producer any more: another one has started with the same transactional.id,
+    or the transaction took longer than transaction.timeout.ms.
+    """
 
 
 _KINDS: Final[Mapping[ErrorCode, type[ClientError]]] = {

@@ -2,19 +2,20 @@
 
 Owns the translation between positions and Fetch versions 4-18: topic ids from version 13 on, epochs if the version has
 them. The leaders that responses of version 16 and later name go into the metadata cache (E59). Sends full requests
-without a session. Never decides what follows from an error or a divergence.
+without a session, or those of an `IncrementalFetch`. Never decides what follows from an error or a divergence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
 from uuid import UUID
 
 from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.connection import Connection
 from fenceline.client.core.errors import RETRIABLE, ClientError, broker_error, error_code
+from fenceline.client.core.fetch_session import SESSION_ERRORS, IncrementalFetch, PartitionFetch, SessionRequest
 from fenceline.client.core.fetched import Fetched, scan
 from fenceline.client.core.metadata import BrokerAddress
 from fenceline.client.core.offsets import EpochEnd
@@ -26,18 +27,9 @@ from fenceline.wire import fetch
 from fenceline.wire.apis import ApiKey
 
 _FIRST_WITH_IDS: Final = 13
+_FIRST_WITH_SESSIONS: Final = 7
 NO_SESSION_EPOCH: Final = -1
 """The session epoch of a Fetch that neither uses nor creates a session (KIP-227)."""
-
-
-class PartitionFetch(NamedTuple):
-    """last_epoch: epoch of the record before `offset`, -1 unknown. leader_epoch: the leader's, from metadata."""
-
-    tp: TopicPartition
-    offset: int
-    last_epoch: int
-    leader_epoch: int
-    max_bytes: int
 
 
 async def fetch_once(
@@ -49,52 +41,63 @@ async def fetch_once(
     max_wait_ms: int | None = None,
     max_bytes: int | None = None,
     rack_id: str = "",
+    session: IncrementalFetch | None = None,
 ) -> dict[TopicPartition, fetch.FetchedPartition]:
     """Send one Fetch; returns the response of each partition in it. Raises PeerError for an error of the request.
 
-    `rack_id`: the rack of a client that can read from a preferred read replica (KIP-392), else "".
+    `rack_id`: the rack of a client that can read from a preferred read replica (KIP-392), else "". `session`: with the
+    broker of the connection; then the response lacks partitions without news.
     """
     version = connection.version_for(ApiKey.FETCH)
     ids = {p.tp.topic: cluster.metadata.topic_id(p.tp.topic) for p in wanted}
     if version >= _FIRST_WITH_IDS and ZERO_UUID in ids.values():
         version = _FIRST_WITH_IDS - 1
+    if version < _FIRST_WITH_SESSIONS:
+        session = None
     wait_ms = int(config["fetch.max.wait.ms"] if max_wait_ms is None else max_wait_ms)
-    request = fetch.FetchRequest(
-        cluster_id=None,
-        replica_id=-1,
-        replica_epoch=-1,
-        max_wait_ms=wait_ms,
-        min_bytes=config["fetch.min.bytes"],
-        max_bytes=config["fetch.max.bytes"] if max_bytes is None else max_bytes,
-        isolation_level=int(config.reads_committed),
-        session_id=0,
-        session_epoch=NO_SESSION_EPOCH,
-        partitions=[
-            fetch.FetchPartition(
-                topic=p.tp.topic,
-                topic_id=ids[p.tp.topic].bytes,
-                index=p.tp.partition,
-                fetch_offset=p.offset,
-                max_bytes=p.max_bytes,
-                current_leader_epoch=p.leader_epoch,
-                last_fetched_epoch=p.last_epoch,
-            )
-            for p in wanted
-        ],
-        forgotten=[],
-        rack_id=rack_id,
-    )
-    response = await connection.exchange(
-        ApiKey.FETCH,
-        version,
-        fetch.encode_request(version, request),
-        fetch.parse_response,
-        timeout_ms=config["request.timeout.ms"] + wait_ms,
-    )
+
+    async def send(asked: SessionRequest) -> fetch.FetchResponse:
+        request = fetch.FetchRequest(
+            cluster_id=None,
+            replica_id=-1,
+            replica_epoch=-1,
+            max_wait_ms=wait_ms,
+            min_bytes=config["fetch.min.bytes"],
+            max_bytes=config["fetch.max.bytes"] if max_bytes is None else max_bytes,
+            isolation_level=int(config.reads_committed),
+            session_id=asked.session_id,
+            session_epoch=asked.epoch,
+            partitions=[
+                fetch.FetchPartition(
+                    topic=p.tp.topic,
+                    topic_id=ids[p.tp.topic].bytes,
+                    index=p.tp.partition,
+                    fetch_offset=p.offset,
+                    max_bytes=p.max_bytes,
+                    current_leader_epoch=p.leader_epoch,
+                    last_fetched_epoch=p.last_epoch,
+                )
+                for p in asked.partitions
+            ],
+            forgotten=[(tp.topic, topic_id.bytes, [tp.partition]) for tp, topic_id in asked.forgotten],
+            rack_id=rack_id,
+        )
+        return await connection.exchange(
+            ApiKey.FETCH,
+            version,
+            fetch.encode_request(version, request),
+            fetch.parse_response,
+            timeout_ms=config["request.timeout.ms"] + wait_ms,
+        )
+
+    if session is None:
+        response = await send(SessionRequest(0, NO_SESSION_EPOCH, wanted, ()))
+    else:
+        response = await _send_in_session(session, send, wanted, ids, uses_ids=version >= _FIRST_WITH_IDS)
     code = error_code(response.error_code)
     if code is not ErrorCode.NONE:
         raise broker_error(code, f"{connection.peer} rejected Fetch")
-    names = {topic_id: name for name, topic_id in ids.items()}
+    names = {topic_id: name for name, topic_id in (ids if session is None else session.topic_ids).items()}
     endpoints = {n.node_id: BrokerAddress(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints}
     answers = {}
     for partition in response.partitions:
@@ -108,6 +111,31 @@ async def fetch_once(
         if partition.current_leader is not None and partition.current_leader[0] >= 0:
             cluster.metadata.accept_hint(tp, partition.current_leader[0], partition.current_leader[1], endpoints)
     return answers
+
+
+async def _send_in_session(
+    session: IncrementalFetch,
+    send: Callable[[SessionRequest], Awaitable[fetch.FetchResponse]],
+    wanted: Sequence[PartitionFetch],
+    ids: Mapping[str, UUID],
+    *,
+    uses_ids: bool,
+) -> fetch.FetchResponse:
+    """Send the session's next request; a full one after it if the broker does not know the session (any more)."""
+    while True:
+        asked = session.next_request(wanted, ids, uses_ids=uses_ids)
+        try:
+            response = await send(asked)
+        except BaseException:
+            session.end()
+            raise
+        code = error_code(response.error_code)
+        if code is ErrorCode.NONE:
+            session.answered(response.session_id)
+            return response
+        session.end(code)
+        if code not in SESSION_ERRORS or asked.is_full:
+            return response
 
 
 def scan_answer(

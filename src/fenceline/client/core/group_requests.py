@@ -19,14 +19,28 @@ from fenceline.wire.apis import ApiKey
 
 
 class CommitMembership(NamedTuple):
-    """The member that commits: (-1, "", None) without membership."""
+    """The member that commits: (-1, "", None) without membership. `joined`: how often it has joined the group, where
+    the generation does not show that (KIP-848: a member that joins again may have the same epoch).
+    """
 
     generation_id: int = -1
     member_id: str = ""
     group_instance_id: str | None = None
+    joined: int = 0
 
 
 NO_MEMBER: Final = CommitMembership()
+
+
+class ConsumerGroupMetadata(NamedTuple):
+    """A group, and the member that commits for it in a transaction: the group rejects offsets of a former member
+    (KIP-447). With the defaults, offsets are committed without membership.
+    """
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
 
 
 async def ask_coordinator(

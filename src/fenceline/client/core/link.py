@@ -39,6 +39,11 @@ class Link:
         return self._connection is not None and self._connection.is_open
 
     @property
+    def open_connection(self) -> Connection | None:
+        """The connection if it is open."""
+        return self._connection if self._connection is not None and self._connection.is_open else None
+
+    @property
     def is_backing_off(self) -> bool:
         return self._failures > 0 and asyncio.get_running_loop().time() < self._not_before_s
 

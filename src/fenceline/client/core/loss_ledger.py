@@ -14,7 +14,8 @@ from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import ConnectionLost, LogTruncationError, TimedOut
-from fenceline.client.core.fetch_wire import PartitionFetch, fetch_once
+from fenceline.client.core.fetch_session import PartitionFetch
+from fenceline.client.core.fetch_wire import fetch_once
 from fenceline.client.core.fetched import scan, to_records
 from fenceline.client.core.loss_receipts import LossReceipt, newest_versions, parse_receipt
 from fenceline.client.core.offset_lookups import list_offsets

@@ -67,6 +67,11 @@ class EpochEnd(NamedTuple):
     end_offset: int
 
 
+def reset_spec(policy: str | int, now_ms: int) -> OffsetSpec:
+    """Which offset to look up for a value of auto.offset.reset: by_duration is a number of ms before now (KIP-1106)."""
+    return max(0, now_ms - policy) if isinstance(policy, int) else policy
+
+
 def timestamp_of(spec: OffsetSpec) -> int:
     """The timestamp of a spec in ListOffsets. Raises OperatorError for an invalid spec."""
     if isinstance(spec, int):

@@ -1,7 +1,8 @@
 """The API versions that the client supports, and their negotiation with a broker.
 
 Owns the table. The lowest versions are those of Kafka 2.1; the highest are the newest that the client implements
-(OffsetCommit 10 and OffsetFetch 10 name topics by id only, and some brokers have no topic ids).
+(OffsetCommit 10 and OffsetFetch 10 name topics by id only, and some brokers have no topic ids; AddPartitionsToTxn 4 and
+newer are for brokers).
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ SUPPORTED: Final[dict[ApiKey, tuple[int, int]]] = {
     ApiKey.DELETE_RECORDS: (0, 2),
     ApiKey.INIT_PRODUCER_ID: (0, 5),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),
+    ApiKey.ADD_PARTITIONS_TO_TXN: (0, 3),
+    ApiKey.ADD_OFFSETS_TO_TXN: (0, 4),
+    ApiKey.END_TXN: (0, 5),
+    ApiKey.TXN_OFFSET_COMMIT: (0, 5),
     ApiKey.DESCRIBE_CONFIGS: (1, 4),
     ApiKey.ALTER_CONFIGS: (0, 2),
     ApiKey.SASL_AUTHENTICATE: (0, 2),
@@ -44,6 +49,7 @@ SUPPORTED: Final[dict[ApiKey, tuple[int, int]]] = {
     ApiKey.DESCRIBE_QUORUM: (0, 2),
     ApiKey.UPDATE_FEATURES: (1, 2),
     ApiKey.DESCRIBE_CLUSTER: (0, 2),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: (0, 1),
     ApiKey.CONSUMER_GROUP_DESCRIBE: (0, 1),
     ApiKey.DESCRIBE_LOG_DIRS: (1, 5),
     ApiKey.DESCRIBE_PRODUCERS: (0, 0),

@@ -27,6 +27,8 @@ _PRODUCER: Final = struct.Struct(">qhi")
 _PRODUCER_AT: Final = 43
 _CRC: Final = struct.Struct(">I")
 _CRC_AT: Final = 17
+_LOW_ATTRIBUTES_AT: Final = 22
+_TRANSACTIONAL: Final = 0x10
 MAX_EPOCH: Final = 32_767
 
 
@@ -118,8 +120,13 @@ class PartitionQueue:
         return sent
 
 
-def stamp(encoded: bytearray, producer_id: int, epoch: int, base_sequence: int) -> None:
-    """Write producer id, epoch and base sequence into an encoded batch and update its CRC."""
+def stamp(
+    encoded: bytearray, producer_id: int, epoch: int, base_sequence: int, *, is_transactional: bool = False
+) -> None:
+    """Write producer id, epoch and base sequence into an encoded batch, mark it as transactional if it is, and update
+    its CRC."""
+    if is_transactional:
+        encoded[_LOW_ATTRIBUTES_AT] |= _TRANSACTIONAL
     _PRODUCER.pack_into(encoded, _PRODUCER_AT, producer_id, epoch, base_sequence)
     _CRC.pack_into(encoded, _CRC_AT, compute_crc(encoded, 0, len(encoded)))
 
@@ -140,6 +147,8 @@ class Accumulator:
         self.waiting_for_memory = 0
         """Callers that wait for memory: batches are sent without lingering meanwhile."""
         self.is_closed = False
+        self.refusal: Exception | None = None
+        """Why no record is accepted now: a transactional producer accepts them within a transaction only."""
         self._batch_size_bytes = batch_size_bytes
         self._free_bytes = buffer_bytes
         self._buffer_bytes = buffer_bytes
@@ -158,9 +167,12 @@ class Accumulator:
     ) -> tuple[DeliveryOutcome, int, bool] | None:
         """Append a record. Returns (its batch's outcome, its index in the batch, whether to wake the sender).
 
-        None: the partition has no open batch with room and `may_open` is False, or the buffer is full.
+        None: the partition has no open batch with room and `may_open` is False, or the buffer is full. Raises
+        `refusal`.
         """
         with self.lock:
+            if self.refusal is not None:
+                raise self.refusal.with_traceback(None)
             queue = self.queues.get(tp)
             if queue is None:
                 queue = self.queues[tp] = PartitionQueue(tp)
@@ -184,8 +196,10 @@ class Accumulator:
             return batch.outcome, 0, True
 
     def append_encoded(self, tp: TopicPartition, encoded: bytearray, record_count: int) -> DeliveryOutcome | None:
-        """Append an encoded batch; None if the buffer is full."""
+        """Append an encoded batch; None if the buffer is full. Raises `refusal`."""
         with self.lock:
+            if self.refusal is not None:
+                raise self.refusal.with_traceback(None)
             if not self._reserve(len(encoded)):
                 return None
             queue = self.queues.get(tp)
@@ -194,6 +208,11 @@ class Accumulator:
             batch = Batch(tp, None, encoded, record_count)
             self._enqueue(queue, batch)
             return batch.outcome
+
+    def refuse(self, error: Exception | None) -> None:
+        """Refuse records with this error from now on (None: accept them)."""
+        with self.lock:
+            self.refusal = error
 
     def wait_for_room(self, timeout_s: float) -> None:
         """Block until memory was freed. Raises BufferFull after `timeout_s`."""

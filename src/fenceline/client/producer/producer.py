@@ -1,33 +1,41 @@
 """Producer and AsyncProducer: the blocking and the asynchronous API over the same buffer.
 
 Owns a record's way into its batch: partition, timestamp, waiting for buffer memory. Sending, order and retries are in
-`sender`. Idempotent unless acks, retries or max.in.flight conflict with that (KIP-679).
+`sender`, transactions in `transactions`. Idempotent unless acks, retries or max.in.flight conflict with that (KIP-679).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from fenceline.client.core.client_base import AsyncClient, BlockingClient
+from fenceline.client.core.client_base import AsyncClient, BlockingClient, blocking
 from fenceline.client.core.cluster import Cluster
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
-from fenceline.client.core.errors import RETRIABLE, TimedOut, broker_error
+from fenceline.client.core.errors import RETRIABLE, TimedOut, TransactionAbortable, broker_error
+from fenceline.client.core.group_requests import ConsumerGroupMetadata
+from fenceline.client.core.offsets import CommittedOffset
 from fenceline.client.producer.accumulator import Accumulator
 from fenceline.client.producer.delivery import BulkDelivery, Delivery, DeliveryOutcome, RecordMetadata
 from fenceline.client.producer.partitioner import StickyPartitioner, partition_of_key
 from fenceline.client.producer.sender import Sender
-from fenceline.errors import ErrorCode, OperatorError
+from fenceline.client.producer.transaction_handle import TransactionHandle
+from fenceline.client.producer.transaction_requests import ProducerIdAndEpoch
+from fenceline.client.producer.transactions import ProducerTransactions
+from fenceline.errors import ErrorCode, FencelineError, OperatorError
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import Codec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger("fenceline.client")
 Headers = Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 Callback = Callable[[RecordMetadata | None, Exception | None], None]
 
@@ -125,7 +133,13 @@ class AsyncProducer(AsyncClient):
         self.config = ClientConfig.parse("producer", bootstrap, config)
         self.cluster = Cluster(self.config)
         self._core = _Core(self.config)
-        self._sender = Sender(self.cluster, self._core.accumulator, self.config)
+        self._transactions: ProducerTransactions | None = None
+        if self.config["transactional.id"] is not None:
+            self._transactions = ProducerTransactions(self.cluster, self.config, self._core.accumulator.refuse)
+        transaction = None if self._transactions is None else self._transactions.state
+        self._sender = Sender(self.cluster, self._core.accumulator, self.config, transaction)
+        if self._transactions is not None:
+            self._transactions.attach(self._sender.wake, self.flush)
         self.cluster.on_update.append(lambda: self._core.update_partitions(self.cluster))
         self.cluster.on_update.append(self._sender.wake)
 
@@ -220,15 +234,112 @@ class AsyncProducer(AsyncClient):
             accumulator.flushing -= 1
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Flush (at most `timeout_ms`), then stop. Deliveries of unsent records fail."""
+        """Flush (at most `timeout_ms`), then stop. Deliveries of unsent records fail. Aborts an open transaction."""
         self._core.accumulator.is_closed = True
         try:
+            if self._transactions is not None and self._transactions.is_open:
+                await self._abort_after_error(timeout_ms)
             await self.flush(timeout_ms)
         except TimedOut:
             pass
         finally:
+            if self._transactions is not None:
+                await self._transactions.close()
             await self._sender.close()
             await self.cluster.close()
+
+    # -- transactions
+
+    async def init_transactions(self) -> None:
+        """Fence former producers of this transactional.id and end their transaction. Call it once, before the first
+        transaction.
+
+        Raises TransactionFailed, and TransactionAbortable or TimedOut (after max.block.ms): then call it again.
+        """
+        await self._transactional("init_transactions").init()
+
+    async def begin_transaction(self) -> None:
+        """Begin a transaction: `send` accepts records from now on. Raises TransactionFailed."""
+        await self._transactional("begin_transaction").begin()
+
+    async def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, CommittedOffset | int],
+        group: ConsumerGroupMetadata | str,
+    ) -> None:
+        """Commit offsets of a consumer, with their leader epochs, together with the transaction.
+
+        `group`: `consumer.group_metadata()`, with which the coordinator rejects offsets of a former member (KIP-447),
+        or a group id. Raises TransactionAbortable, TransactionFailed, and TimedOut after max.block.ms: then call it
+        again or abort.
+        """
+        await self._transactional("send_offsets_to_transaction").send_offsets(offsets, group)
+
+    async def commit_transaction(self) -> None:
+        """Send everything, wait for its acknowledgement, and commit.
+
+        Raises TransactionAbortable if a record or an offset could not be written: call `abort_transaction`. Raises
+        TransactionFailed, and TimedOut after max.block.ms: call it again, because the transaction may be committed.
+        """
+        await self._transactional("commit_transaction").commit()
+
+    async def abort_transaction(self) -> None:
+        """Abort: records that were not sent fail with TransactionAborted, no read_committed consumer reads the others.
+
+        Raises TransactionFailed, and TimedOut after max.block.ms: call it again.
+        """
+        await self._transactional("abort_transaction").abort()
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Self]:
+        """A transaction around a block: committed at its end, aborted if the block or the commit fails."""
+        await self.begin_transaction()
+        try:
+            yield self
+        except BaseException:
+            await self._abort_after_error()
+            raise
+        try:
+            await self.commit_transaction()
+        except TransactionAbortable:
+            await self._abort_after_error()
+            raise
+
+    async def join_transaction(self, handle: TransactionHandle) -> None:
+        """Write in the transaction of another process: see `transaction_owner`. This producer cannot end it.
+
+        `transactional.id` must be the handle's. Requires transaction.version 2. Everything that is written to a
+        partition within one transaction must be written by one producer: sequence numbers start at 0.
+        """
+        transactions = self._transactional("join_transaction")
+        if handle.transactional_id != self.config["transactional.id"]:
+            raise OperatorError(
+                f"The handle is of transactional.id {handle.transactional_id}",
+                f"Create the producer with it, not with {self.config['transactional.id']}.",
+            )
+        deadline = Deadline(self.config["max.block.ms"])
+        await self.cluster.any_connection(deadline)
+        transactions.join(ProducerIdAndEpoch(handle.producer_id, handle.epoch))
+
+    async def leave_transaction(self) -> None:
+        """Wait until everything written in the joined transaction is acknowledged. Raises the first failure: then the
+        owner must abort."""
+        await self._transactional("leave_transaction").leave()
+
+    async def _abort_after_error(self, timeout_ms: float | None = None) -> None:
+        """Abort the open transaction, if any, because of another error: a failure is only logged. The coordinator then
+        aborts after transaction.timeout.ms."""
+        if self._transactions is None or not self._transactions.is_open:
+            return
+        try:
+            await self._transactions.abort(timeout_ms)
+        except FencelineError as error:
+            _log.warning("the transaction could not be aborted: %s", error)
+
+    def _transactional(self, call: str) -> ProducerTransactions:
+        if self._transactions is None:
+            raise OperatorError(f"{call} requires a transactional producer", "Set transactional.id.")
+        return self._transactions
 
     async def _wait_for_room(self, deadline: Deadline) -> None:
         self._sender.wake()
@@ -316,6 +427,29 @@ class Producer(BlockingClient[AsyncProducer]):
     def flush(self, timeout_s: float | None = None) -> None:
         """Send all buffered records and wait until they are acknowledged or failed. Raises TimedOut."""
         self._run(self._async.flush(None if timeout_s is None else timeout_s * 1000))
+
+    init_transactions = blocking(AsyncProducer.init_transactions)
+    begin_transaction = blocking(AsyncProducer.begin_transaction)
+    send_offsets_to_transaction = blocking(AsyncProducer.send_offsets_to_transaction)
+    commit_transaction = blocking(AsyncProducer.commit_transaction)
+    abort_transaction = blocking(AsyncProducer.abort_transaction)
+    join_transaction = blocking(AsyncProducer.join_transaction)
+    leave_transaction = blocking(AsyncProducer.leave_transaction)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Self]:
+        """See `AsyncProducer.transaction`."""
+        self.begin_transaction()
+        try:
+            yield self
+        except BaseException:
+            self._run(self._async._abort_after_error())
+            raise
+        try:
+            self.commit_transaction()
+        except TransactionAbortable:
+            self._run(self._async._abort_after_error())
+            raise
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
         """The topic's partitions; the broker may create the topic (`allow.auto.create.topics`)."""

@@ -5,7 +5,10 @@ in order and keep their sequence numbers in retries; after a failure, no batch o
 flight have a result; and a batch whose outcome is unknown is never sent with a new sequence number. The new leader in
 an error response saves a metadata request (E59).
 
-Rules: KIP-98, KIP-360, `epochs.md` E59.
+The batches of a transactional producer are sent only within its transaction, in the epoch that the coordinator gave it
+(`transaction_state`): a batch that fails makes the transaction abortable, and what is not in flight then fails with it.
+
+Rules: KIP-98, KIP-360, `epochs.md` E59, `transactions.md` X38, X55.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from fenceline.client.core.errors import (
 )
 from fenceline.client.core.metadata import BrokerAddress
 from fenceline.client.producer.accumulator import MAX_EPOCH, Accumulator, Batch, PartitionQueue, stamp
+from fenceline.client.producer.transaction_state import ProducerTransaction, TransactionPhase
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.records.sequences import MAX_SEQUENCE, is_after
@@ -40,6 +44,8 @@ from fenceline.wire.primitives import Buffer
 
 _log = logging.getLogger("fenceline.client")
 _FIRST_WITH_IDS = 13
+_FIRST_THAT_ADDS = 12
+"""The first version of Produce that adds partitions to the transaction (KIP-890)."""
 _IN_FLIGHT_REMEMBERED = 5
 """How many batches of a producer a leader remembers to detect duplicates (KIP-98)."""
 _UNKNOWN_PRODUCER = frozenset({ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_ID_MAPPING})
@@ -48,8 +54,15 @@ _UNKNOWN_PRODUCER = frozenset({ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_
 class Sender:
     """Runs on the producer's loop, also `wake`."""
 
-    def __init__(self, cluster: Cluster, accumulator: Accumulator, config: ClientConfig) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        accumulator: Accumulator,
+        config: ClientConfig,
+        transaction: ProducerTransaction | None = None,
+    ) -> None:
         self._cluster = cluster
+        self._transaction = transaction
         self._accumulator = accumulator
         self._config = config
         self._linger_s = config["linger.ms"] / 1000
@@ -68,6 +81,9 @@ class Sender:
     @property
     def fatal(self) -> Exception | None:
         """The error after which the producer cannot continue, or None."""
+        transaction = self._transaction
+        if transaction is not None and transaction.phase is TransactionPhase.FATAL:
+            return transaction.error
         return self._fatal
 
     def wake(self) -> None:
@@ -102,6 +118,9 @@ class Sender:
         if self._fatal is not None:
             self._fail_all(self._fatal)
             return None
+        if self._transaction is not None and (dropped := self._transaction.drops_unsent) is not None:
+            self._drop_unsent(dropped)
+            return None
         now_s = time.monotonic()
         next_s = float("inf")
         expired: list[Batch] = []
@@ -129,13 +148,11 @@ class Sender:
                     by_node[leader].append(queue)
             ready = self._compose(by_node, now_s)
         for batch in expired:
-            self._fail(
-                batch,
-                TimedOut(
-                    f"{batch.tp}: {batch.record_count} records were not acknowledged within delivery.timeout.ms="
-                    f"{self._config['delivery.timeout.ms']}. Check the brokers, or raise delivery.timeout.ms."
-                ),
+            error = TimedOut(
+                f"{batch.tp}: {batch.record_count} records were not acknowledged within delivery.timeout.ms="
+                f"{self._config['delivery.timeout.ms']}. Check the brokers, or raise delivery.timeout.ms."
             )
+            self._fail_delivery(batch, error)
         for node_id, batches in ready:
             self._in_flight[node_id] += 1
             request = asyncio.ensure_future(self._send(node_id, batches))
@@ -183,7 +200,7 @@ class Sender:
         if self._idempotent and len(queue.in_flight) >= (_IN_FLIGHT_REMEMBERED if queue.is_known else 1):
             return None
         head = queue.waiting[0]
-        if queue.unresolved and (queue.in_flight or not head.has_sequence):
+        if self._transaction is None and queue.unresolved and (queue.in_flight or not head.has_sequence):
             if queue.in_flight:
                 return None
             # No response can reveal the outcome of the lost batch any more: continue in a new epoch.
@@ -191,12 +208,16 @@ class Sender:
         return head if self._accumulator.is_ready(head, queue, now_s, self._linger_s) else None
 
     def _assign_sequence(self, queue: PartitionQueue, batch: Batch) -> bool:
-        """Assign the batch's sequence numbers; False while the producer has no id."""
-        if self._producer_id < 0:
+        """Assign the batch's sequence numbers; False while the producer has no id, or the transaction lacks the
+        partition."""
+        if self._transaction is not None:
+            if not self._may_send_in(self._transaction, queue):
+                return False
+        elif self._producer_id < 0:
             if self._init_task is None or self._init_task.done():
                 self._init_task = asyncio.ensure_future(self._init_producer_id())
             return False
-        if queue.producer_id != self._producer_id:
+        elif queue.producer_id != self._producer_id:
             if queue.in_flight:
                 return False
             queue.begin_epoch(self._producer_id, self._producer_epoch)
@@ -204,7 +225,22 @@ class Sender:
             assert batch.encoded is not None
             batch.base_sequence, batch.epoch = queue.next_sequence, queue.epoch
             queue.next_sequence = (queue.next_sequence + batch.record_count) & MAX_SEQUENCE
-            stamp(batch.encoded, queue.producer_id, queue.epoch, batch.base_sequence)
+            is_transactional = self._transaction is not None
+            stamp(batch.encoded, queue.producer_id, queue.epoch, batch.base_sequence, is_transactional=is_transactional)
+        return True
+
+    @staticmethod
+    def _may_send_in(transaction: ProducerTransaction, queue: PartitionQueue) -> bool:
+        """Whether the transaction has the partition; its queue then continues in the transaction's epoch."""
+        if not transaction.may_send(queue.tp):
+            return False
+        if (queue.producer_id, queue.epoch) != transaction.producer:
+            if queue.in_flight:
+                return False
+            queue.begin_epoch(*transaction.producer)
+            # With version 2 every epoch starts at 0, also at a leader that does not know the producer (X38): batches
+            # that arrive out of order are rejected, so several may be in flight at once.
+            queue.is_known = transaction.is_version_2
         return True
 
     def _expire(self, queue: PartitionQueue, now_s: float) -> list[Batch]:
@@ -256,8 +292,18 @@ class Sender:
         ids = {q.tp.topic: self._cluster.metadata.topic_id(q.tp.topic) for q, _ in batches}
         if version >= _FIRST_WITH_IDS and ZERO_UUID in ids.values():
             version = _FIRST_WITH_IDS - 1
+        transaction = self._transaction
+        if transaction is not None:
+            if not transaction.is_version_2:
+                version = min(version, _FIRST_THAT_ADDS - 1)
+            elif version < _FIRST_THAT_ADDS:
+                raise broker_error(
+                    ErrorCode.UNSUPPORTED_VERSION,
+                    f"{connection.peer} supports PRODUCE up to version {version}, but transaction.version 2 requires "
+                    f"{_FIRST_THAT_ADDS}",
+                )
         request = produce.ProduceRequest(
-            transactional_id=None,
+            transactional_id=None if transaction is None else transaction.transactional_id,
             acks=self._config["acks"],
             timeout_ms=self._config["request.timeout.ms"],
             partitions=[
@@ -324,6 +370,7 @@ class Sender:
             queue.in_flight.remove(batch)
             queue.retrying = True
             retry, new_epoch = self._may_retry(queue, code, is_first)
+            dropped = None if self._transaction is None else self._transaction.drops_unsent
             if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._idempotent and not retry:
                 # The leader has lost earlier batches of this producer. Later batches may be in the log: sent again in a
                 # new epoch, they would be written twice.
@@ -331,31 +378,32 @@ class Sender:
                 lost = queue.remove_sequenced()
             expired = now_s - batch.created_s >= self._delivery_s
             exhausted = not self._idempotent and batch.attempts > self._config["retries"]
-            retry = retry and not expired and not exhausted and not queue.sequence_lost
+            retry = retry and not expired and not exhausted and not queue.sequence_lost and dropped is None
             if retry:
                 self._put_back(queue, batch, now_s)
             elif batch.has_sequence:
                 queue.unresolved = True
                 if not outcome_unknown and not queue.in_flight:
                     new_epoch = True
-            if new_epoch and not queue.in_flight:
+            if new_epoch and not queue.in_flight and self._transaction is None:
                 self._bump_epoch(queue)
             if not queue.in_flight and not queue.waiting:
                 queue.retrying = False
         if not retry:
             if expired and code in RETRIABLE:
                 error = TimedOut(f"{batch.tp}: timed out after delivery.timeout.ms; the last error was: {error}")
-            self._fail(batch, error)
+            self._fail_delivery(batch, dropped if dropped is not None and code in RETRIABLE else error)
         for other in lost:
-            self._fail(other, error)
+            self._fail_delivery(other, error)
 
     def _may_retry(self, queue: PartitionQueue, code: ErrorCode, is_first: bool) -> tuple[bool, bool]:
         """(whether a retry can succeed, whether the sequence must restart in a new epoch). Under the lock."""
         if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._idempotent:
             # Expected behind a batch that failed. For the first batch it means that an earlier one was not written:
             # either it expired here (restart in a new epoch), or the broker lost it (the caller must know).
-            return (not is_first or queue.unresolved), is_first and queue.unresolved
-        if code in _UNKNOWN_PRODUCER and self._idempotent:
+            is_unresolved = queue.unresolved and self._transaction is None
+            return (not is_first or is_unresolved), is_first and is_unresolved
+        if code in _UNKNOWN_PRODUCER and self._idempotent and self._transaction is None:
             # The broker forgot the producer after retention removed its records: restart in a new epoch (KIP-360).
             return True, True
         return code in RETRIABLE, False
@@ -375,6 +423,24 @@ class Sender:
             queue.unresolved = False
             return
         queue.begin_epoch(queue.producer_id, queue.epoch + 1)
+
+    def _fail_delivery(self, batch: Batch, error: Exception) -> None:
+        """Fail a batch, and with it the transaction that it belongs to."""
+        if self._transaction is not None:
+            self._transaction.delivery_failed(error, has_sequence=batch.has_sequence)
+        self._fail(batch, error)
+
+    def _drop_unsent(self, error: Exception) -> None:
+        """Fail the batches that are not in flight: their transaction is being aborted."""
+        with self._accumulator.lock:
+            dropped = list(self._accumulator.batches())
+            for tp in self._accumulator.dirty:
+                queue = self._accumulator.queues[tp]
+                queue.waiting.clear()
+                queue.retrying = queue.retrying and bool(queue.in_flight)
+            self._accumulator.dirty.clear()
+        for batch in dropped:
+            self._fail_delivery(batch, error)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         self._accumulator.release(batch)

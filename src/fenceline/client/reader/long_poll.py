@@ -14,7 +14,8 @@ from typing import Final
 from fenceline.client.core.cluster import Cluster, Purpose
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import error_code
-from fenceline.client.core.fetch_wire import PartitionFetch, diverging_end, fetch_once
+from fenceline.client.core.fetch_session import PartitionFetch
+from fenceline.client.core.fetch_wire import diverging_end, fetch_once
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 

@@ -27,8 +27,8 @@ from fenceline.client.core.errors import (
     TopicReplacedError,
     error_code,
 )
+from fenceline.client.core.fetch_session import PartitionFetch
 from fenceline.client.core.fetch_wire import (
-    PartitionFetch,
     diverging_end,
     fetch_error,
     fetch_once,
