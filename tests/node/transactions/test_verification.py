@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode
-from fenceline.groups.partitioning import partition_for
 from fenceline.ids import TRANSACTION_STATE_TOPIC
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnectionLost

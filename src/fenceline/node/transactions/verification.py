@@ -20,8 +20,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode
-from fenceline.groups.partitioning import partition_for
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from fenceline.node.logs import Logger
 from fenceline.node.metric_families import Durations, counters
