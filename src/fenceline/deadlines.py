@@ -1,0 +1,70 @@
+"""Deadlines of many keys in one heap. Owns when something is due, never what happens then, never a clock.
+
+Re-arming to a later time, as every heartbeat does, only changes a dictionary entry; the heap entry moves when it comes
+up. A key therefore needs no task and at most one heap entry in use.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+
+class Deadlines(Generic[K]):
+    """Keys must be orderable."""
+
+    __slots__ = ("_deadline_ms", "_heap", "_in_heap_ms")
+
+    def __init__(self) -> None:
+        self._deadline_ms: dict[K, int] = {}
+        self._heap: list[tuple[int, K]] = []
+        # The earliest heap entry of a key. Invariant: in_heap_ms[key] <= deadline_ms[key] for every armed key.
+        self._in_heap_ms: dict[K, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._deadline_ms)
+
+    def arm(self, key: K, deadline_ms: int) -> None:
+        """Set or move the one deadline of `key`."""
+        self._deadline_ms[key] = deadline_ms
+        known_ms = self._in_heap_ms.get(key)
+        if known_ms is None or deadline_ms < known_ms:
+            self._in_heap_ms[key] = deadline_ms
+            heappush(self._heap, (deadline_ms, key))
+
+    def disarm(self, key: K) -> None:
+        self._deadline_ms.pop(key, None)
+
+    def deadline_ms(self, key: K) -> int | None:
+        return self._deadline_ms.get(key)
+
+    def next_deadline_ms(self) -> int | None:
+        """A time at or before the next deadline; None if nothing is armed. Removes stale entries from the top."""
+        heap = self._heap
+        while heap:
+            at_ms, key = heap[0]
+            deadline_ms = self._deadline_ms.get(key)
+            if self._in_heap_ms.get(key) != at_ms:
+                heappop(heap)
+            elif deadline_ms is None:
+                heappop(heap)
+                del self._in_heap_ms[key]
+            elif deadline_ms > at_ms:
+                heappop(heap)
+                self._in_heap_ms[key] = deadline_ms
+                heappush(heap, (deadline_ms, key))
+            else:
+                return at_ms
+        return None
+
+    def pop_due(self, now_ms: int) -> K | None:
+        """The next key that is due at `now_ms`, disarmed; None if there is none."""
+        at_ms = self.next_deadline_ms()
+        if at_ms is None or at_ms > now_ms:
+            return None
+        _, key = heappop(self._heap)
+        del self._in_heap_ms[key]
+        del self._deadline_ms[key]
+        return key
