@@ -26,8 +26,8 @@ from fenceline.metadata.image import EMPTY_IMAGE, Endpoint, MetadataImage, Parti
 from fenceline.node.api.handlers import consumer_groups, find_coordinator, group_membership, group_offsets, groups
 from fenceline.node.clock import SystemClock
 from fenceline.node.context import NodeView, RequestContext
+from fenceline.node.coordination.loading import Batches
 from fenceline.node.groups.driver import GroupsDriver
-from fenceline.node.groups.loading import Batches
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
 from fenceline.wire.apis import ApiKey
@@ -164,7 +164,7 @@ class HandlerPeer:
         missing: Any = None
         node = NodeView(1, "", missing, lambda: image)
         apis = (
-            *find_coordinator.apis(node, self.driver, missing, missing),
+            *find_coordinator.apis(node, missing, missing),
             *group_membership.apis(self.driver),
             *group_offsets.apis(node, self.driver),
             *groups.apis(self.driver),

@@ -15,41 +15,43 @@ Owns the order of start and stop, and which part is given what. Contains no prot
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from random import Random
 from typing import Final
 
 from fenceline.config.effective import effective_broker_config, effective_topic_config
 from fenceline.config.listeners import ListenerConfig
 from fenceline.config.node import NodeConfig
-from fenceline.controller.requests import CreateTopicResult, CreateTopics, RequestOutcome, TopicToCreate
+from fenceline.controller.requests import CreateTopicResult, CreateTopics, RequestOutcome
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.settings import GroupSettings
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from fenceline.log.core.config import PRODUCER_EXPIRATION
 from fenceline.log.core.disk import Disk, OsDisk
 from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.metadata.changes import Delta, difference
-from fenceline.metadata.features import SUPPORTED, Levels
+from fenceline.metadata.features import SUPPORTED, TRANSACTION_VERSION, Levels
 from fenceline.metadata.image import MetadataImage
-from fenceline.node.api.handlers.producers import ProducerIds
-from fenceline.node.api.handlers.transaction_markers import TransactionMarkers, without_group_transactions
+from fenceline.node.api.handlers.transaction_markers import (
+    MarkerToWrite,
+    TransactionMarkers,
+    all_codes,
+    without_group_transactions,
+)
 from fenceline.node.api.metrics import NodeCollector
 from fenceline.node.api.tables import broker_apis, data_path_handlers, raw_apis, with_api_versions
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.context import NodeView
 from fenceline.node.controller.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_node import run_until, unless_failed
+from fenceline.node.coordination.placement import CoordinatorPlacement
+from fenceline.node.coordination.topic_creation import TopicCreation, topic_to_create
+from fenceline.node.coordination.topic_log import CoordinatorTopicLog
 from fenceline.node.data_plane import DataPlane
 from fenceline.node.groups.driver import GroupsDriver
-from fenceline.node.groups.offsets_topic import (
-    CoordinatorPlacement,
-    OffsetsTopicCreation,
-    OffsetsTopicLog,
-    new_offsets_topic,
-)
 from fenceline.node.logs import Logger
 from fenceline.node.losses.delivery import LossDelivery
 from fenceline.node.losses.expiry import LossExpiry
@@ -64,8 +66,12 @@ from fenceline.node.storage.directories import open_directories, starting
 from fenceline.node.storage.log_cleaner import CleanerCollector
 from fenceline.node.storage.maintenance import Maintenance
 from fenceline.node.storage.storage_trouble import StorageTrouble
-from fenceline.node.transactions.support import TransactionSupport
+from fenceline.node.transactions.driver import TransactionsDriver
+from fenceline.node.transactions.marker_sender import MarkerSender
+from fenceline.node.transactions.producer_ids import ProducerIds
 from fenceline.node.transactions.verification import Verification
+from fenceline.transactions.messages import EndMarkers, TopicIndex
+from fenceline.transactions.settings import TransactionSettings
 
 log = Logger("broker")
 
@@ -164,9 +170,7 @@ class Broker:
 
     async def auto_create(self, names: Sequence[str]) -> dict[str, RequestOutcome]:
         """Create requested topics automatically; internal topics get their required configs."""
-        topics = tuple(
-            new_offsets_topic(self.config) if name == CONSUMER_OFFSETS_TOPIC else TopicToCreate(name) for name in names
-        )
+        topics = tuple(topic_to_create(name, self.config) for name in names)
         answer = await self.controller.submit(CreateTopics(topics))
         created: dict[str, RequestOutcome] = {}
         topic: CreateTopicResult
@@ -228,17 +232,15 @@ class Broker:
         self.losses, self.removed_replicas = plane.losses, plane.removed_replicas
         self.replication, self.partitions, self.flushes = plane.replication, plane.partitions, plane.flushes
         self.moves, self.cleaner = plane.moves, plane.cleaner
-        self.transaction_support = TransactionSupport(
-            self.node_id, lambda: self.image, plane.peers.endpoint, self.clock, plane.peers.connect
-        )
         self.verification = Verification(
             self.node_id,
             lambda: self.image,
             plane.peers,
             request_timeout_ms=config.get_int("request.timeout.ms"),
         )
+        coordinator_log = CoordinatorTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(
-            OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble),
+            coordinator_log,
             self.clock,
             settings=GroupSettings.from_lookup(config.get),
             partition_count=config.get_int("offsets.topic.num.partitions"),
@@ -247,7 +249,21 @@ class Broker:
             epoch_end=plane.in_service.epoch_end,
             image=lambda: self.image,
         )
-        self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
+        self.producer_ids = ProducerIds(self.node_id, lambda: self.broker_epoch, self.controller.submit)
+        self.transactions = TransactionsDriver(
+            coordinator_log,
+            self.clock,
+            next_producer_id=self.producer_ids.at_hand,
+            level=lambda: self.image.features.get(TRANSACTION_VERSION, 0),
+            partition_exists=lambda topic, index: self.image.partition(topic, index) is not None,
+            settings=TransactionSettings.from_lookup(config.get),
+            partition_count=config.get_int("transaction.state.log.num.partitions"),
+            threads=self.disk_threads,
+        )
+        self._placements = (
+            CoordinatorPlacement(CONSUMER_OFFSETS_TOPIC, self.node_id, self.groups),
+            CoordinatorPlacement(TRANSACTION_STATE_TOPIC, self.node_id, self.transactions),
+        )
         self.loss_delivery = LossDelivery(
             plane.losses,
             lambda: self.image,
@@ -298,7 +314,9 @@ class Broker:
         self.partitions.apply_roles()
         await self.removed_replicas.find_strays()
         self.moves.resume(copies)
-        self._coordinators.load_all(self.image)
+        self.groups.on_topics_created(self.image.offset)
+        for placement in self._placements:
+            placement.load_all(self.image)
         # Metadata may name this broker as a leader from here on: who comes at once is not sent away.
         self.server.open_backlog()
         if quorum.channel is not None:
@@ -363,11 +381,14 @@ class Broker:
         if "server" in self._started:
             await self.server.close()
             await self.verification.close()
+            await self.marker_sender.close()
+            self.producer_ids.close()
             await self.plane.close()
         if self.metrics_endpoint is not None:
             self.metrics_endpoint.close()
         if "controller" in self._started:
             self.groups.close()
+            self.transactions.close()
             try:
                 assert self.quorum is not None, "the controller was started"
                 await self.quorum.stop()
@@ -401,6 +422,24 @@ class Broker:
             rejected=self.storage_trouble.rejected,
             verifier=self.verification,
         )
+        request_timeout_ms = config.get_int("request.timeout.ms")
+        markers = TransactionMarkers(
+            self.partitions,
+            self.clock,
+            end_group_transactions=without_group_transactions,
+            flush_up_to=self.flushes.up_to,
+            rejected=self.storage_trouble.rejected,
+            timeout_ms=request_timeout_ms,
+        )
+        self.marker_sender = MarkerSender(
+            self.node_id,
+            node.images,
+            self.plane.peers,
+            partial(_end_here, markers),
+            self.transactions.markers_written,
+            request_timeout_ms=request_timeout_ms,
+        )
+        self.transactions.send_with(self.marker_sender)
         apis = broker_apis(
             node,
             controller=controller,
@@ -408,21 +447,15 @@ class Broker:
             replication=self.replication,
             log_start_moved=self.loss_expiry.log_start_moved,
             coordinator=self.groups,
-            transactions=self.transaction_support,
-            producer_ids=ProducerIds(self.node_id, lambda: self.broker_epoch, controller.submit),
+            transaction_coordinator=self.transactions,
+            producer_ids=self.producer_ids,
             directories=self.log_dirs,
             moves=self.moves,
             threads=self.disk_threads,
             auto_create=self.auto_create,
-            create_offsets_topic=OffsetsTopicCreation(self.auto_create).create,
-            markers=TransactionMarkers(
-                self.partitions,
-                self.clock,
-                end_group_transactions=without_group_transactions,
-                flush_up_to=self.flushes.up_to,
-                rejected=self.storage_trouble.rejected,
-                timeout_ms=config.get_int("request.timeout.ms"),
-            ),
+            create_offsets_topic=TopicCreation(CONSUMER_OFFSETS_TOPIC, self.auto_create).create,
+            create_transaction_topic=TopicCreation(TRANSACTION_STATE_TOPIC, self.auto_create).create,
+            markers=markers,
         )
         channel = self.quorum.channel if self.quorum is not None else None
         return Server(
@@ -462,4 +495,24 @@ class Broker:
         self.plane.cordons.on_image(delta)
         self.loss_expiry.topics_deleted(delta.deleted_topics)
         self.partitions.apply(delta)
-        self._coordinators.follow(image, delta)
+        self.groups.follow(image, delta)
+        for placement in self._placements:
+            placement.follow(image, delta)
+        if delta.changed_partitions or delta.deleted_topics:
+            self.transactions.on_leaders_changed()
+
+
+def _end_here(
+    markers: TransactionMarkers, ends: EndMarkers
+) -> Awaitable[Mapping[TopicIndex, ErrorCode]] | Mapping[TopicIndex, ErrorCode]:
+    """Writes end markers of partitions that are led here."""
+    marker = MarkerToWrite(ends.identity, ends.coordinator_epoch, ends.commit, ends.transaction_version)
+    codes = [markers.end(topic, index, marker) for topic, index in ends.partitions]
+    known = {each: code for each, code in zip(ends.partitions, codes, strict=True) if isinstance(code, ErrorCode)}
+    if len(known) == len(codes):
+        return known
+
+    async def wait() -> Mapping[TopicIndex, ErrorCode]:
+        return dict(zip(ends.partitions, await all_codes(codes), strict=True))
+
+    return wait()

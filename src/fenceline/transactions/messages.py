@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
 
 from fenceline.coordination import Ticket
@@ -154,6 +155,10 @@ class EndMarkers:
     commit: bool
     transaction_version: int
     partitions: tuple[TopicIndex, ...]
+
+    def of(self, partitions: Iterable[TopicIndex]) -> EndMarkers:
+        """The markers of some of the partitions."""
+        return replace(self, partitions=tuple(partitions))
 
 
 @dataclass(frozen=True, slots=True)

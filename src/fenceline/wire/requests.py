@@ -407,6 +407,75 @@ class WriteTxnMarkersRequest(Entity):
     markers: tuple[WritableTxnMarker, ...]
 
 
+class AddPartitionsToTxnTopic(Entity):
+    name: str
+    partitions: tuple[int, ...]
+
+
+class AddPartitionsToTxnTransaction(Entity):
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    verify_only: bool
+    topics: tuple[AddPartitionsToTxnTopic, ...]
+
+
+class AddPartitionsToTxnRequest(Entity):
+    v3_and_below_transactional_id: str
+    v3_and_below_producer_id: int
+    v3_and_below_producer_epoch: int
+    v3_and_below_topics: tuple[AddPartitionsToTxnTopic, ...]
+    transactions: tuple[AddPartitionsToTxnTransaction, ...]
+
+
+class AddOffsetsToTxnRequest(Entity):
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    group_id: str
+
+
+class EndTxnRequest(Entity):
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+
+
+class TxnOffsetCommitRequestPartition(Entity):
+    partition_index: int
+    committed_offset: int
+    committed_leader_epoch: int
+    committed_metadata: str | None
+
+
+class TxnOffsetCommitRequestTopic(Entity):
+    name: str
+    partitions: tuple[TxnOffsetCommitRequestPartition, ...]
+
+
+class TxnOffsetCommitRequest(Entity):
+    transactional_id: str
+    group_id: str
+    producer_id: int
+    producer_epoch: int
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+    topics: tuple[TxnOffsetCommitRequestTopic, ...]
+
+
+class ListTransactionsRequest(Entity):
+    state_filters: tuple[str, ...]
+    producer_id_filters: tuple[int, ...]
+    duration_filter: int
+    transactional_id_pattern: str | None
+
+
+class DescribeTransactionsRequest(Entity):
+    transactional_ids: tuple[str, ...]
+
+
 class ElectLeadersTopicPartitions(Entity):
     topic: str
     partitions: tuple[int, ...]

@@ -17,8 +17,8 @@ from fenceline.groups.offsets.records import offset_record
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import TopicPartition
 from fenceline.log.partition.reading import LogRead
+from fenceline.node.coordination.loading import FIRST_SLICE_RECORDS, LOAD_SLICE_RECORDS, Batches
 from fenceline.node.groups.driver import GroupsDriver
-from fenceline.node.groups.loading import FIRST_SLICE_RECORDS, LOAD_SLICE_RECORDS, Batches
 from fenceline.records.batch import BatchHeader
 from fenceline.records.build import Record, build_batch
 from fenceline.records.decode import decode_all
@@ -287,7 +287,7 @@ async def test_one_timer_serves_all_groups() -> None:
     assert joined.generation == 1
     assert len(asyncio.all_tasks()) == 1, "no task per group"
     clock.at_ms += 10_000
-    driver._on_timer()
+    driver._timer._fire()
     assert driver.list_groups(frozenset({"empty"}), frozenset()) != []
     driver.close()
 

@@ -37,6 +37,7 @@ from fenceline.node.api.handlers import (
     reassignments,
     topics,
     transaction_markers,
+    transactions,
     unregister_broker,
     update_features,
 )
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
     from fenceline.node.replication.replicas import Replicas
     from fenceline.node.replication.replication import Replication
     from fenceline.node.storage.directory_moves import DirectoryMoves
-    from fenceline.node.transactions.support import TransactionSupport
+    from fenceline.node.transactions.driver import TransactionsDriver
+    from fenceline.node.transactions.producer_ids import ProducerIds
 
 
 def broker_apis(
@@ -71,13 +73,14 @@ def broker_apis(
     replication: Replication,
     log_start_moved: Callable[[], None],
     coordinator: GroupsDriver,
-    transactions: TransactionSupport,
-    producer_ids: producers.ProducerIds,
+    transaction_coordinator: TransactionsDriver,
+    producer_ids: ProducerIds,
     directories: LogDirs,
     moves: DirectoryMoves,
     threads: Executor,
     auto_create: Callable[[Sequence[str]], Awaitable[object]],
     create_offsets_topic: Callable[[], Awaitable[object]],
+    create_transaction_topic: Callable[[], Awaitable[object]],
     markers: transaction_markers.TransactionMarkers,
 ) -> tuple[Api, ...]:
     """The APIs of a broker that are decoded into an entity."""
@@ -88,13 +91,16 @@ def broker_apis(
         *configs.apis(node, submit),
         *cluster.apis(node),
         *log_dirs.apis(node, replicas, directories, moves, threads),
-        *find_coordinator.apis(node, coordinator, transactions, create_offsets_topic),
+        *find_coordinator.apis(node, create_offsets_topic, create_transaction_topic),
         *group_membership.apis(coordinator),
         *group_offsets.apis(node, coordinator),
         *groups.apis(coordinator),
         *consumer_groups.apis(node, coordinator),
         *offsets.apis(replicas, replication.deletions, log_start_moved, threads),
-        *producers.apis(producer_ids, transactions, replicas),
+        *producers.apis(replicas),
+        *transactions.apis(
+            node, transaction_coordinator, producer_ids, lambda group: coordinator.coordinator.partition_of(group)
+        ),
         *transaction_markers.apis(markers),
         *elect_leaders.apis(submit),
         *reassignments.apis(submit),

@@ -1,22 +1,21 @@
 """Connects the group coordinator to this broker: its log, its clock, its event loop.
 
-Owns the execution of duties: appends, answers, one timer for all groups. Decides nothing: the rules are in
-`fenceline.groups`, loading is in `groups.loading`. Everything runs on the event loop.
+Owns the execution of duties. Decides nothing: the rules are in `fenceline.groups`; loads, appends and the timer are in
+`node.coordination`. Everything runs on the event loop.
 
 A request returns a `Reply` that is complete already (the usual case: a commit on a single node is one append) or
-awaitable. An append returns the offset at once or an awaitable of it; if that takes too long, the coordinator is
-notified.
+awaitable.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from random import Random, SystemRandom
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.errors import PeerError
 from fenceline.groups import messages
 from fenceline.groups.consumer.model import DescribedConsumerGroup
 from fenceline.groups.coordinator import GroupCoordinator
@@ -29,33 +28,28 @@ from fenceline.groups.messages import (
     Now,
     OffsetRewound,
 )
+from fenceline.groups.records import transaction_end
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
-from fenceline.log.core.errors import StorageError
+from fenceline.groups.shard import Shard
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC
+from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.node.clock import Clock
-from fenceline.node.groups.loading import GroupsLoading, OffsetsLog
-from fenceline.node.groups.replies import Reply
+from fenceline.node.coordination.appends import CoordinatorAppends, CoordinatorLog, CoordinatorTimer
+from fenceline.node.coordination.loading import LoadedTopic, Loading, Replay
+from fenceline.node.coordination.replies import Reply
 from fenceline.node.logs import Logger
+from fenceline.records.batch import BatchHeader
+from fenceline.records.build import Record
 
 _T = TypeVar("_T")
 log: Final = Logger("groups")
 
 
-class GroupsLog(OffsetsLog, Protocol):
-    """The partitions of `__consumer_offsets` that this broker leads."""
-
-    def append(
-        self, topic_partition: TopicPartition, leader_epoch: int, records: list[tuple[bytes | None, bytes | None]]
-    ) -> Awaitable[int] | int:
-        """Append one batch; returns its base offset once it is committed. Raises PeerError if the log rejects it or if
-        this broker does not lead the partition in that epoch: then nothing was written."""
-
-
 class GroupsDriver:
     def __init__(
         self,
-        offsets_log: GroupsLog,
+        offsets_log: CoordinatorLog,
         clock: Clock,
         *,
         settings: GroupSettings | None = None,
@@ -66,16 +60,31 @@ class GroupsDriver:
         image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
     ) -> None:
         """`threads` read from the disk; None uses the loop's own. `epoch_end`, `image`: see `GroupCoordinator`."""
-        self._log = offsets_log
         self._clock = clock
         self.coordinator: Final = GroupCoordinator(
             settings or GroupSettings(), rng or SystemRandom(), partition_count, epoch_end, image
         )
-        self._loading = GroupsLoading(self.coordinator, offsets_log, clock, self._carry_out, threads)
-        self._tasks: set[asyncio.Future[int]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_ms = 0
-        self._is_closed = False
+        self._appends = CoordinatorAppends(CONSUMER_OFFSETS_TOPIC, offsets_log)
+        self._timer = CoordinatorTimer(
+            clock,
+            self.coordinator.next_deadline_ms,
+            lambda: self._carry_out(self.coordinator.on_time(self._now())),
+        )
+        self._loading = Loading(
+            LoadedTopic(
+                CONSUMER_OFFSETS_TOPIC,
+                self.coordinator,
+                _replaying,
+                lambda shard, now: self._carry_out(self.coordinator.finish_load(shard, now)),
+                lambda shard: {"groups": len(shard.state.classic) + len(shard.state.consumer)},
+                consequence="its groups lose their offsets",
+            ),
+            offsets_log,
+            clock,
+            threads,
+        )
+        self._queue: deque[Duty] = deque()
+        self._is_busy = False
         self.rewinds = 0
         """Committed offsets that were reset because the log was truncated."""
 
@@ -106,21 +115,25 @@ class GroupsDriver:
         """Topics were created in the metadata of this version."""
         self.coordinator.on_topics_created(version)
 
+    def follow(self, image: MetadataImage, delta: Delta) -> None:
+        """Apply a metadata change, apart from who leads: topics are created and deleted."""
+        deleted = [(topic.name, index) for topic in delta.deleted_topics for index in range(len(topic.partitions))]
+        if deleted:
+            self.on_partitions_deleted(deleted)
+        if delta.created_topics:
+            self.on_topics_created(image.offset)
+
     def set_partition_count(self, count: int) -> None:
         """The number of partitions of `__consumer_offsets` as it was created."""
         self.coordinator.partition_count = count
 
     def close(self) -> None:
         """Stop all timers and loads; waiting requests are answered with NOT_COORDINATOR."""
-        self._is_closed = True
+        self._timer.close()
         self._loading.close()
         for partition in self.coordinator.active_partitions:
             self._carry_out(self.coordinator.resign(partition, self._now()))
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        for task in self._tasks:
-            task.cancel()
+        self._appends.close()
 
     # --- requests ----------------------------------------
 
@@ -175,21 +188,25 @@ class GroupsDriver:
         return reply
 
     def _carry_out(self, duties: list[Duty]) -> None:
-        """Execute the duties in order, and the duties that follow from them."""
-        queue = duties
-        position = 0
-        while position < len(queue):
-            duty = queue[position]
-            position += 1
-            match duty:
-                case GroupAnswer(ticket, outcome):
-                    assert isinstance(ticket, Reply), "each request is submitted with a Reply"
-                    ticket.put(outcome)
-                case OffsetRewound():
-                    self._log_rewind(duty)
-                case AppendGroupRecords():
-                    queue.extend(self._start_append(duty))
-        self._arm_timer()
+        """Execute the duties in order, and then the duties that follow from them."""
+        self._queue.extend(duties)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._queue:
+                duty = self._queue.popleft()
+                match duty:
+                    case GroupAnswer(ticket, outcome):
+                        assert isinstance(ticket, Reply), "each request is submitted with a Reply"
+                        ticket.put(outcome)
+                    case OffsetRewound():
+                        self._log_rewind(duty)
+                    case AppendGroupRecords():
+                        self._start_append(duty)
+        finally:
+            self._is_busy = False
+        self._timer.arm()
 
     def _log_rewind(self, duty: OffsetRewound) -> None:
         self.rewinds += 1
@@ -205,75 +222,36 @@ class GroupsDriver:
             advice="List the lost records with: fenceline losses list",
         )
 
-    def _start_append(self, duty: AppendGroupRecords) -> list[Duty]:
-        topic_partition = TopicPartition(CONSUMER_OFFSETS_TOPIC, duty.partition)
-        try:
-            result = self._log.append(topic_partition, duty.leader_epoch, list(duty.records))
-        except PeerError as error:
-            return self._refused(duty, error)
-        if isinstance(result, int):
-            return self.coordinator.appended(duty.partition, duty.write_id, self._now())
-        # Tasks start in creation order, so batches reach the log in the order of their duties.
-        task = asyncio.ensure_future(result)
-        timeout_s = self.coordinator.settings.commit_timeout_ms / 1000
-        late = asyncio.get_running_loop().call_later(timeout_s, self._append_is_late, duty)
-        task.add_done_callback(lambda done: self._append_done(duty, done, late))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return []
+    def _start_append(self, duty: AppendGroupRecords) -> None:
+        partition, write_id = duty.partition, duty.write_id
 
-    def _append_is_late(self, duty: AppendGroupRecords) -> None:
-        log.warning(
-            "offset commit not replicated within offsets.commit.timeout.ms",
-            partition=duty.partition,
-            records=len(duty.records),
-            advice="In-sync replicas do not fetch. Check them with: fenceline topics describe __consumer_offsets",
-        )
-        self._carry_out(self.coordinator.append_is_late(duty.partition, duty.write_id, self._now()))
+        def completed(error: PeerError | None) -> None:
+            now = self._now()
+            if error is None:
+                self._carry_out(self.coordinator.appended(partition, write_id, now))
+            else:
+                self._carry_out(self.coordinator.append_failed(partition, write_id, error.code, now))
 
-    def _append_done(self, duty: AppendGroupRecords, done: asyncio.Future[int], late: asyncio.TimerHandle) -> None:
-        late.cancel()
-        if done.cancelled():
-            return
-        error = done.exception()
-        if error is None:
-            self._carry_out(self.coordinator.appended(duty.partition, duty.write_id, self._now()))
-        elif isinstance(error, PeerError):
-            self._carry_out(self._refused(duty, error))
-        else:
-            self._carry_out(self._refused(duty, PeerError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error))))
-            raise error
+        def late() -> None:
+            self._carry_out(self.coordinator.append_is_late(partition, write_id, self._now()))
 
-    def _refused(self, duty: AppendGroupRecords, error: PeerError) -> list[Duty]:
-        if not isinstance(error, StorageError):  # storage errors are logged once a minute elsewhere
-            log.warning(
-                "write to __consumer_offsets rejected",
-                partition=duty.partition,
-                records=len(duty.records),
-                error=str(error),
-            )
-        return self.coordinator.append_failed(duty.partition, duty.write_id, error.code, self._now())
-
-    # --- time ----------------------------------------
+        timeout_ms = self.coordinator.settings.commit_timeout_ms
+        self._appends.start(partition, duty.leader_epoch, duty.records, timeout_ms, completed, late)
 
     def _now(self) -> Now:
         return Now(self._clock.now_ms(), self._clock.monotonic_ms())
 
-    def _arm_timer(self) -> None:
-        """One timer for all groups. It may fire early if its deadline has moved; then it is only armed again."""
-        at_ms = self.coordinator.next_deadline_ms()
-        if at_ms is None or self._is_closed or (self._timer is not None and self._timer_at_ms <= at_ms):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        delay_ms = max(at_ms - self._clock.monotonic_ms(), 0)
-        self._timer_at_ms = at_ms
-        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._on_timer)
 
-    def _on_timer(self) -> None:
-        self._timer = None
-        try:
-            self._carry_out(self.coordinator.on_time(self._now()))
-        finally:
-            # Also after a bug of ours: other groups have deadlines.
-            self._arm_timer()
+def _replaying(shard: Shard) -> Replay:
+    replay = shard.replaying()
+
+    def batch(header: BatchHeader, records: list[Record], now: Now) -> None:
+        if not header.is_control:
+            replay.batch(records, now, header.producer_id if header.is_transactional else None)
+            return
+        # Compaction leaves batches without records.
+        committed = transaction_end(records[0].key) if records else None
+        if committed is not None:
+            shard.replay_marker(header.producer_id, committed=committed)
+
+    return batch

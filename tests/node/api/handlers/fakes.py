@@ -74,20 +74,6 @@ def image_of(
     )
 
 
-class FakeTransactionSupport:
-    """A `TransactionSupport` with a fixed answer."""
-
-    def __init__(self, exists: bool) -> None:
-        self.exists = exists
-        self.reported: list[str] = []
-
-    async def may_be_available(self) -> bool:
-        return self.exists
-
-    def log_rejected(self, client_id: str | None, peer: str, transactional_id: str) -> None:
-        self.reported.append(transactional_id)
-
-
 class FakeController:
     """Returns configured answers and records requests."""
 
@@ -121,14 +107,16 @@ class FakeBroker:
 
     def __post_init__(self) -> None:
         node = NodeView(1, "cluster", NodeConfig.load(None, self.settings, {}), lambda: self.image)
-        missing = ("log_start_moved", "coordinator", "producer_ids", "directories", "moves", "threads")
+        missing = (
+            *("log_start_moved", "coordinator", "transaction_coordinator", "producer_ids", "directories", "moves"),
+            *("threads", "create_offsets_topic", "create_transaction_topic"),
+        )
         ports: dict[str, Any] = {
-            **dict.fromkeys((*missing, "create_offsets_topic")),
+            **dict.fromkeys(missing),
             "markers": SimpleNamespace(handle=None),
             "controller": self.controller,
             "replicas": SimpleNamespace(vacated=_at_once),
             "replication": SimpleNamespace(absent_now=lambda: self.absent, deletions=None),
-            "transactions": FakeTransactionSupport(True),
             "auto_create": self.auto_create,
             **self.ports,
         }

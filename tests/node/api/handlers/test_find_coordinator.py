@@ -1,4 +1,4 @@
-"""Transaction coordinators as reported by a node that is none: Kafka brokers of its cluster may be."""
+"""FindCoordinator: the leader of the key's partition, and the creation of a coordinator's topic."""
 
 from __future__ import annotations
 
@@ -8,106 +8,68 @@ from typing import Any
 import pytest
 
 from fenceline.coordination import partition_for
-from fenceline.errors import ErrorCode, PeerError
-from fenceline.ids import NO_LEADER, TRANSACTION_STATE_TOPIC
-from fenceline.node.api.handlers.find_coordinator import TRANSACTION_KEY_TYPE
-from fenceline.node.transactions.support import REFUSAL
+from fenceline.errors import ErrorCode
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, NO_LEADER, TRANSACTION_STATE_TOPIC
+from fenceline.node.api.handlers.find_coordinator import GROUP_KEY_TYPE, TRANSACTION_KEY_TYPE
 from fenceline.wire.apis import ApiKey
-from tests.node.api.handlers.fakes import (
-    FakeBroker,
-    FakeTransactionSupport,
-    ask,
-    broker_image,
-    image_of,
-    partition,
-    topic_image,
-)
+from tests.node.api.handlers.fakes import FakeBroker, ask, broker_image, image_of, partition, topic_image
+
+TOPICS = [(GROUP_KEY_TYPE, CONSUMER_OFFSETS_TOPIC), (TRANSACTION_KEY_TYPE, TRANSACTION_STATE_TOPIC)]
 
 
-def coordinator_of(key: str, *leaders: int) -> Any:
+def coordinator_of(key_type: int, topic: str, key: str, *leaders: int) -> Any:
     """As found by node 1, if `leaders[i]` leads partition i of the topic and node 3 is fenced."""
     partitions = [partition((max(leader, 1),), leader=leader) for leader in leaders]
-    topics = [topic_image(TRANSACTION_STATE_TOPIC, *partitions)] if leaders else []
     brokers = (broker_image(1), broker_image(2), broker_image(3, fenced=True))
-    fields = {"key_type": TRANSACTION_KEY_TYPE, "coordinator_keys": [key]}
-    broker = FakeBroker(image_of(topics, brokers))
+    broker = FakeBroker(image_of([topic_image(topic, *partitions)], brokers))
+    fields = {"key_type": key_type, "coordinator_keys": [key]}
     answer = asyncio.run(ask(broker, ApiKey.FIND_COORDINATOR, 4, **fields))
     (found,) = answer.coordinators
     return found
 
 
-def test_transaction_coordinator_is_the_partition_leader() -> None:
-    other = partition_for("orders", 2)
-    leaders = [1, 1]
-    leaders[other] = 2
-    found = coordinator_of("orders", *leaders)
-    assert (found.error_code, found.node_id, found.host, found.port) == (ErrorCode.NONE, 2, "host2", 9092)
-    leaders[other] = 1
-    leaders[1 - other] = 2
-    assert coordinator_of("orders", *leaders).error_code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+@pytest.mark.parametrize(("key_type", "topic"), TOPICS)
+def test_coordinator_is_the_partition_leader(key_type: int, topic: str) -> None:
+    """transactions.md X24: for groups and for transactional ids."""
+    for leader in (1, 2):
+        leaders = [3 - leader, 3 - leader]
+        leaders[partition_for("orders", 2)] = leader
+        found = coordinator_of(key_type, topic, "orders", *leaders)
+        assert (found.error_code, found.node_id) == (ErrorCode.NONE, leader)
+        assert (found.host, found.port) == (f"host{leader}", 9092)
 
 
-def test_no_transaction_coordinator_without_a_capable_leader() -> None:
-    for leaders in ((), (NO_LEADER,), (1,), (3,)):
-        found = coordinator_of("orders", *leaders)
-        assert (found.error_code, found.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
+@pytest.mark.parametrize(("key_type", "topic"), TOPICS)
+@pytest.mark.parametrize("leader", [NO_LEADER, 3])
+def test_no_coordinator_without_a_leader_that_serves(key_type: int, topic: str, leader: int) -> None:
+    found = coordinator_of(key_type, topic, "orders", leader)
+    assert (found.error_code, found.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
 
 
-@pytest.mark.parametrize(
-    ("version", "code"),
-    [
-        (1, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-        (2, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-        (3, ErrorCode.UNSUPPORTED_VERSION),
-        (6, ErrorCode.UNSUPPORTED_VERSION),
-    ],
-)
-@pytest.mark.parametrize("leaders", [(), (1,), (2,)])
-def test_without_any_transaction_coordinator_the_error_is_fatal(
-    version: int, code: ErrorCode, leaders: tuple[int, ...]
-) -> None:
-    """Also if another Fenceline broker leads partitions that Kafka brokers created."""
-    topics = [topic_image(TRANSACTION_STATE_TOPIC, *(partition((each,)) for each in leaders))] if leaders else []
-    transactions = FakeTransactionSupport(False)
-    broker = FakeBroker(image_of(topics, (broker_image(1), broker_image(2))), ports={"transactions": transactions})
+@pytest.mark.parametrize("version", [1, 3, 4, 6])
+@pytest.mark.parametrize(("key_type", "topic"), TOPICS)
+def test_first_lookup_creates_the_topic(key_type: int, topic: str, version: int) -> None:
+    """transactions.md X25, X30: 15 until there is a leader."""
+    created: list[str] = []
+
+    def creation(name: str) -> Any:
+        async def create() -> None:
+            created.append(name)
+
+        return create
+
+    ports = {
+        "create_offsets_topic": creation(CONSUMER_OFFSETS_TOPIC),
+        "create_transaction_topic": creation(TRANSACTION_STATE_TOPIC),
+    }
+    broker = FakeBroker(image_of(), ports=ports)
     fields: dict[str, Any] = {"key": "orders"} if version < 4 else {"coordinator_keys": ["orders"]}
-    fields["key_type"] = TRANSACTION_KEY_TYPE
-    answer = asyncio.run(ask(broker, ApiKey.FIND_COORDINATOR, version, **fields))
+    answer = asyncio.run(ask(broker, ApiKey.FIND_COORDINATOR, version, **fields, key_type=key_type))
     found = answer if version < 4 else answer.coordinators[0]
-    assert found.error_code is code
-    assert found.error_message == REFUSAL
-    assert transactions.reported == ["orders"]
+    assert found.error_code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert created == [topic]
 
 
-@pytest.mark.parametrize(
-    ("elsewhere", "transactional_id", "code"),
-    [
-        (True, "", ErrorCode.INVALID_REQUEST),
-        (True, "orders", ErrorCode.COORDINATOR_NOT_AVAILABLE),
-        (False, "orders", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-    ],
-)
-def test_no_producer_id_for_a_transactional_id(elsewhere: bool, transactional_id: str, code: ErrorCode) -> None:
-    broker = FakeBroker(image_of(), ports={"transactions": FakeTransactionSupport(elsewhere)})
-    fields = {"transactional_id": transactional_id, "transaction_timeout_ms": 1_000}
-    answer = asyncio.run(ask(broker, ApiKey.INIT_PRODUCER_ID, 4, **fields))
-    assert (answer.error_code, answer.producer_id) == (code, -1)
-
-
-@pytest.mark.parametrize(
-    ("of_controller", "code"),
-    [
-        (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
-        (ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_CONTROLLER),
-    ],
-)
-def test_temporary_lack_of_producer_ids_is_retriable(of_controller: ErrorCode, code: ErrorCode) -> None:
-    """A producer of aiokafka failed to start because the controller's disk was full for a moment."""
-
-    class NoIds:
-        async def next_id(self) -> int:
-            raise PeerError(of_controller, "no space left on the device")
-
-    broker = FakeBroker(image_of(), ports={"producer_ids": NoIds()})
-    answer = asyncio.run(ask(broker, ApiKey.INIT_PRODUCER_ID, 4, transactional_id=None))
-    assert (answer.error_code, answer.producer_id) == (code, -1)
+def test_unknown_type_of_key() -> None:
+    found = asyncio.run(ask(FakeBroker(image_of()), ApiKey.FIND_COORDINATOR, 4, key_type=9, coordinator_keys=["a"]))
+    assert found.coordinators[0].error_code is ErrorCode.INVALID_REQUEST

@@ -24,7 +24,7 @@ from fenceline.metadata.features import GROUP_VERSION
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.api.handlers.groups import GROUP_OPERATIONS
 from fenceline.node.context import Answer, Api, NodeView, RequestContext
-from fenceline.node.groups.replies import Fields, answered
+from fenceline.node.coordination.replies import Fields, answered
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import millis, request_field
 

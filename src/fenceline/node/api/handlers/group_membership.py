@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fenceline.errors import ErrorCode
 from fenceline.groups import messages
 from fenceline.node.context import Answer, Api, RequestContext
-from fenceline.node.groups.replies import Fields, answered
+from fenceline.node.coordination.replies import Fields, answered
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import millis, request_field
 

@@ -16,7 +16,7 @@ from fenceline.groups import messages
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.image import MetadataImage, TopicImage
 from fenceline.node.context import Answer, Api, NodeView, RequestContext
-from fenceline.node.groups.replies import Fields, all_answered, answered
+from fenceline.node.coordination.replies import Fields, all_answered, answered
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import millis, request_field
 

@@ -13,7 +13,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.states import GroupState
 from fenceline.groups.messages import ALL_OPERATIONS_UNKNOWN, DeleteGroupsResponse, DescribedGroup
 from fenceline.node.context import Answer, Api, RequestContext
-from fenceline.node.groups.replies import Fields, all_answered
+from fenceline.node.coordination.replies import Fields, all_answered
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
 

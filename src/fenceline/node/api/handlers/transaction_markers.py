@@ -10,7 +10,7 @@ Rules: transactions.md X32, X39, X40.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from fenceline.errors import ErrorCode, PeerError
@@ -43,8 +43,8 @@ _NO_GROUP_COORDINATOR: Final = frozenset(
 )
 
 
-class _Marker(NamedTuple):
-    """One of a request, without its partitions."""
+class MarkerToWrite(NamedTuple):
+    """The end of a transaction, for any of its partitions."""
 
     identity: tuple[int, int]
     coordinator_epoch: int
@@ -88,9 +88,9 @@ class TransactionMarkers:
 
     async def handle(self, context: RequestContext, request: WriteTxnMarkersRequest) -> dict[str, Any]:
         keys: list[tuple[int, str, int]] = []
-        ends: list[Awaitable[ErrorCode]] = []
+        ends: list[ErrorCode | Awaitable[ErrorCode]] = []
         for each in request.markers:
-            marker = _Marker(
+            marker = MarkerToWrite(
                 (each.producer_id, each.producer_epoch),
                 each.coordinator_epoch,
                 each.transaction_result,
@@ -99,38 +99,39 @@ class TransactionMarkers:
             for topic in each.topics:
                 for index in topic.partition_indexes:
                     keys.append((each.producer_id, topic.name, index))
-                    ends.append(self._end(topic.name, index, marker))
+                    ends.append(self.end(topic.name, index, marker))
         codes: dict[tuple[int, str, int], ErrorCode] = {}
-        for key, code in zip(keys, await asyncio.gather(*ends), strict=True):
+        for key, code in zip(keys, await all_codes(ends), strict=True):
             codes[key] = codes.get(key, ErrorCode.NONE) or code
         return _answer(codes)
 
-    def _end(self, topic: str, index: int, marker: _Marker) -> Awaitable[ErrorCode]:
-        """End a transaction in one partition. What is appended, is when this returns."""
+    def end(self, topic: str, index: int, marker: MarkerToWrite) -> ErrorCode | Awaitable[ErrorCode]:
+        """End a transaction in one partition that is led here: the code, or an awaitable of it. What is appended, is
+        when this returns."""
         try:
             replica = self._replicas.hosted(topic, None, index)
         except PeerError:
-            return _known(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if topic == CONSUMER_OFFSETS_TOPIC:
             return self._end_of_group(index, marker)
         try:
             end_offset = self._append(replica, marker)
         except PeerError as error:
-            return _known(error.code)
+            return error.code
         must_flush = replica.log.unflushed_messages >= replica.config.flush_messages
         if end_offset <= replica.high_watermark:
-            return self._flush(replica, end_offset) if must_flush else _known(ErrorCode.NONE)
+            return self._flush(replica, end_offset) if must_flush else ErrorCode.NONE
         acknowledged = _Acknowledged()
         replica.when_committed(end_offset, acknowledged, index)
         return self._wait(replica, index, acknowledged, self._flush(replica, end_offset) if must_flush else None)
 
-    async def _end_of_group(self, index: int, marker: _Marker) -> ErrorCode:
+    async def _end_of_group(self, index: int, marker: MarkerToWrite) -> ErrorCode:
         code = await self._end_group_transactions(
             index, marker.identity, marker.coordinator_epoch, marker.commit, marker.transaction_version
         )
         return ErrorCode.NOT_LEADER_OR_FOLLOWER if code in _NO_GROUP_COORDINATOR else code
 
-    def _append(self, replica: Replica, marker: _Marker) -> int:
+    def _append(self, replica: Replica, marker: MarkerToWrite) -> int:
         """Returns the log end offset. Raises PeerError: 6, 19, 47, 52, 56."""
         leader = replica.leader
         if leader is None or replica.is_recovering:
@@ -171,8 +172,10 @@ class TransactionMarkers:
         return code
 
 
-async def _known(code: ErrorCode) -> ErrorCode:
-    return code
+async def all_codes(ends: Sequence[ErrorCode | Awaitable[ErrorCode]]) -> list[ErrorCode]:
+    """The codes of `TransactionMarkers.end`, in order."""
+    waiting = iter(await asyncio.gather(*(end for end in ends if not isinstance(end, ErrorCode))))
+    return [end if isinstance(end, ErrorCode) else next(waiting) for end in ends]
 
 
 def _answer(codes: dict[tuple[int, str, int], ErrorCode]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Loading the groups of a partition when this broker becomes its leader.
+"""Loading a partition of a coordinator's topic when this broker becomes its leader.
 
 Owns the order of loads, their slices and retries, and the wait until the loaded records are committed. Never reads a
 record and never decides who coordinates: the coordinator does.
 
-Theory of operation. Until a partition is active its groups are answered with COORDINATOR_LOAD_IN_PROGRESS: no offset is
+Theory of operation. Until a partition is active its requests are answered with COORDINATOR_LOAD_IN_PROGRESS: nothing is
 returned that is not loaded yet, or that may still be truncated. A load has three steps:
 
 | step       | until                                                           | aborted when                        |
@@ -22,14 +22,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from typing import Final, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
+from fenceline.coordination import Now
 from fenceline.errors import ErrorCode, FencelineError, InternalError, PeerError
-from fenceline.groups.coordinator import GroupCoordinator
-from fenceline.groups.messages import Duty, Now
-from fenceline.groups.records import transaction_end
-from fenceline.groups.shard import Shard
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from fenceline.ids import TopicPartition
 from fenceline.log.partition.reading import LogRead
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
@@ -50,11 +48,48 @@ _PASSES: Final = frozenset(
 )
 """Retriable: this broker leads by the metadata, but the log is not ready, or its start moved."""
 
-log: Final = Logger("groups")
+log: Final = Logger("coordinators")
 
 
-class OffsetsLog(Protocol):
-    """The partitions of `__consumer_offsets`. Raises PeerError if this broker does not lead in that epoch (yet)."""
+class LoadedPartition(Protocol):
+    """One partition's state while it is replayed."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+
+
+S = TypeVar("S", bound=LoadedPartition)
+Replay: TypeAlias = Callable[[BatchHeader, list[Record], Now], None]
+"""Applies one batch of the log to the state that is loaded."""
+
+
+class LoadingCoordinator(Protocol[S]):
+    """The coordinator that is loaded. `finish_load` also executes the duties that follow."""
+
+    def is_current(self, loading: S, /) -> bool: ...
+    def restart_load(self, loading: S, /) -> S: ...
+    def fail_load(self, loading: S, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTopic(Generic[S]):
+    """What the loads of one coordinator's topic need to know about it."""
+
+    name: str
+    coordinator: LoadingCoordinator[S]
+    replaying: Callable[[S], Replay]
+    finish: Callable[[S, Now], None]
+    """The load is complete: activate the state, and execute what follows."""
+    summary: Callable[[S], dict[str, int]]
+    """Counts for the log message about a long load."""
+    consequence: str
+    """What an operator loses with an unreadable partition."""
+
+
+class CoordinatorTopicReads(Protocol):
+    """The partitions of the topic. Raises PeerError if this broker does not lead in that epoch (yet)."""
 
     def read(self, topic_partition: TopicPartition, leader_epoch: int) -> Batches: ...
 
@@ -62,31 +97,27 @@ class OffsetsLog(Protocol):
         """None if all records in the log are committed, or cannot be soon; otherwise a future of that."""
 
 
-class GroupsLoading:
+class Loading(Generic[S]):
     """The loads of one broker. All methods run on the event loop."""
 
     def __init__(
-        self,
-        coordinator: GroupCoordinator,
-        offsets_log: OffsetsLog,
-        clock: Clock,
-        carry_out: Callable[[list[Duty]], None],
-        threads: Executor | None,
+        self, topic: LoadedTopic[S], topic_log: CoordinatorTopicReads, clock: Clock, threads: Executor | None
     ) -> None:
-        self._coordinator = coordinator
-        self._log = offsets_log
+        """`threads` read from the disk; None uses the loop's own."""
+        self._topic = topic
+        self._coordinator = topic.coordinator
+        self._log = topic_log
         self._clock = clock
-        self._carry_out = carry_out
         self._threads = threads
-        self._queue: deque[_Load] = deque()
+        self._queue: deque[_Load[S]] = deque()
         self._reader: asyncio.Task[None] | None = None
         self._committing: set[asyncio.Future[None]] = set()
-        self._waiting: dict[int, tuple[Shard, asyncio.TimerHandle]] = {}
+        self._waiting: dict[int, tuple[S, asyncio.TimerHandle]] = {}
         self._is_closed = False
 
-    def begin(self, shard: Shard) -> None:
+    def begin(self, shard: S) -> None:
         """Load a shard. A short log is loaded before this returns; a long one continues in slices."""
-        load = _Load(shard, self._log, self._clock)
+        load = _Load(self._topic, shard, self._log, self._clock)
         self._step(load)
         if load.is_over:
             return
@@ -128,7 +159,7 @@ class GroupsLoading:
             is_left = bool(self._queue) and not self._is_closed
             self._reader = asyncio.get_running_loop().create_task(self._read()) if is_left else None
 
-    async def _read_from_disk(self, load: _Load, cold: LogRead) -> None:
+    async def _read_from_disk(self, load: _Load[S], cold: LogRead) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._threads, cold.load)
         except Exception as error:
@@ -137,7 +168,7 @@ class GroupsLoading:
         else:
             load.cold = None
 
-    def _step(self, load: _Load) -> None:
+    def _step(self, load: _Load[S]) -> None:
         """One slice."""
         try:
             load.step()
@@ -150,10 +181,10 @@ class GroupsLoading:
 
     # --- settling ----------------------------------------
 
-    def _await_commit(self, load: _Load) -> None:
+    def _await_commit(self, load: _Load[S]) -> None:
         shard = load.shard
         try:
-            committed = self._log.when_committed(_where(shard), shard.epoch)
+            committed = self._log.when_committed(self._topic_partition(shard), shard.epoch)
         except PeerError as error:
             self._failed(shard, error)
             return
@@ -163,7 +194,7 @@ class GroupsLoading:
         committed.add_done_callback(lambda done: self._on_committed(load, done))
         self._committing.add(committed)
 
-    def _on_committed(self, load: _Load, done: asyncio.Future[None]) -> None:
+    def _on_committed(self, load: _Load[S], done: asyncio.Future[None]) -> None:
         self._committing.discard(done)
         if done.cancelled():
             return
@@ -173,26 +204,26 @@ class GroupsLoading:
         elif isinstance(error, Exception):
             self._failed(load.shard, error)
 
-    def _finish(self, load: _Load) -> None:
+    def _finish(self, load: _Load[S]) -> None:
         shard = load.shard
         if not self._coordinator.is_current(shard):
             return
         now = self._now()
         if load.record_count >= FIRST_SLICE_RECORDS:
             log.info(
-                "groups loaded",
-                partition=shard.partition,
+                "coordinator loaded",
+                partition=str(self._topic_partition(shard)),
                 leader_epoch=shard.epoch,
                 records=load.record_count,
-                groups=len(shard.state.classic) + len(shard.state.consumer),
+                **self._topic.summary(shard),
                 took_ms=now.monotonic_ms - load.began_ms,
             )
-        self._carry_out(self._coordinator.finish_load(shard, now))
+        self._topic.finish(shard, now)
 
     # --- failures ----------------------------------------
 
-    def _failed(self, shard: Shard, error: Exception) -> None:
-        """The groups of this partition stay without coordinator; other loads continue. A bug of ours is logged with its
+    def _failed(self, shard: S, error: Exception) -> None:
+        """The keys of this partition stay without coordinator; other loads continue. A bug of ours is logged with its
         traceback."""
         if not self._coordinator.is_current(shard):
             return
@@ -202,16 +233,18 @@ class GroupsLoading:
             return
         self._coordinator.fail_load(shard)
         log.error(
-            "loading groups failed",
-            partition=shard.partition,
+            "loading a coordinator failed",
+            partition=str(self._topic_partition(shard)),
             error=str(error),
-            advice=f"{CONSUMER_OFFSETS_TOPIC}-{shard.partition} has records that cannot be read. Inspect them with"
-            " `fenceline log dump`; restore the partition or delete its directory (its groups lose their offsets).",
+            advice=f"{self._topic_partition(shard)} has records that cannot be read. Inspect them with"
+            f" `fenceline log dump`; restore the partition or delete its directory ({self._topic.consequence}).",
         )
         if not isinstance(error, FencelineError | OSError) or isinstance(error, InternalError):
-            asyncio.get_running_loop().call_exception_handler({"message": "loading groups failed", "exception": error})
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "loading a coordinator failed", "exception": error}
+            )
 
-    def _restart(self, shard: Shard) -> None:
+    def _restart(self, shard: S) -> None:
         waiting = self._waiting.get(shard.partition)
         if waiting is not None and waiting[0] is shard:
             del self._waiting[shard.partition]
@@ -221,11 +254,14 @@ class GroupsLoading:
     def _now(self) -> Now:
         return Now(self._clock.now_ms(), self._clock.monotonic_ms())
 
+    def _topic_partition(self, shard: S) -> TopicPartition:
+        return TopicPartition(self._topic.name, shard.partition)
 
-class _Load:
+
+class _Load(Generic[S]):
     """One partition's replay, in steps."""
 
-    def __init__(self, shard: Shard, offsets_log: OffsetsLog, clock: Clock) -> None:
+    def __init__(self, topic: LoadedTopic[S], shard: S, topic_log: CoordinatorTopicReads, clock: Clock) -> None:
         self.shard = shard
         self.began_ms = clock.monotonic_ms()
         self.record_count = 0
@@ -233,34 +269,23 @@ class _Load:
         """Must be loaded in a thread before the next step."""
         self.is_over = False
         self._clock = clock
-        self._steps = self._replay(offsets_log)
+        self._steps = self._replay(topic, topic_log)
 
     def step(self) -> None:
         """One slice, or up to a read that must be loaded. Raises any error of the log."""
         self.is_over = next(self._steps, self) is self
 
-    def _replay(self, offsets_log: OffsetsLog) -> Iterator[None]:
-        shard, replay = self.shard, self.shard.replaying()
+    def _replay(self, topic: LoadedTopic[S], topic_log: CoordinatorTopicReads) -> Iterator[None]:
+        replay = topic.replaying(self.shard)
         end_of_slice = FIRST_SLICE_RECORDS
-        for read in offsets_log.read(_where(shard), shard.epoch):
+        for read in topic_log.read(TopicPartition(topic.name, self.shard.partition), self.shard.epoch):
             if isinstance(read, LogRead):
                 self.cold = read
                 yield
                 continue
             header, records = read
-            if header.is_control:
-                # Compaction leaves batches without records.
-                committed = transaction_end(records[0].key) if records else None
-                if committed is not None:
-                    shard.replay_marker(header.producer_id, committed=committed)
-                continue
-            now = Now(self._clock.now_ms(), self._clock.monotonic_ms())
-            replay.batch(records, now, header.producer_id if header.is_transactional else None)
+            replay(header, records, Now(self._clock.now_ms(), self._clock.monotonic_ms()))
             self.record_count += len(records)
             if self.record_count >= end_of_slice:
                 end_of_slice = self.record_count + LOAD_SLICE_RECORDS
                 yield
-
-
-def _where(shard: Shard) -> TopicPartition:
-    return TopicPartition(CONSUMER_OFFSETS_TOPIC, shard.partition)

@@ -19,7 +19,9 @@ from fenceline.log.core.open_files import OpenFiles
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.log.partition.reading import LogRead
 from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
-from fenceline.node.groups.offsets_topic import CoordinatorPlacement, OffsetsTopicCreation, OffsetsTopicLog
+from fenceline.node.coordination.placement import CoordinatorPlacement
+from fenceline.node.coordination.topic_creation import TopicCreation
+from fenceline.node.coordination.topic_log import CoordinatorTopicLog
 from fenceline.node.replication.replica import Replica
 from fenceline.replica.leader import InSyncRules, LeaderState
 
@@ -52,7 +54,7 @@ class Stage:
         self.replica.leader_epoch = 5
         replicas: Any = SimpleNamespace(leader=lambda *_: self.replica)
         trouble: Any = SimpleNamespace(rejected=lambda *_: None)
-        self.topic = OffsetsTopicLog(replicas, clock, trouble)
+        self.topic = CoordinatorTopicLog(replicas, clock, trouble)
 
     def fetched(self, replica_id: int, offset: int) -> None:
         moved = self.leader.on_fetch(
@@ -198,9 +200,8 @@ def test_coordinators_follow_leader_changes_including_recovery() -> None:
         on_leader=lambda index, epoch: calls.append(("leader", epoch)),
         on_resigned=lambda index: calls.append(("resigned", -1)),
         set_partition_count=lambda count: None,
-        on_topics_created=lambda version: None,
     )
-    placement = CoordinatorPlacement(1, groups)
+    placement = CoordinatorPlacement(CONSUMER_OFFSETS_TOPIC, 1, groups)
 
     def follow(leader: int, state: LeaderRecoveryState) -> None:
         after = PartitionImage((1, 2, 3), (1,), leader, leader_epoch=6, leader_recovery_state=state)
@@ -225,14 +226,12 @@ def test_a_recreated_topic_has_no_groups_of_the_old_one() -> None:
     groups: Any = SimpleNamespace(
         on_leader=lambda index, epoch: calls.append(f"leader of {index}"),
         on_resigned=lambda index: calls.append(f"resigned {index}"),
-        on_partitions_deleted=lambda partitions: None,
         set_partition_count=lambda count: None,
-        on_topics_created=lambda version: None,
     )
     topic = SimpleNamespace(name=CONSUMER_OFFSETS_TOPIC, partitions=(PartitionImage((1,), (1,), 1),) * 2)
     delta: Any = SimpleNamespace(deleted_topics=(topic,), created_topics=(topic,), changed_partitions=())
     image: Any = SimpleNamespace(offset=1, topics_by_name={CONSUMER_OFFSETS_TOPIC: topic})
-    CoordinatorPlacement(1, groups).follow(image, delta)
+    CoordinatorPlacement(CONSUMER_OFFSETS_TOPIC, 1, groups).follow(image, delta)
     assert calls == ["resigned 0", "resigned 1", "leader of 0", "leader of 1"]
 
 
@@ -249,7 +248,7 @@ def test_concurrent_lookups_share_one_topic_creation() -> None:
             if tries == 1:
                 raise PeerError(ErrorCode.REQUEST_TIMED_OUT)
 
-        creation = OffsetsTopicCreation(create)
+        creation = TopicCreation(CONSUMER_OFFSETS_TOPIC, create)
         asking = [asyncio.ensure_future(creation.create()) for _ in range(5)]
         await asyncio.sleep(0)
         asking[0].cancel()
