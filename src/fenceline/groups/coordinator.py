@@ -213,6 +213,38 @@ class GroupCoordinator:
             return [*shard.pop_duties(), rejected(error.code)]
         return shard.pop_duties()
 
+    def commit_in_transaction(
+        self, ticket: messages.Ticket, request: messages.TransactionalCommit, now: Now
+    ) -> list[Duty]:
+        """The offsets of a group in a producer's transaction (KIP-447)."""
+
+        def rejected(code: ErrorCode) -> GroupAnswer:
+            return GroupAnswer(ticket, messages.CommitResponse((code,) * len(request.offsets)))
+
+        try:
+            shard = self._named_shard(request.group_id)
+        except PeerError as error:
+            return [rejected(error.code)]
+        try:
+            shard.offset_requests.commit_in_transaction(ticket, request, now)
+        except PeerError as error:
+            return [*shard.pop_duties(), rejected(error.code)]
+        return shard.pop_duties()
+
+    def end_transaction(self, ticket: messages.Ticket, end: messages.EndOfTransaction) -> list[Duty]:
+        """The end of a producer's transaction, for all groups of one partition."""
+        shard = self._active.get(end.partition)
+        if shard is None:
+            is_loading = end.partition in self._loading
+            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if is_loading else ErrorCode.NOT_COORDINATOR
+            return [GroupAnswer(ticket, messages.TransactionEndedInGroup(code))]
+        shard.offset_requests.end_transaction(ticket, end)
+        return shard.pop_duties()
+
+    def leader_epoch_of(self, group_id: str) -> int:
+        """The epoch in which the group is coordinated here. Raises PeerError."""
+        return self._named_shard(group_id).epoch
+
     def fetch_offsets(self, ticket: messages.Ticket, request: messages.FetchOffsetsRequest) -> list[Duty]:
         try:
             shard = self._shard(request.group_id)

@@ -135,6 +135,39 @@ class CommitRequest:
     """From OffsetCommit v9 an unknown group gets error 69, before that 22."""
 
 
+class TransactionalProducer(NamedTuple):
+    """The producer of a transaction, with what the log needs to accept its batch."""
+
+    producer_id: int
+    epoch: int
+    guard: object = None
+    """Opaque: proves to the log that the transaction's coordinator knows of the partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionalCommit:
+    """TxnOffsetCommit: offsets that count once the producer's transaction is committed."""
+
+    group_id: str
+    producer: TransactionalProducer
+    generation: int
+    member_id: str
+    group_instance_id: str | None
+    offsets: tuple[OffsetToCommit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfTransaction:
+    """A marker of WriteTxnMarkers for a partition of `__consumer_offsets`."""
+
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    commit: bool
+    transaction_version: int
+
+
 class TopicToFetch(NamedTuple):
     topic: str
     partitions: tuple[int, ...]
@@ -237,6 +270,13 @@ class CommitResponse:
     errors: tuple[ErrorCode, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TransactionEndedInGroup:
+    """The marker is committed, and the transaction's offsets are visible or dropped; or why not."""
+
+    error: ErrorCode
+
+
 class FetchedOffset(NamedTuple):
     partition: int
     offset: int = NO_OFFSET
@@ -303,6 +343,7 @@ Outcome: TypeAlias = (
     | HeartbeatResponse
     | LeaveResponse
     | CommitResponse
+    | TransactionEndedInGroup
     | FetchOffsetsResponse
     | DeleteOffsetsResponse
     | DeleteGroupsResponse
@@ -324,6 +365,17 @@ class AppendGroupRecords:
     leader_epoch: int
     write_id: int
     records: tuple[KeyValue, ...]
+    producer: TransactionalProducer | None = None
+    """Of a transactional batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendGroupMarker:
+    """Append this end marker; otherwise as `AppendGroupRecords`."""
+
+    leader_epoch: int
+    write_id: int
+    end: EndOfTransaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,4 +407,4 @@ class OffsetRewound:
     rewind: CommittedRewind
 
 
-Duty: TypeAlias = AppendGroupRecords | GroupAnswer | OffsetRewound
+Duty: TypeAlias = AppendGroupRecords | AppendGroupMarker | GroupAnswer | OffsetRewound

@@ -20,6 +20,8 @@ from fenceline.groups.consumer.checks import check_commit, check_fetch
 from fenceline.groups.messages import (
     CommitRequest,
     CommitResponse,
+    CommittedRewind,
+    EndOfTransaction,
     FetchedOffset,
     FetchOffsetsRequest,
     FetchOffsetsResponse,
@@ -27,6 +29,8 @@ from fenceline.groups.messages import (
     Now,
     OffsetRewound,
     Ticket,
+    TransactionalCommit,
+    TransactionEndedInGroup,
 )
 from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.offsets.records import offset_record
@@ -91,6 +95,84 @@ class OffsetRequests:
             rewound = self._state.offsets.put(slot, self._with_rewind_mark(slot, before, value), write_id)
             if rewound is not None and (before is None or rewound is not before.rewound):
                 went_back.append(OffsetRewound(*slot, rewound))
+
+    def commit_in_transaction(self, ticket: Ticket, request: TransactionalCommit, now: Now) -> None:
+        """One transactional batch for all offsets of the request; they are pending until the transaction ends
+        (`transactions.md X47` to `X50`)."""
+        self._check_transactional(request, now)
+        errors: list[ErrorCode] = []
+        values: list[tuple[OffsetSlot, StoredOffset]] = []
+        for each in request.offsets:
+            metadata = each.metadata or ""
+            if self._is_too_large(metadata):
+                errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+                continue
+            errors.append(ErrorCode.NONE)
+            slot = OffsetSlot(request.group_id, each.topic, each.partition)
+            values.append(
+                (slot, StoredOffset(each.offset, each.leader_epoch, metadata, now.wall_ms, topic_id=each.topic_id))
+            )
+        if not values:
+            self._writes.answer(ticket, CommitResponse(tuple(errors)))
+            self._remove_if_bare(request.group_id)
+            return
+
+        def on_complete(error: ErrorCode, now: Now) -> None:
+            if error is ErrorCode.NONE:
+                self._writes.answer(ticket, CommitResponse(tuple(errors)))
+            else:
+                self._writes.answer(ticket, CommitResponse((error,) * len(errors)))
+                self._remove_if_bare(request.group_id)
+
+        batch = [offset_record(slot, value) for slot, value in values]
+        write_id = self._writes.begin(batch, on_complete, producer=request.producer)
+        for slot, value in values:
+            self._state.offsets.put_open(request.producer.producer_id, slot, value, write_id)
+
+    def end_transaction(self, ticket: Ticket, end: EndOfTransaction) -> None:
+        """Write the marker; the response is sent once it is committed, when the offsets are visible or dropped
+        (`transactions.md X52`, KAFKA-17507)."""
+        rewinds: list[tuple[OffsetSlot, CommittedRewind]] = []
+
+        def on_complete(error: ErrorCode, now: Now) -> None:
+            self._writes.answer(ticket, TransactionEndedInGroup(error))
+            if error is ErrorCode.NONE:
+                self._writes.report([OffsetRewound(*slot, rewind) for slot, rewind in rewinds])
+
+        write_id = self._writes.begin_marker(end, on_complete)
+        rewinds += self._state.offsets.end_transaction(
+            end.producer_id, committed=end.commit, write_id=write_id, marked=self._with_rewind_mark
+        )
+
+    def _check_transactional(self, request: TransactionalCommit, now: Now) -> None:
+        """The group may be a new simple one. Raises PeerError (`transactions.md X48`, `X49`)."""
+        is_outside = request.generation < 0 and not request.member_id and request.group_instance_id is None
+        consumer_group = self._state.consumer.get(request.group_id)
+        if consumer_group is not None:
+            if not is_outside:
+                partitions = [(each.topic_id, each.partition) for each in request.offsets]
+                try:
+                    check_commit(consumer_group, request.member_id, request.generation, partitions, may_be_member=True)
+                except PeerError as error:
+                    if error.code is ErrorCode.STALE_MEMBER_EPOCH:
+                        raise PeerError(ErrorCode.ILLEGAL_GENERATION) from None
+                    raise
+            return
+        if request.group_id in self._state.foreign:
+            raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
+        group = self._state.classic.get(request.group_id)
+        if group is None:
+            if request.generation >= 0:
+                raise PeerError(ErrorCode.ILLEGAL_GENERATION)
+            self._state.classic[request.group_id] = ClassicGroup(request.group_id, now.wall_ms)
+            return
+        if group.state is GroupState.DEAD:
+            raise PeerError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if is_outside:
+            return
+        group.require_member(request.member_id, request.group_instance_id)
+        if request.generation != group.generation:
+            raise PeerError(ErrorCode.ILLEGAL_GENERATION)
 
     def _with_rewind_mark(self, slot: OffsetSlot, before: StoredOffset | None, value: StoredOffset) -> StoredOffset:
         """The offset with its rewind mark, if it moves back to exactly where the log was truncated."""
@@ -195,5 +277,6 @@ class OffsetRequests:
             and group.generation == 0
             and not group.pending_joins
             and not self._state.offsets.has_any(group_id)
+            and not self._state.offsets.has_open_transaction(group_id)
         ):
             del self._state.classic[group_id]

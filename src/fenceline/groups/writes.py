@@ -17,14 +17,17 @@ from typing import Protocol, TypeAlias
 from fenceline.coordination import append_error
 from fenceline.errors import ErrorCode
 from fenceline.groups.messages import (
+    AppendGroupMarker,
     AppendGroupRecords,
     Duty,
+    EndOfTransaction,
     GroupAnswer,
     KeyValue,
     Now,
     OffsetRewound,
     Outcome,
     Ticket,
+    TransactionalProducer,
 )
 
 OnComplete: TypeAlias = Callable[[ErrorCode, Now], None]
@@ -82,15 +85,29 @@ class Writes:
         self._duties.extend(rewound)
 
     def begin(
-        self, batch: Sequence[KeyValue], on_complete: OnComplete = no_callback, on_decision: OnComplete | None = None
+        self,
+        batch: Sequence[KeyValue],
+        on_complete: OnComplete = no_callback,
+        on_decision: OnComplete | None = None,
+        producer: TransactionalProducer | None = None,
     ) -> int:
-        """Request one append; `on_complete` sends the response, `on_decision` gets the log's decision. Returns the
-        write id."""
+        """Request one append, in a transaction if there is a producer; `on_complete` sends the response, `on_decision`
+        gets the log's decision. Returns the write id."""
+        write_id = self._begin(on_complete, on_decision)
+        self._duties.append(AppendGroupRecords(self._partition, self._epoch, write_id, tuple(batch), producer))
+        return write_id
+
+    def begin_marker(self, end: EndOfTransaction, on_complete: OnComplete) -> int:
+        """Request the append of an end marker. Returns the write id."""
+        write_id = self._begin(on_complete, None)
+        self._duties.append(AppendGroupMarker(self._epoch, write_id, end))
+        return write_id
+
+    def _begin(self, on_complete: OnComplete, on_decision: OnComplete | None) -> int:
         write_id = self._next_write_id()
         assert not self._open or write_id > next(reversed(self._open)), "writes complete in the order of their ids"
         self._open[write_id] = _Write([on_complete], on_decision)
         self.count += 1
-        self._duties.append(AppendGroupRecords(self._partition, self._epoch, write_id, tuple(batch)))
         return write_id
 
     def respond_after_newest(

@@ -39,9 +39,9 @@ from fenceline.node.api.handlers.transaction_markers import (
     MarkerToWrite,
     TransactionMarkers,
     all_codes,
-    without_group_transactions,
 )
 from fenceline.node.api.metrics import NodeCollector
+from fenceline.node.api.produce.producing import VERIFICATION_KEY
 from fenceline.node.api.tables import broker_apis, data_path_handlers, raw_apis, with_api_versions
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.context import NodeView
@@ -248,6 +248,8 @@ class Broker:
             threads=self.disk_threads,
             epoch_end=plane.in_service.epoch_end,
             image=lambda: self.image,
+            verify=self.verification.ask_for_offsets,
+            is_verification_on=lambda: effective_broker_config(self.image.configs, config, VERIFICATION_KEY) != "false",
         )
         self.producer_ids = ProducerIds(self.node_id, lambda: self.broker_epoch, self.controller.submit)
         self.transactions = TransactionsDriver(
@@ -426,7 +428,7 @@ class Broker:
         markers = TransactionMarkers(
             self.partitions,
             self.clock,
-            end_group_transactions=without_group_transactions,
+            end_group_transactions=self.groups.end_transaction,
             flush_up_to=self.flushes.up_to,
             rejected=self.storage_trouble.rejected,
             timeout_ms=request_timeout_ms,

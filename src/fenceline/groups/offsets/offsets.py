@@ -3,12 +3,12 @@
 A write changes the store when it is passed to the log and is undone if the log rejects it; `Undo` holds the replaced
 values. With thousands of pending writes, reading one slot costs the same. A plain OffsetFetch sees the state without
 pending writes. Committed values are kept packed if possible (`packed`). Offsets of an open transaction are kept
-separately until its marker is read (`formats.md F7`).
+separately until its marker is written or read (`transactions.md X50`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -66,10 +66,14 @@ PartitionOffsets: TypeAlias = dict[int, "StoredOffset | bytes"]
 """By partition; bytes are packed ones."""
 Undo: TypeAlias = dict[OffsetSlot, StoredOffset | None]
 """The values that a write replaced; None if there was none."""
+OpenUndo: TypeAlias = list[tuple[int, OffsetSlot, "StoredOffset | None"]]
+"""What a write replaced in open transactions: the producer id, and the value before or None. Oldest first."""
+Marked: TypeAlias = Callable[[OffsetSlot, "StoredOffset | None", StoredOffset], StoredOffset]
+"""(slot, value before, value) -> the value, with its rewind mark."""
 
 
 class OffsetStore:
-    __slots__ = ("_by_group", "_next_order", "_open", "_pending_writes", "_undos")
+    __slots__ = ("_by_group", "_next_order", "_open", "_open_undos", "_pending_writes", "_undos")
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[str, PartitionOffsets]] = {}
@@ -77,6 +81,8 @@ class OffsetStore:
         self._pending_writes: dict[str, dict[OffsetSlot, list[int]]] = {}
         """By group: the writes that have an undo for a slot, oldest first."""
         self._open: dict[int, dict[OffsetSlot, StoredOffset]] = {}
+        """By producer id. No empty ones."""
+        self._open_undos: dict[int, OpenUndo] = {}
         self._next_order = 1
 
     # --- reading ----------------------------------------
@@ -165,24 +171,30 @@ class OffsetStore:
     def put(self, slot: OffsetSlot, value: StoredOffset | None, write_id: int | None = None) -> CommittedRewind | None:
         """Set or (None) remove a value. With a write id it can be undone until `confirm`. Returns its new rewind
         mark."""
-        before = self.latest(slot)
-        if write_id is not None:
-            undo = self._undos.setdefault(write_id, {})
-            if slot not in undo:
-                undo[slot] = before
-                self._pending_writes.setdefault(slot.group_id, {}).setdefault(slot, []).append(write_id)
+        before = self._replaced_by(slot, write_id)
         if value is None:
             self._drop(slot)
-            for pending in self._open.values():
-                pending.pop(slot, None)
+            for producer_id in [each for each, pending in self._open.items() if slot in pending]:
+                self._set_open(producer_id, slot, None, write_id)
             return None
         stored = value.after(before, self._assign_order())
         assert stored.rewound is None or stored.rewound.to_offset < stored.rewound.from_offset, "a rewind goes back"
         self._store(slot, stored)
         return stored.rewound
 
+    def _replaced_by(self, slot: OffsetSlot, write_id: int | None) -> StoredOffset | None:
+        """The value that a write replaces, which is kept for its undo."""
+        before = self.latest(slot)
+        if write_id is not None:
+            undo = self._undos.setdefault(write_id, {})
+            if slot not in undo:
+                undo[slot] = before
+                self._pending_writes.setdefault(slot.group_id, {}).setdefault(slot, []).append(write_id)
+        return before
+
     def confirm(self, write_id: int) -> None:
         """The write is committed."""
+        self._open_undos.pop(write_id, None)
         for slot in self._undos.pop(write_id, ()):
             if self._forget_pending(slot, write_id) is None and not self._open:
                 self._pack_committed(slot)
@@ -201,6 +213,8 @@ class OffsetStore:
 
     def undo(self, write_id: int) -> None:
         """The log rejected the write: restore the values it replaced, unless a later write replaced them again."""
+        for producer_id, slot, value in reversed(self._open_undos.pop(write_id, ())):
+            self._set_open(producer_id, slot, value, None)
         for slot, before in self._undos.pop(write_id, {}).items():
             later = self._forget_pending(slot, write_id)
             if later is not None:
@@ -238,16 +252,48 @@ class OffsetStore:
         if isinstance(stored, StoredOffset) and stored.rewound is None and is_packed(value):
             partitions[slot.partition] = value
 
-    def put_open(self, producer_id: int, slot: OffsetSlot, value: StoredOffset) -> None:
-        """An offset inside a transaction of this producer."""
-        self._open.setdefault(producer_id, {})[slot] = value._replace(order=self._assign_order())
+    # --- transactions ----------------------------------------
 
-    def end_transaction(self, producer_id: int, *, committed: bool) -> None:
-        """The transaction's marker was read; an offset committed without a transaction after it stays."""
-        for slot, value in self._open.pop(producer_id, {}).items():
+    def put_open(self, producer_id: int, slot: OffsetSlot, value: StoredOffset, write_id: int | None = None) -> None:
+        """An offset inside a transaction of this producer. With a write id it can be undone until `confirm`."""
+        self._set_open(producer_id, slot, value._replace(order=self._assign_order()), write_id)
+
+    def end_transaction(
+        self,
+        producer_id: int,
+        *,
+        committed: bool,
+        write_id: int | None = None,
+        marked: Marked = lambda _slot, _before, value: value,
+    ) -> list[tuple[OffsetSlot, CommittedRewind]]:
+        """The transaction's end: its offsets become visible or are dropped; one committed after them without a
+        transaction stays (`transactions.md X50`). With a write id it can be undone until `confirm`. `marked` adds a
+        rewind mark to a value. Returns the new rewind marks."""
+        rewinds: list[tuple[OffsetSlot, CommittedRewind]] = []
+        for slot, value in list(self._open.get(producer_id, {}).items()):
+            self._set_open(producer_id, slot, None, write_id)
+            if not committed:
+                continue
             current = self.latest(slot)
-            if committed and (current is None or current.order < value.order):
-                self._store(slot, value.after(current, value.order))
+            if current is not None and current.order >= value.order:
+                continue
+            before = self._replaced_by(slot, write_id)
+            stored = marked(slot, before, value).after(before, value.order)
+            self._store(slot, stored)
+            if stored.rewound is not None and (before is None or stored.rewound is not before.rewound):
+                rewinds.append((slot, stored.rewound))
+        return rewinds
+
+    def _set_open(self, producer_id: int, slot: OffsetSlot, value: StoredOffset | None, write_id: int | None) -> None:
+        pending = self._open.setdefault(producer_id, {})
+        if write_id is not None:
+            self._open_undos.setdefault(write_id, []).append((producer_id, slot, pending.get(slot)))
+        if value is None:
+            pending.pop(slot, None)
+        else:
+            pending[slot] = value
+        if not pending:
+            del self._open[producer_id]
 
     def check(self) -> None:
         """Assert that each pending write can be undone, slot by slot."""
@@ -257,6 +303,7 @@ class OffsetStore:
             for slot, writes in slots.items()
             for write_id in writes
         }
+        assert all(self._open.values()), "no producer without pending offsets is kept"
         assert pending == {(slot, write_id) for write_id, undo in self._undos.items() for slot in undo}, (
             "a pending write and what it replaced belong together"
         )

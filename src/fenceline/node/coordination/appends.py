@@ -7,7 +7,7 @@ nothing: the coordinator gets the log's answer. Everything runs on the event loo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeAlias
 
 from fenceline.errors import ErrorCode, PeerError
@@ -36,26 +36,25 @@ class CoordinatorLog(CoordinatorTopicReads, Protocol):
 class CoordinatorAppends:
     """Of one coordinator."""
 
-    def __init__(self, topic: str, coordinator_log: CoordinatorLog) -> None:
+    def __init__(self, topic: str) -> None:
         self._topic = topic
-        self._log = coordinator_log
         self._tasks: set[asyncio.Future[int]] = set()
 
     def start(
         self,
         partition: int,
-        leader_epoch: int,
-        records: Sequence[KeyValue],
+        append: Callable[[TopicPartition], Awaitable[int] | int],
         timeout_ms: int,
         completed: Completed,
         late: Callable[[], None],
     ) -> None:
-        """Append one batch. `completed` is called once, before this returns if the log decides at once: with None when
-        the batch is committed, or with the error. `late` is called before that if it takes longer than the timeout."""
+        """Append one batch with this call of a `CoordinatorLog`. `completed` is called once, before this returns if the
+        log decides at once: with None when the batch is committed, or with the error. `late` is called before that if
+        it takes longer than the timeout."""
         try:
-            result = self._log.append(TopicPartition(self._topic, partition), leader_epoch, list(records))
+            result = append(TopicPartition(self._topic, partition))
         except PeerError as error:
-            self._log_rejected(partition, len(records), error)
+            self._log_rejected(partition, error)
             completed(error)
             return
         if isinstance(result, int):
@@ -68,14 +67,13 @@ class CoordinatorAppends:
             log.warning(
                 "write of a coordinator not replicated in time",
                 partition=f"{self._topic}-{partition}",
-                records=len(records),
                 waited_ms=timeout_ms,
                 advice=f"In-sync replicas do not fetch. Check them with: fenceline topics describe {self._topic}",
             )
             late()
 
         timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, is_late)
-        task.add_done_callback(lambda done: self._done(partition, len(records), done, timer, completed))
+        task.add_done_callback(lambda done: self._done(partition, done, timer, completed))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -84,7 +82,7 @@ class CoordinatorAppends:
             task.cancel()
 
     def _done(
-        self, partition: int, count: int, done: asyncio.Future[int], timer: asyncio.TimerHandle, completed: Completed
+        self, partition: int, done: asyncio.Future[int], timer: asyncio.TimerHandle, completed: Completed
     ) -> None:
         timer.cancel()
         if done.cancelled():
@@ -92,18 +90,17 @@ class CoordinatorAppends:
         error = done.exception()
         if error is None or isinstance(error, PeerError):
             if error is not None:
-                self._log_rejected(partition, count, error)
+                self._log_rejected(partition, error)
             completed(error)
         else:
             completed(PeerError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)))
             raise error
 
-    def _log_rejected(self, partition: int, count: int, error: PeerError) -> None:
+    def _log_rejected(self, partition: int, error: PeerError) -> None:
         if not isinstance(error, StorageError):  # storage errors are logged once a minute elsewhere
             log.warning(
                 "write of a coordinator rejected",
                 partition=f"{self._topic}-{partition}",
-                records=count,
                 error=str(error),
             )
 

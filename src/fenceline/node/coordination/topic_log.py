@@ -6,16 +6,19 @@ Owns the access of coordinators to their log. Never decodes a record.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.log.core.errors import StorageError
+from fenceline.log.core.guards import WITHOUT_VERIFICATION, VerificationGuard
 from fenceline.log.core.producer_state import Origin
 from fenceline.node.coordination.loading import Batches
 from fenceline.node.logs import Logger
+from fenceline.records.batch import NO_SEQUENCE
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
+from fenceline.records.markers import end_marker
 
 if TYPE_CHECKING:
     from fenceline.node.clock import Clock
@@ -29,6 +32,24 @@ _READ_CHUNK_BYTES: Final = 1 << 20
 log: Final = Logger("coordinators")
 
 
+class BatchProducer(NamedTuple):
+    """The producer of a transactional batch; `guard` as of `begin_verification`."""
+
+    producer_id: int
+    epoch: int
+    guard: VerificationGuard | None = None
+
+
+class MarkerBatch(NamedTuple):
+    """The end of a producer's transaction."""
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    commit: bool
+    transaction_version: int
+
+
 class CoordinatorTopicLog:
     """Of every internal topic: each call names the partition."""
 
@@ -37,20 +58,66 @@ class CoordinatorTopicLog:
         self._clock = clock
         self._trouble = trouble
 
+    def begin_verification(
+        self, topic_partition: TopicPartition, leader_epoch: int, producer: BatchProducer, *, adds_partition: bool
+    ) -> VerificationGuard | None:
+        """See `PartitionLog.begin_verification`. Raises PeerError as `append`."""
+        replica, _ = self._led(topic_partition, leader_epoch)
+        return replica.log.begin_verification(
+            producer.producer_id,
+            producer.epoch,
+            NO_SEQUENCE,
+            adds_partition=adds_partition,
+            now_ms=self._clock.now_ms(),
+        )
+
     def append(
-        self, topic_partition: TopicPartition, leader_epoch: int, records: list[tuple[bytes | None, bytes | None]]
+        self,
+        topic_partition: TopicPartition,
+        leader_epoch: int,
+        records: list[tuple[bytes | None, bytes | None]],
+        producer: BatchProducer | None = None,
     ) -> int | asyncio.Future[int]:
         """Append one batch of (key, value); its base offset once it is committed: what a client was answered must
         survive the loss of this broker. Raises PeerError, at once or when the leader changes; nothing is written in an
-        epoch other than `leader_epoch`."""
+        epoch other than `leader_epoch`. `producer`: of a transactional batch."""
         now_ms = self._clock.now_ms()
+        rows = [(now_ms, key, value, ()) for key, value in records]
+        if producer is None:
+            return self._append(topic_partition, leader_epoch, build_batch(rows), now_ms)
+        batch = build_batch(rows, producer_id=producer.producer_id, producer_epoch=producer.epoch, transactional=True)
+        return self._append(topic_partition, leader_epoch, batch, now_ms, guard=producer.guard)
+
+    def append_marker(
+        self, topic_partition: TopicPartition, leader_epoch: int, marker: MarkerBatch
+    ) -> int | asyncio.Future[int]:
+        """Append an end marker, as `append`. Raises also what `transactions.md X40` says: 47, 52."""
+        now_ms = self._clock.now_ms()
+        batch = end_marker(marker.commit, marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, now_ms)
+        version = marker.transaction_version
+        return self._append(topic_partition, leader_epoch, batch, now_ms, transaction_version=version)
+
+    def _append(
+        self,
+        topic_partition: TopicPartition,
+        leader_epoch: int,
+        batch: bytearray,
+        now_ms: int,
+        *,
+        transaction_version: int = 0,
+        guard: VerificationGuard | None = WITHOUT_VERIFICATION,
+    ) -> int | asyncio.Future[int]:
         replica, leader = self._led(topic_partition, leader_epoch)
         if not leader.has_enough_replicas(replica.config.min_insync_replicas):
             raise PeerError(ErrorCode.NOT_ENOUGH_REPLICAS)
-        batch = build_batch([(now_ms, key, value, ()) for key, value in records])
         try:
             appended = replica.log.append_as_leader(
-                memoryview(batch), leader_epoch=replica.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
+                memoryview(batch),
+                leader_epoch=replica.leader_epoch,
+                now_ms=now_ms,
+                origin=Origin.COORDINATOR,
+                transaction_version=transaction_version,
+                guard=guard,
             )
         except StorageError as error:
             self._trouble.rejected(topic_partition, replica.log.log_end_offset, error)

@@ -10,16 +10,19 @@ awaitable.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from random import Random, SystemRandom
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
-from fenceline.errors import PeerError
+from fenceline.coordination import append_error
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.consumer.model import DescribedConsumerGroup
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import (
+    AppendGroupMarker,
     AppendGroupRecords,
     ConsumerHeartbeatRequest,
     ConsumerHeartbeatResponse,
@@ -31,25 +34,70 @@ from fenceline.groups.messages import (
 from fenceline.groups.records import transaction_end
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from fenceline.log.core.guards import WITHOUT_VERIFICATION, VerificationGuard
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.node.clock import Clock
-from fenceline.node.coordination.appends import CoordinatorAppends, CoordinatorLog, CoordinatorTimer
+from fenceline.node.coordination.appends import CoordinatorAppends, CoordinatorLog, CoordinatorTimer, KeyValue
 from fenceline.node.coordination.loading import LoadedTopic, Loading, Replay
 from fenceline.node.coordination.replies import Reply
+from fenceline.node.coordination.topic_log import BatchProducer, MarkerBatch
 from fenceline.node.logs import Logger
 from fenceline.records.batch import BatchHeader
 from fenceline.records.build import Record
 
 _T = TypeVar("_T")
 log: Final = Logger("groups")
+_FIRST_WITH_ABORTABLE: Final = 4
+"""Of TxnOffsetCommit; `transactions.md X30`, `X33`."""
+_FIRST_THAT_ADDS: Final = 5
+
+
+VerifyOffsets: TypeAlias = Callable[[str, tuple[int, int], int, bool], Awaitable[ErrorCode]]
+"""(transactional id, (producer id, epoch), partition of `__consumer_offsets`, whether to add it) -> code"""
+
+_AS_CLIENTS_OF_GROUPS_KNOW_IT: Final[Mapping[ErrorCode, ErrorCode]] = {
+    ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+}
+"""Answers of a transaction's coordinator (`transactions.md X47`)."""
+
+
+class GroupsLog(CoordinatorLog, Protocol):
+    """The partitions of `__consumer_offsets` that this broker leads, with transactions."""
+
+    def begin_verification(
+        self, topic_partition: TopicPartition, leader_epoch: int, producer: BatchProducer, *, adds_partition: bool
+    ) -> VerificationGuard | None:
+        """None if the producer's transaction is open in the partition."""
+
+    def append(
+        self,
+        topic_partition: TopicPartition,
+        leader_epoch: int,
+        records: list[KeyValue],
+        producer: BatchProducer | None = None,
+    ) -> Awaitable[int] | int: ...
+    def append_marker(
+        self, topic_partition: TopicPartition, leader_epoch: int, marker: MarkerBatch
+    ) -> Awaitable[int] | int: ...
+
+
+async def _no_coordinator(
+    transactional_id: str, identity: tuple[int, int], partition: int, adds_partition: bool
+) -> ErrorCode:
+    return ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 class GroupsDriver:
     def __init__(
         self,
-        offsets_log: CoordinatorLog,
+        offsets_log: GroupsLog,
         clock: Clock,
         *,
         settings: GroupSettings | None = None,
@@ -58,13 +106,20 @@ class GroupsDriver:
         threads: Executor | None = None,
         epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
         image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
+        verify: VerifyOffsets = _no_coordinator,
+        is_verification_on: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`threads` read from the disk; None uses the loop's own. `epoch_end`, `image`: see `GroupCoordinator`."""
+        """`threads` read from the disk; None uses the loop's own. `epoch_end`, `image`: see `GroupCoordinator`.
+        `verify`: asks the coordinator of a transaction about a partition of `__consumer_offsets`.
+        `is_verification_on`: `transaction.partition.verification.enable`."""
+        self._log = offsets_log
         self._clock = clock
+        self._verify = verify
+        self._is_verification_on = is_verification_on
         self.coordinator: Final = GroupCoordinator(
             settings or GroupSettings(), rng or SystemRandom(), partition_count, epoch_end, image
         )
-        self._appends = CoordinatorAppends(CONSUMER_OFFSETS_TOPIC, offsets_log)
+        self._appends = CoordinatorAppends(CONSUMER_OFFSETS_TOPIC)
         self._timer = CoordinatorTimer(
             clock,
             self.coordinator.next_deadline_ms,
@@ -159,6 +214,60 @@ class GroupsDriver:
     def commit(self, request: messages.CommitRequest) -> Reply[messages.CommitResponse]:
         return self._submit(lambda ticket, now: self.coordinator.commit(ticket, request, now))
 
+    async def commit_in_transaction(
+        self, transactional_id: str, request: messages.TransactionalCommit, *, version: int
+    ) -> messages.CommitResponse:
+        """TxnOffsetCommit: the transaction's coordinator is asked about the partition before the offsets are written
+        (`transactions.md X33`, `X47`)."""
+        try:
+            guard = await self._guard(transactional_id, request, version)
+        except PeerError as error:
+            return messages.CommitResponse((error.code,) * len(request.offsets))
+        verified = replace(request, producer=request.producer._replace(guard=guard))
+        reply: Reply[messages.CommitResponse] = self._submit(
+            lambda ticket, now: self.coordinator.commit_in_transaction(ticket, verified, now)
+        )
+        return await reply.wait()
+
+    async def _guard(
+        self, transactional_id: str, request: messages.TransactionalCommit, version: int
+    ) -> VerificationGuard | None:
+        """The guard of a batch that opens the transaction in its partition. Raises PeerError."""
+        adds = version >= _FIRST_THAT_ADDS
+        if not adds and not self._is_verification_on():
+            return WITHOUT_VERIFICATION
+        epoch = self.coordinator.leader_epoch_of(request.group_id)
+        partition = self.coordinator.partition_of(request.group_id)
+        identity = (request.producer.producer_id, request.producer.epoch)
+        where = TopicPartition(CONSUMER_OFFSETS_TOPIC, partition)
+        try:
+            guard = self._log.begin_verification(where, epoch, BatchProducer(*identity), adds_partition=adds)
+        except PeerError as error:
+            raise PeerError(append_error(error.code)) from None
+        if guard is None:
+            return None
+        code = await self._verify(transactional_id, identity, partition, adds)
+        if code is ErrorCode.TRANSACTION_ABORTABLE and version < _FIRST_WITH_ABORTABLE:
+            code = ErrorCode.INVALID_TXN_STATE
+        if code is not ErrorCode.NONE:
+            raise PeerError(_AS_CLIENTS_OF_GROUPS_KNOW_IT.get(code, code))
+        return guard
+
+    async def end_transaction(
+        self,
+        partition: int,
+        identity: tuple[int, int],
+        coordinator_epoch: int,
+        commit: bool,
+        transaction_version: int,
+    ) -> ErrorCode:
+        """WriteTxnMarkers for a partition of `__consumer_offsets`; answered once its offsets are visible or dropped."""
+        end = messages.EndOfTransaction(partition, *identity, coordinator_epoch, commit, transaction_version)
+        reply: Reply[messages.TransactionEndedInGroup] = self._submit(
+            lambda ticket, now: self.coordinator.end_transaction(ticket, end)
+        )
+        return (await reply.wait()).error
+
     def fetch_offsets(self, request: messages.FetchOffsetsRequest) -> Reply[messages.FetchOffsetsResponse]:
         return self._submit(lambda ticket, now: self.coordinator.fetch_offsets(ticket, request))
 
@@ -203,7 +312,9 @@ class GroupsDriver:
                     case OffsetRewound():
                         self._log_rewind(duty)
                     case AppendGroupRecords():
-                        self._start_append(duty)
+                        self._append_records(duty)
+                    case AppendGroupMarker():
+                        self._append_marker(duty)
         finally:
             self._is_busy = False
         self._timer.arm()
@@ -222,9 +333,30 @@ class GroupsDriver:
             advice="List the lost records with: fenceline losses list",
         )
 
-    def _start_append(self, duty: AppendGroupRecords) -> None:
-        partition, write_id = duty.partition, duty.write_id
+    def _append_records(self, duty: AppendGroupRecords) -> None:
+        producer = None
+        if duty.producer is not None:
+            guard = duty.producer.guard
+            assert guard is None or isinstance(guard, VerificationGuard)
+            producer = BatchProducer(duty.producer.producer_id, duty.producer.epoch, guard)
 
+        def append(where: TopicPartition) -> Awaitable[int] | int:
+            if producer is None:
+                return self._log.append(where, duty.leader_epoch, list(duty.records))
+            return self._log.append(where, duty.leader_epoch, list(duty.records), producer)
+
+        self._start(duty.partition, duty.write_id, append)
+
+    def _append_marker(self, duty: AppendGroupMarker) -> None:
+        end = duty.end
+        marker = MarkerBatch(
+            end.producer_id, end.producer_epoch, end.coordinator_epoch, end.commit, end.transaction_version
+        )
+        self._start(
+            end.partition, duty.write_id, lambda where: self._log.append_marker(where, duty.leader_epoch, marker)
+        )
+
+    def _start(self, partition: int, write_id: int, append: Callable[[TopicPartition], Awaitable[int] | int]) -> None:
         def completed(error: PeerError | None) -> None:
             now = self._now()
             if error is None:
@@ -235,8 +367,7 @@ class GroupsDriver:
         def late() -> None:
             self._carry_out(self.coordinator.append_is_late(partition, write_id, self._now()))
 
-        timeout_ms = self.coordinator.settings.commit_timeout_ms
-        self._appends.start(partition, duty.leader_epoch, duty.records, timeout_ms, completed, late)
+        self._appends.start(partition, append, self.coordinator.settings.commit_timeout_ms, completed, late)
 
     def _now(self) -> Now:
         return Now(self._clock.now_ms(), self._clock.monotonic_ms())

@@ -7,13 +7,13 @@ are in `node.coordination`, end markers leave through `marker_sender`. Everythin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from typing import Final, Protocol, TypeVar
 
 from fenceline.coordination import Now
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.ids import TRANSACTION_STATE_TOPIC
+from fenceline.ids import TRANSACTION_STATE_TOPIC, TopicPartition
 from fenceline.node.clock import Clock
 from fenceline.node.coordination.appends import CoordinatorAppends, CoordinatorLog, CoordinatorTimer
 from fenceline.node.coordination.loading import LoadedTopic, Loading, Replay
@@ -68,11 +68,12 @@ class TransactionsDriver:
     ) -> None:
         """`next_producer_id`, `level`, `partition_exists`: see `TransactionCoordinator`. Connect `sender` before the
         first partition is led."""
+        self._log = state_log
         self._clock = clock
         self.coordinator: Final = TransactionCoordinator(
             settings or TransactionSettings(), next_producer_id, level, partition_exists, partition_count
         )
-        self._appends = CoordinatorAppends(TRANSACTION_STATE_TOPIC, state_log)
+        self._appends = CoordinatorAppends(TRANSACTION_STATE_TOPIC)
         self._timer = CoordinatorTimer(
             clock,
             self.coordinator.next_deadline_ms,
@@ -226,9 +227,10 @@ class TransactionsDriver:
         def late() -> None:
             self._carry_out(self.coordinator.append_is_late(partition, write_id))
 
-        self._appends.start(
-            partition, duty.coordinator_epoch, [(duty.key, duty.value)], duty.timeout_ms, completed, late
-        )
+        def append(where: TopicPartition) -> Awaitable[int] | int:
+            return self._log.append(where, duty.coordinator_epoch, [(duty.key, duty.value)])
+
+        self._appends.start(partition, append, duty.timeout_ms, completed, late)
 
     def _now(self) -> Now:
         return Now(self._clock.now_ms(), self._clock.monotonic_ms())

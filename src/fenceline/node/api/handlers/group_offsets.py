@@ -1,4 +1,4 @@
-"""Committed offsets of groups: OffsetCommit v2-10, OffsetFetch 1-10, OffsetDelete 0.
+"""Committed offsets of groups: OffsetCommit v2-10, TxnOffsetCommit v0-5, OffsetFetch v1-10, OffsetDelete v0.
 
 Owns the differences between versions and the use of the metadata image (does the topic exist, which name has an id);
 the rules are in `fenceline.groups`. Rules: `since_4_0.md K5, K32`, `epochs.md E61`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from fenceline.errors import ErrorCode
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
         OffsetFetchRequestGroup,
         OffsetFetchRequestTopic,
         OffsetFetchRequestTopics,
+        TxnOffsetCommitRequest,
     )
+
+_FIRST_THAT_KNOWS_LOADING: Final = 2
+"""Of TxnOffsetCommit."""
 
 
 class _TopicAnswers:
@@ -110,6 +114,48 @@ def offset_commit(
         return {"topics": answers.as_fields()}
 
     return answered(reply, fields)
+
+
+async def txn_offset_commit(
+    node: NodeView, groups: GroupsDriver, context: RequestContext, request: TxnOffsetCommitRequest
+) -> Answer:
+    """Offsets in a producer's transaction (KIP-447, `transactions.md X47`). Topics are named."""
+    version = context.api_version
+    image = node.image
+    answers = _TopicAnswers("name")
+    offsets: list[messages.OffsetToCommit] = []
+    for each in request.topics:
+        topic = image.topics_by_name.get(each.name)
+        for partition in each.partitions:
+            index = partition.partition_index
+            if topic is None or not 0 <= index < len(topic.partitions):
+                answers.add(each.name, {"partition_index": index, "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
+                continue
+            offsets.append(
+                messages.OffsetToCommit(
+                    topic.name,
+                    index,
+                    partition.committed_offset,
+                    request_field(partition, "committed_leader_epoch", -1),
+                    partition.committed_metadata,
+                    topic.id,
+                )
+            )
+    if offsets:
+        commit = messages.TransactionalCommit(
+            request.group_id,
+            messages.TransactionalProducer(request.producer_id, request.producer_epoch),
+            request_field(request, "generation_id", -1),
+            request_field(request, "member_id", ""),
+            request_field(request, "group_instance_id", None),
+            tuple(offsets),
+        )
+        outcome = await groups.commit_in_transaction(request.transactional_id, commit, version=version)
+        for offset, code in zip(offsets, outcome.errors, strict=True):
+            if version < _FIRST_THAT_KNOWS_LOADING and code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            answers.add(offset.topic, {"partition_index": offset.partition, "error_code": code})
+    return {"topics": answers.as_fields()}
 
 
 class _AskedTopic(NamedTuple):
@@ -263,6 +309,7 @@ def offset_delete(
 def apis(node: NodeView, groups: GroupsDriver) -> tuple[Api, ...]:
     return (
         Api(ApiKey.OFFSET_COMMIT, 2, 10, partial(offset_commit, node, groups)),
+        Api(ApiKey.TXN_OFFSET_COMMIT, 0, 5, partial(txn_offset_commit, node, groups)),
         Api(ApiKey.OFFSET_FETCH, 1, 10, partial(offset_fetch, node, groups)),
         Api(ApiKey.OFFSET_DELETE, 0, 0, partial(offset_delete, node, groups)),
     )

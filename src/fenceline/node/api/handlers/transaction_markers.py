@@ -195,12 +195,5 @@ def _answer(codes: dict[tuple[int, str, int], ErrorCode]) -> dict[str, Any]:
     }
 
 
-async def without_group_transactions(
-    partition: int, identity: tuple[int, int], coordinator_epoch: int, commit: bool, transaction_version: int
-) -> ErrorCode:
-    """Of a node whose groups take no part in transactions."""
-    return ErrorCode.NOT_COORDINATOR
-
-
 def apis(markers: TransactionMarkers) -> tuple[Api, ...]:
     return (Api(ApiKey.WRITE_TXN_MARKERS, 1, 2, markers.handle),)
