@@ -11,6 +11,7 @@ from fenceline.errors import ErrorCode
 from fenceline.groups.classic.model import ClassicGroup
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import (
+    AppendGroupMarker,
     AppendGroupRecords,
     ClassicHeartbeat,
     CommitRequest,
@@ -69,7 +70,7 @@ class World:
         self.now = Now(START_MS, 0)
         self.rng = Random(7)
         self.log: dict[int, list[KeyValue]] = {}
-        self.held: list[AppendGroupRecords] = []
+        self.held: list[AppendGroupRecords | AppendGroupMarker] = []
         self.hold_appends = False
         self.batches: list[tuple[KeyValue, ...]] = []
         self.reported: list[OffsetRewound] = []
@@ -123,14 +124,15 @@ class World:
                     ticket.outcome = outcome
                 case OffsetRewound():
                     self.reported.append(duty)
-                case AppendGroupRecords() if self.hold_appends or self.held:
+                case AppendGroupRecords() | AppendGroupMarker() if self.hold_appends or self.held:
                     # A log keeps the order: later writes are held, too.
                     self.held.append(duty)
-                case AppendGroupRecords():
+                case AppendGroupRecords() | AppendGroupMarker():
                     self._append(duty)
         self.coordinator.check()
 
-    def _append(self, duty: AppendGroupRecords) -> None:
+    def _append(self, duty: AppendGroupRecords | AppendGroupMarker) -> None:
+        assert isinstance(duty, AppendGroupRecords), "this world has no transactions: see test_transactional_offsets.py"
         self.log.setdefault(duty.partition, []).extend(duty.records)
         self.batches.append(duty.records)
         self.do(self.coordinator.appended(duty.partition, duty.write_id, self.now))
@@ -141,7 +143,8 @@ class World:
         if error is ErrorCode.NONE:
             self._append(duty)
         else:
-            self.do(self.coordinator.append_failed(duty.partition, duty.write_id, error, self.now))
+            partition = duty.partition if isinstance(duty, AppendGroupRecords) else duty.end.partition
+            self.do(self.coordinator.append_failed(partition, duty.write_id, error, self.now))
 
     def advance(self, ms: int) -> None:
         """Advance the clock; timers fire at their deadlines."""

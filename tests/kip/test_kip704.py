@@ -15,10 +15,12 @@ import pytest
 
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
 from fenceline.log.core.producer_state import Origin
 from fenceline.metadata.features import MINIMUM_METADATA_VERSION
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.api.handlers import broker_partition_requests
+from fenceline.node.api.handlers.transaction_markers import MarkerToWrite
 from fenceline.node.replication import replication
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
@@ -32,7 +34,7 @@ from tests.replica.histories import MemoryLog
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 FENCED, UNKNOWN = ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH
 
-APIS = ["produce", "consumer fetch", "follower fetch", "latest", "earliest", "time", "delete", "epoch end", "producers"]
+APIS = ["produce", "consumer fetch", "follower fetch", "latest", "earliest", "time", "delete", "epoch end"]
 
 
 async def _code(desk: Desk, api: str, epoch: int = -1) -> int:
@@ -232,6 +234,39 @@ def test_completed_transaction_is_not_aborted() -> None:
         desk.lead(5, leader_recovery_state=RECOVERING)
         await _asked(desk, 2)
         assert desk.replica().log.log_end_offset == end
+
+    run_story(story)
+
+
+def test_transactions_of_a_coordinator_end_by_its_markers() -> None:
+    """transactions.md X61, X62: a marker of the leader alone would tear a transaction that its coordinator commits."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(3)
+        _transaction(desk, 7)
+        _transaction(desk, 8)
+        desk.held_producers = frozenset({7})
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await turns()
+        assert desk.fenced == [TopicPartition(TOPIC, 0)]
+        assert not desk.controller.asked, "it waits for the marker of 7"
+        assert desk.replica().log.last_stable_offset == 0
+        marker = MarkerToWrite((7, 1), 0, False, 2)
+        assert desk.markers.end(TOPIC, 0, marker) is ErrorCode.NONE
+        await _asked(desk)
+        assert desk.replica().log.last_stable_offset == desk.replica().log.log_end_offset == 4
+
+    run_story(story)
+
+
+def test_without_an_answer_of_the_coordinators_transactions_are_left_to_them() -> None:
+    async def story(desk: Desk) -> None:
+        desk.lead(3)
+        _transaction(desk, 7)
+        desk.held_producers = None
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await _asked(desk)
+        assert (desk.replica().log.last_stable_offset, desk.replica().log.log_end_offset) == (0, 1)
 
     run_story(story)
 

@@ -190,6 +190,10 @@ class Desk:
         plane.replication.fetchers.follow = lambda *_: None  # type: ignore[method-assign]
         self.verifier = FakeVerifier()
         self.ended_in_groups: list[tuple[Any, ...]] = []
+        self.fenced: list[TopicPartition] = []
+        """Partitions about which an uncleanly elected leader has asked coordinators."""
+        self.held_producers: frozenset[int] | None = frozenset()
+        """What they answer: the producers whose end markers will come."""
         self.group_code = ErrorCode.NONE
         node = NodeView(ME, CLUSTER, self.config, lambda: self.image)
         self.producing, self.fetching = data_path_handlers(
@@ -204,6 +208,14 @@ class Desk:
             flush_up_to=self.flushes.up_to,
             rejected=self.storage_trouble.rejected,
             verifier=self.verifier,
+        )
+        self.markers = TransactionMarkers(
+            self.partitions,
+            self.clock,
+            end_group_transactions=self._end_group_transactions,
+            flush_up_to=self.flushes.up_to,
+            rejected=self.storage_trouble.rejected,
+            timeout_ms=self.config.get_int("request.timeout.ms"),
         )
         missing: Any = None
         controller: Any = self.controller
@@ -222,20 +234,17 @@ class Desk:
             auto_create=missing,
             create_offsets_topic=missing,
             create_transaction_topic=missing,
-            markers=TransactionMarkers(
-                self.partitions,
-                self.clock,
-                end_group_transactions=self._end_group_transactions,
-                flush_up_to=self.flushes.up_to,
-                rejected=self.storage_trouble.rejected,
-                timeout_ms=self.config.get_int("request.timeout.ms"),
-            ),
+            markers=self.markers,
         )
         self._handlers = {api.key: api.handler for api in apis}
 
     async def _end_group_transactions(self, *asked: Any) -> ErrorCode:
         self.ended_in_groups.append(asked)
         return self.group_code
+
+    async def _fence(self, where: TopicPartition) -> frozenset[int] | None:
+        self.fenced.append(where)
+        return self.held_producers
 
     def new_plane(self) -> DataPlane:
         """As after a start, on the same directories and metadata."""
@@ -250,6 +259,7 @@ class Desk:
             report_failed=self.lifecycle.report_failed,
             report_cordoned=self.lifecycle.report_cordoned,
             log_config=lambda _: self.topic_settings,
+            fence_transactions=self._fence,
             trouble=self.storage_trouble,
             clock=self.clock,
             rng=Random(1),

@@ -29,6 +29,14 @@ BATCH_POLICY: Final = "batch"
 OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
     (
         ConfigKey(
+            "fenceline.transaction.recovery.timeout.ms",
+            ConfigType.INT,
+            "10000",
+            "How long a leader that was elected uncleanly asks coordinators of transactions before it serves without.",
+            Importance.LOW,
+            Range(0),
+        ),
+        ConfigKey(
             "fenceline.metrics.port",
             ConfigType.INT,
             "-1",

@@ -69,6 +69,7 @@ from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.node.transactions.driver import TransactionsDriver
 from fenceline.node.transactions.marker_sender import MarkerSender
 from fenceline.node.transactions.producer_ids import ProducerIds
+from fenceline.node.transactions.recovery import TransactionRecovery
 from fenceline.node.transactions.verification import Verification
 from fenceline.transactions.messages import EndMarkers, TopicIndex
 from fenceline.transactions.settings import TransactionSettings
@@ -180,6 +181,9 @@ class Broker:
                 log.warning("topic not created", topic=topic.name, reason=topic.outcome.message)
         return created
 
+    async def _fence_transactions(self, where: TopicPartition) -> frozenset[int] | None:
+        return await self.transaction_recovery.fence(where)
+
     # --- start ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -223,6 +227,7 @@ class Broker:
             report_failed=self.lifecycle.report_failed,
             report_cordoned=self.lifecycle.report_cordoned,
             log_config=self.log_config,
+            fence_transactions=self._fence_transactions,
             trouble=self.storage_trouble,
             clock=self.clock,
             rng=self.rng,
@@ -261,6 +266,14 @@ class Broker:
             settings=TransactionSettings.from_lookup(config.get),
             partition_count=config.get_int("transaction.state.log.num.partitions"),
             threads=self.disk_threads,
+        )
+        self.transaction_recovery = TransactionRecovery(
+            self.node_id,
+            lambda: self.image,
+            plane.peers,
+            self.transactions,
+            patience_ms=config.get_int("fenceline.transaction.recovery.timeout.ms"),
+            request_timeout_ms=config.get_int("request.timeout.ms"),
         )
         self._placements = (
             CoordinatorPlacement(CONSUMER_OFFSETS_TOPIC, self.node_id, self.groups),
@@ -383,6 +396,7 @@ class Broker:
         if "server" in self._started:
             await self.server.close()
             await self.verification.close()
+            await self.transaction_recovery.close()
             await self.marker_sender.close()
             self.producer_ids.close()
             await self.plane.close()

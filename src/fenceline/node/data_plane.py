@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from fenceline.config.node import NodeConfig
     from fenceline.controller.requests import Request
+    from fenceline.ids import TopicPartition
     from fenceline.log.core.errors import StorageError
     from fenceline.log.directories.log_dir import ExistingPartition, LogDir
     from fenceline.log.directories.log_dirs import LogDirs
@@ -74,15 +75,16 @@ class DataPlane:
         report_failed: Callable[[UUID], Awaitable[None]],
         report_cordoned: Callable[[tuple[UUID, ...]], None],
         log_config: Callable[[str], Mapping[str, str | None]],
+        fence_transactions: Callable[[TopicPartition], Awaitable[frozenset[int] | None]],
         trouble: StorageTrouble,
         clock: Clock,
         rng: Random,
         executor: Executor,
         delete_later: Callable[[Callable[[], None], int], None],
     ) -> None:
-        """`submit`, `next_change`: see `Replication`. `report_failed`, `report_cordoned` report directories to the
-        controller. `log_config`: the effective configs of a topic. `executor` runs the work on the data directories;
-        `delete_later` deletes files there, after a delay in milliseconds."""
+        """`submit`, `next_change`, `fence_transactions`: see `Replication`. `report_failed`, `report_cordoned` report
+        directories to the controller. `log_config`: the effective configs of a topic. `executor` runs the work on the
+        data directories; `delete_later` deletes files there, after a delay in milliseconds."""
         self._config = config
         self._log_dirs = log_dirs
         self._image = image
@@ -121,6 +123,7 @@ class DataPlane:
             cut_log=self.losses.cut,
             checkpoint=self.checkpoints.write,
             rejected=partial(rejected_by_follower, trouble),
+            fence_transactions=fence_transactions,
         )
         self.assignments = DirectoryAssignments(node_id, broker_epoch, submit)
         self.partitions = Replicas(

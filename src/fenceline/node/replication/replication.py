@@ -17,6 +17,7 @@ from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import PeerError
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.producer_state import Origin
+from fenceline.log.core.tail import ProducerEntry
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, LeaderRecoveryState, MetadataImage
 from fenceline.node.logs import Logger
 from fenceline.node.replication.absent_brokers import Absent, AbsentBrokers
@@ -32,6 +33,7 @@ from fenceline.replica.throttle import Throttles
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.controller.requests import Request
+    from fenceline.ids import TopicPartition
     from fenceline.losses.cutting import LogCut
     from fenceline.metadata.changes import Delta
     from fenceline.node.clock import Clock
@@ -44,6 +46,8 @@ log = Logger("replication")
 _RECOVERY_PAUSE_S: Final = 1.0
 _START_S: Final = 10.0
 """How long a starting node waits for its own recoveries before it serves requests."""
+_MARKERS_S: Final = 5.0
+"""How long a recovery waits for end markers of transactions that their coordinators have decided."""
 _MAX_LOGGED: Final = 20
 _ROWS_BYTES: Final = 16 << 20
 """Size limit of a response without records: some hundred thousand partitions."""
@@ -75,10 +79,12 @@ class Replication:
         cut_log: Callable[[Replica, LogCut], None],
         checkpoint: Callable[[], Awaitable[None]],
         rejected: Callable[[Replica, StorageError], None],
+        fence_transactions: Callable[[TopicPartition], Awaitable[frozenset[int] | None]],
     ) -> None:
         """`submit` sends a request to the controller; `next_change` completes with the next change of its metadata.
         `cut_log`: see `link_work.Host`. `checkpoint` writes the offset checkpoints; raises StorageError. `rejected`:
-        records of a follower were not appended, because the disk is full."""
+        records of a follower were not appended, because the disk is full. `fence_transactions`: see
+        `TransactionRecovery.fence`."""
         self.node_id = node_id
         self._config = config
         self._in_service = in_service
@@ -88,6 +94,7 @@ class Replication:
         self._broker_epoch = broker_epoch
         self._clock = clock
         self._rejected = rejected
+        self._fence_transactions = fence_transactions
         self.cut_log = cut_log
         self.checkpoint = checkpoint
         self.replication_endpoint = peers.endpoint
@@ -114,6 +121,8 @@ class Replication:
         self.isr_changes = IsrChanges(node_id, broker_epoch, submit, self._altered)
         self.deletions = RecordDeletions(self.is_alive)
         self._recoveries: dict[Replica, asyncio.Task[None]] = {}
+        self._waits_for_others: set[Replica] = set()
+        """Recoveries that wait for other brokers, which may wait for this one to serve."""
         self._too_few_replicas: dict[str, tuple[int, int]] = {}
         """Topics that were logged: min.insync.replicas and the number of replicas."""
 
@@ -300,12 +309,19 @@ class Replication:
     # -- recovery of an uncleanly elected leader -----------------------------------------------------------------------
 
     async def _recover(self, replica: Replica) -> None:
-        """Abort open transactions, flush the log, notify the controller (V38); then it serves (V39)."""
+        """End open transactions, flush the log, notify the controller (V38); then it serves (V39)."""
         leader = replica.leader
         assert leader is not None, "only a leader recovers"
         while replica.leader is leader and leader.is_recovering:
+            if len(self._image().brokers) > 1:
+                self._waits_for_others.add(replica)
+            held = await self._fence_transactions(replica.topic_partition)
+            if replica.leader is not leader:
+                return
             try:
-                aborted = self._abort_open_transactions(replica, leader)
+                aborted = 0 if held is None else self._abort_open_transactions(replica, leader, held)
+                if held and not replica.is_internal:
+                    await self._end_markers(replica, held)
                 error = await self._flush_up_to(replica, replica.log.log_end_offset)
                 if error is not None:
                     raise error
@@ -339,9 +355,32 @@ class Replication:
             if proposal is not None:
                 self.isr_changes.ask(replica, proposal)
 
-    def _abort_open_transactions(self, replica: Replica, leader: LeaderState) -> int:
+    async def _end_markers(self, replica: Replica, held: frozenset[int]) -> None:
+        """Wait for the end markers of these producers, at most `_MARKERS_S`: their coordinators have decided."""
+        ended = asyncio.Event()
+
+        def check() -> None:
+            if not held.intersection(each.producer_id for each in _open_producers(replica)):
+                ended.set()
+
+        replica.waiters.add(check)
+        try:
+            check()
+            async with asyncio.timeout(_MARKERS_S):
+                await ended.wait()
+        except TimeoutError:
+            log.warning(
+                "end markers have not come; a reader of committed records waits for them",
+                partition=str(replica.topic_partition),
+                producers=sorted(held),
+            )
+        finally:
+            replica.waiters.discard(check)
+
+    def _abort_open_transactions(self, replica: Replica, leader: LeaderState, held: frozenset[int]) -> int:
+        """Those that no coordinator knows: nobody else would ever end them."""
         now_ms = self._clock.now_ms()
-        open_ones = [each for each in replica.log.producers if each.transaction_first_offset >= 0]
+        open_ones = [each for each in _open_producers(replica) if each.producer_id not in held]
         for producer in open_ones:
             coordinator_epoch = max(producer.coordinator_epoch, 0)
             marker = end_marker(False, producer.producer_id, producer.epoch, coordinator_epoch, now_ms)
@@ -352,15 +391,19 @@ class Replication:
         return len(open_ones)
 
     def _stop_recovery(self, replica: Replica) -> None:
+        self._waits_for_others.discard(replica)
         task = self._recoveries.pop(replica, None)
         if task is not None:
             task.cancel()
 
     async def recovered(self) -> None:
-        """Wait for recoveries at the start, at most `_START_S`, so that the first clients are not rejected."""
+        """Wait for recoveries at the start, at most `_START_S`, so that the first clients are not rejected; not for
+        those that need other brokers."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _START_S
-        while any(replica.is_leader and replica.is_recovering for replica in self._recoveries):
+        while any(
+            replica.is_leader and replica.is_recovering for replica in self._recoveries.keys() - self._waits_for_others
+        ):
             remaining_s = deadline_s - loop.time()
             if remaining_s <= 0:
                 return
@@ -380,3 +423,7 @@ class Replication:
 
     def cut_ended(self, replica: Replica) -> None:
         self._in_service.cut_ended(replica)
+
+
+def _open_producers(replica: Replica) -> list[ProducerEntry]:
+    return [each for each in replica.log.producers if each.transaction_first_offset >= 0]

@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeVar
 from fenceline.coordination import Now
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TRANSACTION_STATE_TOPIC, TopicPartition
+from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
 from fenceline.node.coordination.appends import CoordinatorAppends, CoordinatorLog, CoordinatorTimer
 from fenceline.node.coordination.loading import LoadedTopic, Loading, Replay
@@ -144,6 +145,14 @@ class TransactionsDriver:
                 advice="Run a release that knows them on this broker, before it writes over their transactional ids.",
             )
         self._carry_out(self.coordinator.finish_load(loading, now))
+
+    def leads_all_of(self, image: MetadataImage, node_id: int) -> bool:
+        """Whether every partition of the topic that this broker leads by the metadata is loaded."""
+        topic = image.topics_by_name.get(TRANSACTION_STATE_TOPIC)
+        active = self.coordinator.active_partitions
+        return topic is None or all(
+            index in active for index, partition in enumerate(topic.partitions) if partition.leader == node_id
+        )
 
     # --- requests ----------------------------------------
 

@@ -13,12 +13,13 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
+from fenceline.node.api.handlers.transaction_markers import MarkerToWrite
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.records.markers import EndMarker, read_end_marker
 from fenceline.wire.apis import ApiKey
 from tests.node.api.handlers.fakes import partition, topic_image
-from tests.node.desk import TOPIC, Desk, run_story, turns
+from tests.node.desk import RECOVERING, TOPIC, Desk, run_story, turns
 
 NONE = ErrorCode.NONE
 PRODUCER = 5
@@ -208,13 +209,18 @@ def test_marker_can_be_written_again() -> None:
     run_story(story)
 
 
-def test_recovering_leader_writes_no_markers() -> None:
-    """V37: it ends what was open itself before it serves."""
+def test_recovering_leader_writes_markers() -> None:
+    """transactions.md X62: it waits for them before it serves, and has no in-sync follower yet."""
 
     async def story(desk: Desk) -> None:
+        desk.topic_settings = {"min.insync.replicas": "2"}
         desk.lead(1)
-        desk.replica().leader.is_recovering = True  # type: ignore[union-attr]
-        assert await code(desk) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert await code(desk) is ErrorCode.NOT_ENOUGH_REPLICAS
+        desk.lead(2, isr=(1,), leader_recovery_state=RECOVERING)
+        ends = desk.markers.end(TOPIC, 0, MarkerToWrite((7, 1), 0, False, 2))
+        assert not isinstance(ends, ErrorCode), "it is committed once there are in-sync followers"
+        assert desk.replica().log.log_end_offset == 1
+        asyncio.ensure_future(ends).cancel()
 
     run_story(story)
 

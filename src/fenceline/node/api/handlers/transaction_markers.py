@@ -134,9 +134,10 @@ class TransactionMarkers:
     def _append(self, replica: Replica, marker: MarkerToWrite) -> int:
         """Returns the log end offset. Raises PeerError: 6, 19, 47, 52, 56."""
         leader = replica.leader
-        if leader is None or replica.is_recovering:
+        if leader is None:
             raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if not leader.has_enough_replicas(replica.config.min_insync_replicas):
+        # A leader that recovers waits for the markers of what it has had fenced, and has no in-sync follower yet.
+        if not replica.is_recovering and not leader.has_enough_replicas(replica.config.min_insync_replicas):
             raise PeerError(ErrorCode.NOT_ENOUGH_REPLICAS)
         now_ms = self._clock.now_ms()
         batch = end_marker(marker.commit, *marker.identity, marker.coordinator_epoch, now_ms)
@@ -152,6 +153,8 @@ class TransactionMarkers:
             self._rejected(replica.topic_partition, replica.log.log_end_offset, error)
             raise
         replica.appended()
+        if replica.is_recovering:
+            replica.wake()  # its recovery waits for markers, also before they are committed
         return appended.last_offset + 1
 
     async def _flush(self, replica: Replica, end_offset: int) -> ErrorCode:
