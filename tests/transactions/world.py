@@ -132,7 +132,8 @@ class World:
     def begun(self, *partitions: TopicIndex, version: int = 2, **fields: Any) -> ProducerIdentity:
         """A producer with a transaction that has these partitions."""
         identity: ProducerIdentity = self.init(**fields).identity
-        assert set(self.add(identity, *(partitions or (A,)), transaction_version=version).errors) == {ErrorCode.NONE}
+        added = self.add(identity, *(partitions or (A,)), name=fields.get("name", ID), transaction_version=version)
+        assert set(added.errors) == {ErrorCode.NONE}
         return identity
 
     def _ask(self, call: Any) -> Any:
