@@ -242,6 +242,7 @@ class Broker:
             lambda: self.image,
             plane.peers,
             request_timeout_ms=config.get_int("request.timeout.ms"),
+            ask_here=lambda *asked: self.transactions.add_for_leader(*asked),
         )
         coordinator_log = CoordinatorTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(

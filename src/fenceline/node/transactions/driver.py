@@ -7,7 +7,7 @@ are in `node.coordination`, end markers leave through `marker_sender`. Everythin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final, Protocol, TypeVar
 
@@ -33,6 +33,7 @@ from fenceline.transactions.messages import (
     InitProducer,
     MarkerRejected,
     PartitionsAdded,
+    ProducerIdentity,
     ProducerInitialized,
     TopicIndex,
     TransactionDuty,
@@ -42,6 +43,9 @@ from fenceline.transactions.messages import (
 )
 from fenceline.transactions.settings import DEFAULT_PARTITION_COUNT, TransactionSettings
 from fenceline.transactions.shard import StatePartition
+
+VERSION_OF_LEADERS: Final = 2
+"""The transaction version of a client whose partitions their leaders add (`transactions.md X11`)."""
 
 _T = TypeVar("_T")
 log: Final = Logger("transactions")
@@ -161,6 +165,15 @@ class TransactionsDriver:
 
     def add_partitions(self, request: AddPartitions) -> Reply[PartitionsAdded]:
         return self._submit(lambda ticket, now: self.coordinator.add_partitions(ticket, request, now))
+
+    async def add_for_leader(
+        self, transactional_id: str, identity: tuple[int, int], partitions: tuple[TopicIndex, ...], verify_only: bool
+    ) -> Sequence[ErrorCode]:
+        """AddPartitionsToTxn of this broker as a partition's leader: a code for each partition."""
+        request = AddPartitions(
+            transactional_id, ProducerIdentity(*identity), partitions, verify_only, VERSION_OF_LEADERS
+        )
+        return (await self.add_partitions(request).wait()).errors
 
     def end_transaction(self, request: EndTransaction) -> Reply[TransactionEnded]:
         return self._submit(lambda ticket, now: self.coordinator.end_transaction(ticket, request, now))

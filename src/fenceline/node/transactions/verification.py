@@ -17,7 +17,7 @@ Rules: transactions.md X33, X34.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from fenceline.coordination import partition_for
@@ -43,6 +43,10 @@ _AS_PRODUCERS_KNOW_IT: Final = {
     ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: ErrorCode.INVALID_TXN_STATE,
 }
+
+
+AsksHere: TypeAlias = Callable[[str, tuple[int, int], tuple[TopicIndex, ...], bool], Awaitable[Sequence[ErrorCode]]]
+"""(transactional id, (producer id, epoch), partitions, whether only to verify) -> a code for each partition"""
 
 
 class OpensPeers(Protocol):
@@ -87,11 +91,14 @@ class Verification:
         peers: OpensPeers,
         *,
         request_timeout_ms: int,
+        ask_here: AsksHere | None = None,
     ) -> None:
+        """`ask_here` asks this broker's own coordinator; without it, this broker is asked as any other."""
         self._node_id = node_id
         self._image = image
         self._peers = peers
         self._timeout_s = request_timeout_ms / 1000
+        self._ask_here = ask_here
         self._links: dict[int, _CoordinatorLink] = {}
         self._is_closed = False
         self.failures = 0
@@ -117,6 +124,9 @@ class Verification:
             codes = dict.fromkeys(partitions, ErrorCode.NETWORK_EXCEPTION)
         elif coordinator is None:
             codes = dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        elif coordinator == self._node_id and self._ask_here is not None:
+            found = await self._ask_here(transactional_id, identity, tuple(partitions), verify_only)
+            codes = {partition: _known(code) for partition, code in zip(partitions, found, strict=True)}
         else:
             link = self._links.get(coordinator)
             if link is None:
@@ -285,7 +295,7 @@ def _codes(result: Any) -> Iterable[tuple[TopicIndex, ErrorCode]]:
             yield (topic.name, partition.partition_index), _known(partition.partition_error_code)
 
 
-def _known(code: int) -> ErrorCode:
+def _known(code: int | ErrorCode) -> ErrorCode:
     """As a producer knows it (X34)."""
     known = ErrorCode(code)
     return _AS_PRODUCERS_KNOW_IT.get(known, known)

@@ -17,6 +17,7 @@ from fenceline.groups.regex.search import topic_regex
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, INTERNAL_TOPICS
 from fenceline.node.context import Answer, Api, NodeView, RequestContext
 from fenceline.node.coordination.replies import Fields, all_answered, answered
+from fenceline.node.transactions.driver import VERSION_OF_LEADERS, TransactionsDriver
 from fenceline.transactions.messages import (
     NO_IDENTITY,
     AddPartitions,
@@ -33,7 +34,6 @@ from fenceline.wire.entities import millis, request_field
 
 if TYPE_CHECKING:
     from fenceline.metadata.image import MetadataImage
-    from fenceline.node.transactions.driver import TransactionsDriver
     from fenceline.node.transactions.producer_ids import ProducerIds
     from fenceline.wire.requests import (
         AddOffsetsToTxnRequest,
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 _FIRST_FROM_BROKERS: Final = 4
 """Of AddPartitionsToTxn: many transactions in one request, from the leaders of partitions."""
-_VERSION_OF_BROKERS: Final = 2
-"""The transaction version of a client whose partitions the leaders add (`transactions.md X11`)."""
 
 
 async def init_producer_id(
@@ -91,7 +89,7 @@ def add_partitions_to_txn(
                 ProducerIdentity(each.producer_id, each.producer_epoch),
                 _partitions(each.topics),
                 each.verify_only,
-                _VERSION_OF_BROKERS,
+                VERSION_OF_LEADERS,
                 context.api_version,
             )
         )
