@@ -24,6 +24,7 @@ NAMES = {
     "simulation": "simulated time per real time, three controllers and brokers",
     "compaction": "the log cleaner on a dirty log of one partition",
     "partitions": "10,000 partitions; 500 topics one by one; an idle node",
+    "transactions": "transactional produce, small transactions, 1,000 producers",
     "verify": "fenceline verify against Kafka's DumpLogSegments",
     "spark": "batch and streaming against Spark's own connector (BENCH_ROWS)",
     "spark_tables": "Delta tables: sink, audit, backfill, end-to-end latency (BENCH_ROWS)",
