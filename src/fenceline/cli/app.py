@@ -22,6 +22,7 @@ from fenceline.cli.quorum import quorum
 from fenceline.cli.records import consume, offsets, produce
 from fenceline.cli.snapshot import snapshot
 from fenceline.cli.topics import configs, topics
+from fenceline.cli.transactions import transactions
 from fenceline.cli.verify import VERIFY_EXAMPLES, verify
 
 app = typer.Typer(
@@ -59,6 +60,7 @@ app.command("format", epilog=FORMAT_EXAMPLES)(format_directory_command)
 app.add_typer(topics, name="topics")
 app.add_typer(configs, name="configs")
 app.add_typer(groups, name="groups")
+app.add_typer(transactions, name="transactions")
 app.command()(produce)
 app.command()(consume)
 app.command()(offsets)

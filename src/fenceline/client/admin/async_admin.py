@@ -16,6 +16,7 @@ from fenceline.client.admin.brokers import BrokersAdmin
 from fenceline.client.admin.groups import GroupsAdmin
 from fenceline.client.admin.quorum import QuorumAdmin
 from fenceline.client.admin.replicas import ReplicasAdmin
+from fenceline.client.admin.transactions import TransactionsAdmin
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.errors import raise_if
 from fenceline.client.core.metadata import BrokerAddress, ClusterMetadata
@@ -90,9 +91,12 @@ class ProducerDescription(NamedTuple):
     producer_epoch: int
     last_sequence: int
     last_timestamp_ms: int
+    coordinator_epoch: int = -1
+    transaction_start_offset: int = -1
+    """-1 if no transaction is open in the partition."""
 
 
-class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin):
+class AsyncAdmin(GroupsAdmin, TransactionsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin):
     """Create it inside a running loop; close it with `await close()` or use it as an async context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
@@ -255,7 +259,12 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin):
                     raise_if(result, f"describing producers of {tp}")
                     found[tp] = tuple(
                         ProducerDescription(
-                            int(p.producer_id), int(p.producer_epoch), int(p.last_sequence), int(p.last_timestamp)
+                            int(p.producer_id),
+                            int(p.producer_epoch),
+                            int(p.last_sequence),
+                            int(p.last_timestamp),
+                            int(p.coordinator_epoch),
+                            int(p.current_txn_start_offset),
                         )
                         for p in result.active_producers
                     )
