@@ -21,7 +21,7 @@ from fenceline.wire.entities import millis
 _NO_TRANSACTION_MS = -1
 
 
-class TransactionListing(NamedTuple):
+class TransactionalIdListing(NamedTuple):
     transactional_id: str
     producer_id: int
     state: str
@@ -52,7 +52,7 @@ class TransactionsAdmin(AdminRequests):
         longer_than_ms: int | None = None,
         pattern: str | None = None,
         timeout_ms: float | None = None,
-    ) -> list[TransactionListing]:
+    ) -> list[TransactionalIdListing]:
         """Transactional ids of all coordinators, ordered by id. `longer_than_ms` needs Kafka 3.8, `pattern` (a regular
         expression for the whole id) Kafka 4.1. Raises PeerError."""
         deadline = self._deadline(timeout_ms)
@@ -64,7 +64,7 @@ class TransactionsAdmin(AdminRequests):
             "duration_filter": -1 if longer_than_ms is None else longer_than_ms,
             "transactional_id_pattern": pattern,
         }
-        found: list[TransactionListing] = []
+        found: list[TransactionalIdListing] = []
         for node_id in sorted(self.cluster.metadata.brokers):
 
             async def attempt(node_id: int = node_id) -> Any:
@@ -77,7 +77,9 @@ class TransactionsAdmin(AdminRequests):
                 return response
 
             found += [
-                TransactionListing(str(each.transactional_id), int(each.producer_id), each.transaction_state, node_id)
+                TransactionalIdListing(
+                    str(each.transactional_id), int(each.producer_id), each.transaction_state, node_id
+                )
                 for each in (await self.cluster.retrying(deadline, attempt)).transaction_states
             ]
         return sorted(found)
