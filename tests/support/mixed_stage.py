@@ -5,7 +5,7 @@ Owns no story. `third` is never away, and asked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -49,10 +49,12 @@ def init_transactions(producer: Librdkafka) -> None:
 class MixedStage:
     """Brokers 1 to 3, of which one is `ours`, one is `theirs`, and a third."""
 
-    def __init__(self, root: Path, kinds: Sequence[str], *, ours: int, theirs: int) -> None:
+    def __init__(
+        self, root: Path, kinds: Sequence[str], *, ours: int, theirs: int, settings: Mapping[str, str] = SETTINGS
+    ) -> None:
         scratch = root / "scratch"
         scratch.mkdir()
-        self.cluster = MixedCluster(root, kinds, settings=SETTINGS, environment=quick_environment(scratch))
+        self.cluster = MixedCluster(root, kinds, settings=settings, environment=quick_environment(scratch))
         self.ours, self.theirs = self.cluster.node(ours), self.cluster.node(theirs)
         self.third = next(node for node in self.cluster.nodes if node.node_id not in (ours, theirs))
         self.ids = [node.node_id for node in self.cluster.nodes]
@@ -111,7 +113,7 @@ class MixedStage:
                 each.result()
 
     def _transactional(self, name: str) -> Librdkafka:
-        """Ready to begin. Kafka coordinates; whichever broker is asked says so."""
+        """Ready to begin."""
         producer = Librdkafka(
             {
                 "bootstrap.servers": ",".join(self.bootstrap),
