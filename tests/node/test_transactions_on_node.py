@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from fenceline.client import Admin, CommittedOffset, Consumer, NewTopic, Producer, TopicPartition
 from fenceline.client.producer.transaction_errors import ProducerFenced
+from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.node import EmbeddedNode
 
 pytestmark = pytest.mark.timeout(120)
@@ -118,3 +120,35 @@ def test_an_uncleanly_elected_leader_has_open_transactions_aborted_everywhere(no
         with producer.transaction():
             producer.send(TARGET, b"next", partition=0)
     assert [committed_values(node, index) for index in (0, 1)] == [[b"next"], []]
+
+
+def test_metrics_of_the_coordinator(tmp_path: Path) -> None:
+    """transactions.md X59. Ids are counted by state, and a restart's loads are timed."""
+    metrics_port = free_port()
+    overrides = {"fenceline.metrics.port": str(metrics_port), "transaction.state.log.num.partitions": "2"}
+    with EmbeddedNode(data_dir=tmp_path, overrides=overrides) as node:
+        with Admin(node.bootstrap) as admin:
+            admin.create_topics([NewTopic(TARGET, 2)])
+        producers = [Producer(node.bootstrap, transactional_id=f"copy {number}") for number in range(3)]
+        for producer in producers:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send(TARGET, b"a", partition=0).result()
+        producers[0].commit_transaction()
+        producers[1].abort_transaction()
+        counted = "fenceline_transactional_ids"
+        found = scraped(metrics_port)
+        assert found[f'{counted}{{state="Ongoing"}}'] == 1
+        assert found[f'{counted}{{state="Empty"}}'] == 0
+        assert sum(value for name, value in found.items() if name.startswith(counted)) == 3
+        assert found["fenceline_transaction_markers_waiting"] == 0
+        assert found["fenceline_transaction_recovery_partitions"] == 0
+        assert found["fenceline_transaction_state_load_seconds_count"] == 2
+        for producer in producers:
+            producer.close()
+
+
+def scraped(port: int) -> dict[str, float]:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}

@@ -68,6 +68,7 @@ from fenceline.node.storage.maintenance import Maintenance
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.node.transactions.driver import TransactionsDriver
 from fenceline.node.transactions.marker_sender import MarkerSender
+from fenceline.node.transactions.metrics import TransactionCollector
 from fenceline.node.transactions.producer_ids import ProducerIds
 from fenceline.node.transactions.recovery import TransactionRecovery
 from fenceline.node.transactions.verification import Verification
@@ -372,6 +373,7 @@ class Broker:
                 LossCollector(self.losses),
                 CleanerCollector(self.cleaner),
                 self.verification,
+                TransactionCollector(self.transactions, self.marker_sender, self.transaction_recovery),
                 *quorum.collectors(),
             ]
             self.metrics_endpoint = open_endpoint(config, collectors)
@@ -517,6 +519,8 @@ class Broker:
             placement.follow(image, delta)
         if delta.changed_partitions or delta.deleted_topics:
             self.transactions.on_leaders_changed()
+        if delta.changed_brokers:
+            self.transactions.on_brokers_changed()
 
 
 def _end_here(

@@ -14,6 +14,7 @@ heap of deadlines, and the conversion of `PeerError` into each API's response. S
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -40,7 +41,7 @@ from fenceline.transactions.model import NO_EPOCH, Change, Transaction
 from fenceline.transactions.records import can_be_key
 from fenceline.transactions.settings import DEFAULT_PARTITION_COUNT, TransactionSettings
 from fenceline.transactions.shard import StatePartition, TransactionTimer, described, listed
-from fenceline.transactions.states import STATE_TITLES
+from fenceline.transactions.states import STATE_TITLES, TransactionState
 
 _FIRST_INIT_THAT_KNOWS_FENCED: Final = 4
 _FIRST_THAT_KNOWS_FENCED: Final = 2
@@ -254,6 +255,18 @@ class TransactionCoordinator:
                 if is_wanted(transactional_id, transaction)
             ),
         )
+
+    def states(self) -> Counter[TransactionState]:
+        """The number of transactional ids in each state, of loaded partitions. Any thread may call it."""
+        found: Counter[TransactionState] = Counter()
+        for partition in list(self._active.values()):
+            found.update(partition.states())
+        return found
+
+    @property
+    def delayed_count(self) -> int:
+        """Transactions whose markers or completion failed and are tried again."""
+        return sum(partition.delayed_count for partition in list(self._active.values()))
 
     # --- the log, the markers, the metadata, time ----------------------------------------
 

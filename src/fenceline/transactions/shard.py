@@ -226,6 +226,15 @@ class StatePartition:
             if entry.current.epoch != NO_EPOCH
         )
 
+    def states(self) -> Iterator[TransactionState]:
+        """Of every id that has a record."""
+        return (entry.current.state for entry in list(self._entries.values()) if entry.current.epoch != NO_EPOCH)
+
+    @property
+    def delayed_count(self) -> int:
+        """Transactions whose markers or completion failed and are tried again."""
+        return len(self._delayed)
+
     # --- results of writes ----------------------------------------
 
     def committed(self, write_id: int, now: Now) -> None:

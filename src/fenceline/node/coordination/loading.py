@@ -31,6 +31,7 @@ from fenceline.ids import TopicPartition
 from fenceline.log.partition.reading import LogRead
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
+from fenceline.node.metric_families import Durations
 from fenceline.records.batch import BatchHeader
 from fenceline.records.build import Record
 
@@ -114,6 +115,8 @@ class Loading(Generic[S]):
         self._committing: set[asyncio.Future[None]] = set()
         self._waiting: dict[int, tuple[S, asyncio.TimerHandle]] = {}
         self._is_closed = False
+        self.durations: Final = Durations()
+        """Of complete loads."""
 
     def begin(self, shard: S) -> None:
         """Load a shard. A short log is loaded before this returns; a long one continues in slices."""
@@ -209,6 +212,7 @@ class Loading(Generic[S]):
         if not self._coordinator.is_current(shard):
             return
         now = self._now()
+        self.durations.observe((now.monotonic_ms - load.began_ms) / 1000)
         if load.record_count >= FIRST_SLICE_RECORDS:
             log.info(
                 "coordinator loaded",

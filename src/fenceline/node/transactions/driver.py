@@ -57,6 +57,9 @@ class SendsMarkers(Protocol):
     def send(self, markers: EndMarkers) -> None:
         """Have them written; the codes come to `TransactionsDriver.markers_written`."""
 
+    def on_brokers_changed(self) -> None:
+        """The metadata have other brokers."""
+
 
 class TransactionsDriver:
     def __init__(
@@ -97,6 +100,7 @@ class TransactionsDriver:
             clock,
             threads,
         )
+        self.load_durations: Final = self._loading.durations
         self._sender: SendsMarkers | None = None
         self._queue: deque[TransactionDuty] = deque()
         self._is_busy = False
@@ -127,6 +131,11 @@ class TransactionsDriver:
     def on_leaders_changed(self) -> None:
         """The metadata have other leaders or fewer topics: markers that wait for that are tried again."""
         self._carry_out(self.coordinator.on_leaders_changed(self._now()))
+
+    def on_brokers_changed(self) -> None:
+        """The metadata have other brokers."""
+        if self._sender is not None:
+            self._sender.on_brokers_changed()
 
     def set_partition_count(self, count: int) -> None:
         """The number of partitions of `__transaction_state` as it was created."""

@@ -6,6 +6,9 @@ transaction that has the partition, also one of which the log has nothing any mo
 producer with the id is asked for once, which fences the old one. Decided transactions are left alone; their markers
 come.
 
+A leader does not wait for ever for a coordinator that does not answer: it serves, and the question is repeated until
+every coordinator has answered, then only about transactions that are older than the service.
+
 Owns the questions to all coordinators, asked together for all partitions that recover at the same time. Never appends:
 `replication` aborts what no coordinator knows. Rules: transactions.md X16, X61, X62.
 """
@@ -13,7 +16,7 @@ Owns the questions to all coordinators, asked together for all partitions that r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from fenceline.errors import ErrorCode, PeerError
@@ -37,6 +40,9 @@ _OPEN_STATES: Final = tuple(
 )
 _DESCRIBED_AT_ONCE: Final = 1_000
 _RETRY_S: Final = 0.1
+_LATE_RETRY_S: Final = 1.0
+_FIRST_WITH_DURATION: Final = 1
+"""Of ListTransactions."""
 _FIRST_WITH_IDENTITY: Final = 3
 """Of InitProducerId."""
 
@@ -79,10 +85,14 @@ class TransactionRecovery:
         self._timeout_s = request_timeout_ms / 1000
         self._waiting: dict[TopicPartition, asyncio.Future[frozenset[int] | None]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._late: dict[TopicIndex, float] = {}
+        """Partitions that are served although a coordinator has not answered, and since when (the loop's clock)."""
+        self._late_task: asyncio.Task[None] | None = None
 
     async def fence(self, where: TopicPartition) -> frozenset[int] | None:
         """Have every ongoing transaction that has this partition aborted. Returns the producer ids of all transactions
-        whose end markers will come; None if a coordinator could not be asked."""
+        whose end markers will come; None if a coordinator could not be asked yet: it is asked again in the background,
+        and whatever is open now is aborted then."""
         if where.topic == TRANSACTION_STATE_TOPIC or TRANSACTION_STATE_TOPIC not in self._image().topics_by_name:
             return frozenset()
         result = self._waiting.get(where)
@@ -92,10 +102,16 @@ class TransactionRecovery:
             self._task = asyncio.ensure_future(self._run())
         return await asyncio.shield(result)
 
+    @property
+    def late_count(self) -> int:
+        """Partitions that are served although a coordinator has not answered."""
+        return len(self._late)
+
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._late_task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         asked: Mapping[TopicPartition, asyncio.Future[frozenset[int] | None]] = {}
@@ -122,72 +138,106 @@ class TransactionRecovery:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._patience_s
         held: dict[TopicIndex, set[int]] = {}
-        left = None
-        while left is None or left:
-            coordinators = self._coordinators()
-            left = coordinators if left is None else left & coordinators
-            if NO_LEADER in coordinators:
-                left = left | {NO_LEADER}
-            done = {broker for broker in left if await self._fence_at(broker, partitions, held)}
-            left -= done
-            if left:
-                if loop.time() >= until_s:
-                    log.warning(
-                        "coordinators of transactions could not be asked; open transactions are left to them",
-                        brokers=sorted(left),
-                        partitions=len(partitions),
-                    )
-                    return None
-                await asyncio.sleep(_RETRY_S)
+        search = _Search(partitions, held)
+        left = await self._not_fenced(None, search)
+        while left:
+            if loop.time() >= until_s:
+                self._fence_later(partitions, left)
+                return None
+            await asyncio.sleep(_RETRY_S)
+            left = await self._not_fenced(left, search)
         return {partition: frozenset(producers) for partition, producers in held.items()}
 
-    def _coordinators(self) -> frozenset[int]:
+    async def _not_fenced(self, left: Collection[int] | None, search: _Search) -> list[int]:
+        """Ask the coordinators of these partitions of `__transaction_state`, or of all: those whose coordinator has not
+        answered. A partition that moves is asked about again."""
         topic = self._image().topics_by_name.get(TRANSACTION_STATE_TOPIC)
-        return frozenset(partition.leader for partition in topic.partitions) if topic is not None else frozenset()
+        leaders = [partition.leader for partition in topic.partitions] if topic is not None else []
+        wanted = [index for index in range(len(leaders)) if left is None or index in left]
+        fenced = {broker: await self._fence_at(broker, search) for broker in {leaders[index] for index in wanted}}
+        return [index for index in wanted if not fenced[leaders[index]]]
 
-    async def _fence_at(self, broker: int, partitions: frozenset[TopicIndex], held: dict[TopicIndex, set[int]]) -> bool:
+    def _fence_later(self, partitions: frozenset[TopicIndex], left: Iterable[int]) -> None:
+        log.warning(
+            "coordinators of transactions do not answer; the partitions are served, and open transactions block "
+            "readers of committed records until the coordinators can be asked",
+            partitions=len(partitions),
+            not_asked=[f"{TRANSACTION_STATE_TOPIC}-{index}" for index in left],
+        )
+        self._late.update(dict.fromkeys(partitions, asyncio.get_running_loop().time()))
+        if self._late_task is None:
+            self._late_task = asyncio.ensure_future(self._run_late())
+
+    async def _run_late(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._late:
+                await asyncio.sleep(_LATE_RETRY_S)
+                for since_s in sorted(set(self._late.values())):
+                    partitions = frozenset(each for each, when_s in self._late.items() if when_s == since_s)
+                    search = _Search(partitions, {}, lambda since_s=since_s: loop.time() - since_s)  # type: ignore[misc]
+                    if await self._not_fenced(None, search):
+                        continue
+                    for partition in partitions:
+                        if self._late.get(partition) == since_s:
+                            del self._late[partition]
+                    log.info("coordinators of transactions have answered", partitions=len(partitions))
+        finally:
+            self._late_task = None
+
+    async def _fence_at(self, broker: int, search: _Search) -> bool:
         """Whether this coordinator has been asked about everything, and everything is fenced."""
         if broker == NO_LEADER:
             return False
         try:
             async with asyncio.timeout(self._timeout_s):
                 if broker == self._node_id:
-                    return await self._fence_at_coordinator(_Here(self._coordinator), partitions, held) and (
+                    return await _fence_at_coordinator(_Here(self._coordinator), search) and (
                         # A partition of the topic that this broker is about to load has other ids.
                         self._coordinator.leads_all_of(self._image(), self._node_id)
                     )
                 connection = await self._peers.open(broker, f"broker-{self._node_id}-recovery")
                 try:
-                    return await self._fence_at_coordinator(_Elsewhere(connection, self._timeout_s), partitions, held)
+                    return await _fence_at_coordinator(_Elsewhere(connection, self._timeout_s), search)
                 finally:
                     connection.close()
         except (ConnectionError, TimeoutError, PeerError, MalformedRequest, NoSuchVersion) as error:
             log.debug("coordinator could not be asked", broker=broker, reason=str(error))
             return False
 
-    async def _fence_at_coordinator(
-        self, coordinator: _Coordinator, partitions: frozenset[TopicIndex], held: dict[TopicIndex, set[int]]
-    ) -> bool:
-        """Raises what the coordinator raises."""
-        for _ in range(2):
-            # CONCURRENT_TRANSACTIONS can also mean that another change is pending: only a second look tells.
-            is_fenced = True
-            for each in await coordinator.open_transactions():
-                named = partitions.intersection(each.partitions)
-                for partition in named:
-                    held.setdefault(partition, set()).add(each.producer_id)
-                if named and each.is_ongoing:
-                    is_fenced = False
-                    await coordinator.fence(each)
-            if is_fenced:
-                return True
-        return False
+
+class _Search(NamedTuple):
+    partitions: frozenset[TopicIndex]
+    held: dict[TopicIndex, set[int]]
+    """Filled: by partition, the producers whose end markers will come."""
+    served_for_s: Callable[[], float] | None = None
+    """For how long the partitions have been served: younger transactions are left alone. None: they are not served."""
+
+    def longer_than_ms(self) -> int:
+        return -1 if self.served_for_s is None else int(self.served_for_s() * 1000)
+
+
+async def _fence_at_coordinator(coordinator: _Coordinator, search: _Search) -> bool:
+    """Raises what the coordinator raises."""
+    for _ in range(2):
+        # CONCURRENT_TRANSACTIONS can also mean that another change is pending: only a second look tells.
+        is_fenced = True
+        for each in await coordinator.open_transactions(search.longer_than_ms()):
+            named = search.partitions.intersection(each.partitions)
+            for partition in named:
+                search.held.setdefault(partition, set()).add(each.producer_id)
+            if named and each.is_ongoing:
+                is_fenced = False
+                await coordinator.fence(each)
+        if is_fenced:
+            return True
+    return False
 
 
 class _Coordinator(Protocol):
     """Raises PeerError, ConnectionError, MalformedRequest, NoSuchVersion."""
 
-    async def open_transactions(self) -> Sequence[OpenTransaction]: ...
+    async def open_transactions(self, longer_than_ms: int) -> Sequence[OpenTransaction]: ...
     async def fence(self, transaction: OpenTransaction) -> None: ...
 
 
@@ -197,8 +247,8 @@ class _Here:
     def __init__(self, driver: TransactionsDriver) -> None:
         self._driver = driver
 
-    async def open_transactions(self) -> Sequence[OpenTransaction]:
-        listing = self._driver.list_transactions(frozenset(_OPEN_STATES), frozenset(), -1, lambda _: True)
+    async def open_transactions(self, longer_than_ms: int) -> Sequence[OpenTransaction]:
+        listing = self._driver.list_transactions(frozenset(_OPEN_STATES), frozenset(), longer_than_ms, lambda _: True)
         found = []
         for listed in listing.transactions:
             known = self._driver.describe(listed.transactional_id)
@@ -225,10 +275,13 @@ class _Elsewhere:
         self._connection = connection
         self._timeout_s = timeout_s
 
-    async def open_transactions(self) -> Sequence[OpenTransaction]:
+    async def open_transactions(self, longer_than_ms: int) -> Sequence[OpenTransaction]:
         connection = self._connection
-        version = connection.version_for(ApiKey.LIST_TRANSACTIONS, 0, 1)
-        fields = {"state_filters": list(_OPEN_STATES), "producer_id_filters": []}
+        lowest = _FIRST_WITH_DURATION if longer_than_ms >= 0 else 0
+        version = connection.version_for(ApiKey.LIST_TRANSACTIONS, lowest, _FIRST_WITH_DURATION)
+        fields: dict[str, Any] = {"state_filters": list(_OPEN_STATES), "producer_id_filters": []}
+        if version >= _FIRST_WITH_DURATION:
+            fields["duration_filter"] = longer_than_ms
         listing = await connection.call(ApiKey.LIST_TRANSACTIONS, version, fields, self._timeout_s)
         if listing.error_code:
             raise PeerError(ErrorCode(listing.error_code))

@@ -1,0 +1,251 @@
+"""What an uncleanly elected leader asks the transaction coordinators: everything open is fenced, also late.
+
+Rules: transactions.md X16, X61, X62. Coordinators are fakes that receive the requests as bytes; time is virtual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import TRANSACTION_STATE_TOPIC, TopicPartition
+from fenceline.metadata.image import MetadataImage
+from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnectionLost
+from fenceline.node.transactions.recovery import TransactionRecovery
+from fenceline.testing.simulation.loop import run
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import read_request, read_response, write_request, write_response
+from tests.node.api.handlers.fakes import image_of, partition, topic_image
+
+PATIENCE_MS = 5_000
+RAIN, SNOW = TopicPartition("rain", 0), TopicPartition("snow", 3)
+
+
+class Coordinator:
+    """A broker with ongoing transactions: partitions and start by id."""
+
+    def __init__(self, newest_listing: int = 1) -> None:
+        self.newest_listing = newest_listing
+        self.open: dict[str, tuple[str, list[tuple[str, int]], float]] = {}
+        """By id: state, partitions, the time of the start in seconds."""
+        self.fenced: list[str] = []
+        self.is_down = False
+        self.busy = 0
+        """InitProducerId is answered with CONCURRENT_TRANSACTIONS so many times."""
+
+    def begin(self, transactional_id: str, *partitions: TopicPartition, state: str = "Ongoing") -> None:
+        wanted = [(each.topic, each.partition) for each in partitions]
+        self.open[transactional_id] = state, wanted, asyncio.get_running_loop().time()
+
+    def version_for(self, key: ApiKey, low: int, high: int) -> int:
+        newest = {ApiKey.LIST_TRANSACTIONS: self.newest_listing, ApiKey.DESCRIBE_TRANSACTIONS: 0}.get(key, 5)
+        if newest < low:
+            raise NoSuchVersion("too old")
+        return min(newest, high)
+
+    def close(self) -> None:
+        """A new connection for each question."""
+
+    async def call(self, key: ApiKey, version: int, fields: Any, timeout_s: float) -> Any:
+        if self.is_down:
+            raise PeerConnectionLost("down")
+        request = read_request(key, version, write_request(key, version, fields))
+        answers = {
+            ApiKey.LIST_TRANSACTIONS: self._list,
+            ApiKey.DESCRIBE_TRANSACTIONS: self._describe,
+            ApiKey.INIT_PRODUCER_ID: self._init,
+        }
+        return read_response(key, version, write_response(key, version, answers[key](request)))
+
+    def _list(self, request: Any) -> Any:
+        now_s = asyncio.get_running_loop().time()
+        longer_s = getattr(request, "duration_filter", -1) / 1000
+        return {
+            "error_code": 0,
+            "unknown_state_filters": [],
+            "transaction_states": [
+                {"transactional_id": each, "producer_id": self._producer_id(each), "transaction_state": state}
+                for each, (state, _, start_s) in self.open.items()
+                if state in request.state_filters and (longer_s < 0 or now_s - start_s > longer_s)
+            ],
+        }
+
+    def _describe(self, request: Any) -> Any:
+        return {"transaction_states": [self._described(each) for each in request.transactional_ids]}
+
+    def _described(self, transactional_id: str) -> dict[str, Any]:
+        state, partitions, _ = self.open[transactional_id]
+        return {
+            "error_code": 0,
+            "transactional_id": transactional_id,
+            "transaction_state": state,
+            "transaction_timeout": 60_000,
+            "transaction_start_time": 0,
+            "producer_id": self._producer_id(transactional_id),
+            "producer_epoch": 0,
+            "topics": [{"topic": topic, "partitions": [index]} for topic, index in partitions],
+        }
+
+    def _init(self, request: Any) -> Any:
+        if self.busy:
+            self.busy -= 1
+        else:
+            assert (request.producer_id, request.producer_epoch) == (-1, -1), "which fences, and never takes over"
+            self.fenced.append(request.transactional_id)
+            _, partitions, start_s = self.open[request.transactional_id]
+            self.open[request.transactional_id] = "PrepareAbort", partitions, start_s
+        return {"error_code": ErrorCode.CONCURRENT_TRANSACTIONS, "producer_id": -1, "producer_epoch": -1}
+
+    def _producer_id(self, transactional_id: str) -> int:
+        return sum(transactional_id.encode())
+
+
+class Brokers:
+    """Brokers 2 and 3 lead a partition of `__transaction_state` each; the recovery is broker 1's."""
+
+    def __init__(self) -> None:
+        self.coordinators = {2: Coordinator(), 3: Coordinator()}
+        self.lead(2, 3)
+        here: Any = None
+        peers: Any = self
+        self.recovery = TransactionRecovery(
+            1, lambda: self.image, peers, here, patience_ms=PATIENCE_MS, request_timeout_ms=1_000
+        )
+
+    def lead(self, *leaders: int) -> None:
+        partitions = [partition((2, 3), leader=leader) for leader in leaders]
+        self.image: MetadataImage = image_of([topic_image(TRANSACTION_STATE_TOPIC, *partitions)])
+
+    async def open(self, node_id: int, client_id: str) -> Any:
+        if self.coordinators[node_id].is_down:
+            raise PeerConnectionLost("down")
+        return self.coordinators[node_id]
+
+
+def run_story(story: Callable[[Brokers], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        brokers = Brokers()
+        await story(brokers)
+        await brokers.recovery.close()
+
+    run(whole())
+
+
+def test_every_ongoing_transaction_of_the_partition_is_fenced_and_no_other() -> None:
+    async def story(brokers: Brokers) -> None:
+        brokers.coordinators[2].begin("a", RAIN, SNOW)
+        brokers.coordinators[2].begin("b", SNOW)
+        brokers.coordinators[3].begin("c", RAIN)
+        brokers.coordinators[3].begin("d", RAIN, state="PrepareCommit")
+        held = await brokers.recovery.fence(RAIN)
+        assert held == {ord("a"), ord("c"), ord("d")}, "their markers come"
+        assert (brokers.coordinators[2].fenced, brokers.coordinators[3].fenced) == (["a"], ["c"])
+        assert brokers.recovery.late_count == 0
+
+    run_story(story)
+
+
+def test_partitions_that_recover_together_are_asked_about_together() -> None:
+    async def story(brokers: Brokers) -> None:
+        brokers.coordinators[2].begin("a", RAIN, SNOW)
+        brokers.coordinators[3].begin("b", SNOW)
+        held = await asyncio.gather(brokers.recovery.fence(RAIN), brokers.recovery.fence(SNOW))
+        assert held == [{ord("a")}, {ord("a"), ord("b")}]
+        assert brokers.coordinators[2].fenced == ["a"]
+
+    run_story(story)
+
+
+def test_a_fence_answered_with_51_is_asked_again_while_the_transaction_is_ongoing() -> None:
+    """CONCURRENT_TRANSACTIONS also means that another change of the id is pending."""
+
+    async def story(brokers: Brokers) -> None:
+        brokers.coordinators[2].begin("a", RAIN)
+        brokers.coordinators[2].busy = 3
+        assert await brokers.recovery.fence(RAIN) == {ord("a")}
+        assert brokers.coordinators[2].fenced == ["a"]
+
+    run_story(story)
+
+
+def test_coordinator_without_leader_is_waited_for() -> None:
+    async def story(brokers: Brokers) -> None:
+        brokers.lead(2, -1)
+        brokers.coordinators[3].begin("c", RAIN)
+        asyncio.get_running_loop().call_later(2, brokers.lead, 2, 3)
+        assert await brokers.recovery.fence(RAIN) == {ord("c")}
+
+    run_story(story)
+
+
+def test_silent_coordinator_does_not_keep_the_partition_away_and_is_asked_later() -> None:
+    """The transaction that was open when the partition was served is aborted, a younger one is left alone."""
+
+    async def story(brokers: Brokers) -> None:
+        late, loop = brokers.coordinators[3], asyncio.get_running_loop()
+        late.begin("old", RAIN)
+        late.is_down = True
+        started_s = loop.time()
+        assert await brokers.recovery.fence(RAIN) is None
+        assert PATIENCE_MS / 1000 <= loop.time() - started_s < 2 * PATIENCE_MS / 1000
+        assert brokers.recovery.late_count == 1
+        await asyncio.sleep(60)
+        late.begin("young", RAIN)
+        await asyncio.sleep(60)
+        late.is_down = False
+        await asyncio.sleep(5)
+        assert late.fenced == ["old"]
+        assert brokers.recovery.late_count == 0
+
+    run_story(story)
+
+
+def test_late_question_waits_for_every_coordinator() -> None:
+    async def story(brokers: Brokers) -> None:
+        for coordinator in brokers.coordinators.values():
+            coordinator.is_down = True
+        assert await brokers.recovery.fence(RAIN) is None
+        brokers.coordinators[2].is_down = False
+        brokers.lead(2, -1)
+        await asyncio.sleep(60)
+        assert brokers.recovery.late_count == 1, "the second partition of the topic has no leader"
+        brokers.coordinators[2].begin("elsewhere", RAIN)
+        brokers.coordinators[2].open["elsewhere"] = ("Ongoing", [("rain", 0)], 0.0)
+        brokers.lead(2, 2)
+        await asyncio.sleep(5)
+        assert brokers.coordinators[2].fenced == ["elsewhere"]
+        assert brokers.recovery.late_count == 0
+
+    run_story(story)
+
+
+def test_coordinator_that_cannot_tell_ages_is_not_taken_for_an_answer() -> None:
+    """ListTransactions v0 has no durations: fencing all would end transactions that have lost nothing."""
+
+    async def story(brokers: Brokers) -> None:
+        late = brokers.coordinators[3]
+        late.newest_listing = 0
+        late.begin("old", RAIN)
+        assert await brokers.recovery.fence(RAIN) == {ord("o") + ord("l") + ord("d")}
+        late.fenced.clear()
+        late.is_down = True
+        assert await brokers.recovery.fence(RAIN) is None
+        late.is_down = False
+        late.begin("young", RAIN)
+        await asyncio.sleep(60)
+        assert late.fenced == []
+        assert brokers.recovery.late_count == 1
+
+    run_story(story)
+
+
+def test_close_ends_the_late_questions() -> None:
+    async def story(brokers: Brokers) -> None:
+        brokers.coordinators[3].is_down = True
+        assert await brokers.recovery.fence(RAIN) is None
+        await brokers.recovery.close()
+        assert len(asyncio.all_tasks()) == 1
+
+    run_story(story)
