@@ -109,12 +109,26 @@ def show_loss(which: _Which, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: 
             text = (
                 "\n".join(value)
                 if key == "evidence"
+                else "\n".join(_transaction_lines(value))
+                if key == "transactions"
                 else ", ".join(map(str, value))
                 if isinstance(value, list)
                 else value
             )
-            if text not in ("", None) and key != "time_ms":
+            if text not in ("", None) and (key, value) != ("transaction_count", 0) and key != "time_ms":
                 print(f"{key.replace('_', ' '):22}{str(text).replace(chr(10), chr(10) + ' ' * 22)}")
+
+
+def _transaction_lines(transactions: list[dict[str, Any]]) -> Iterator[str]:
+    for each in transactions:
+        name = each["transactional_id"] or "unknown id"
+        lost = f"{each['records']} records cut" if each["records"] else "only its end marker cut"
+        yield (
+            f"{name} (producer {each['producer_id']}, epoch {each['producer_epoch']}): {each['outcome']}"
+            f"{', torn' if each['torn'] else ''}; {lost}"
+        )
+        for partition in each["partitions"]:
+            yield f"  {partition['topic']}-{partition['partition']}: {partition['records']}"
 
 
 @losses.command()

@@ -25,6 +25,7 @@ from fenceline.losses.classes import LaterStart, of_cut, of_deleted, of_recovery
 from fenceline.losses.folder import Intent, ReceiptFolder
 from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import NO_NODE, LossCause, Receipt, identified
+from fenceline.losses.transactions import lost_transactions
 
 _NO_EVIDENCE: Final = "The disk was full, or the node stopped before the truncated bytes were saved."
 _TORN: Final = "The torn end of one write is not kept."
@@ -242,6 +243,8 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: LogCut) -> Intent 
         leader=cut.leader,
         leader_epoch=cut.leader_epoch,
         time_ms=cut.time_ms,
+        transactions=lost_transactions(lost.transactions),
+        transaction_count=lost.transaction_count,
     )
     kept_end = 0 if cut.truncates_fully else min(log.end_after(cut.offset), lost.start_offset)
     return Intent(
@@ -329,6 +332,8 @@ def _lost_with_power(intent: Intent, lost: Range) -> Receipt:
         leader=NO_NODE,
         leader_epoch=NO_NODE,
         evidence_note=_NOT_SYNCED,
+        transactions=(),
+        transaction_count=0,
     )
     return identified(receipt)
 
@@ -372,6 +377,7 @@ def _executed_receipt(folder: ReceiptFolder, log: Ends, intent: Intent, reported
             known_by=f"{known_by}; {_BY_OFFSETS}, bytes and epochs are those of the complete truncation",
             evidence=evidence,
             evidence_note=_STOPPED,
+            transactions=tuple(each for each in planned.transactions if each.end_offset_exclusive > executed_from),
         )
     return replace(
         planned,
@@ -383,6 +389,8 @@ def _executed_receipt(folder: ReceiptFolder, log: Ends, intent: Intent, reported
         known_by=known_by,
         evidence=evidence,
         evidence_note=_STOPPED,
+        transactions=lost_transactions(lost.transactions),
+        transaction_count=lost.transaction_count,
     )
 
 
@@ -401,7 +409,14 @@ def _unreported_part(folder: ReceiptFolder, note: RecoveryNote) -> RecoveryNote:
             start = min(receipt.end_offset_exclusive, end)
         elif start < receipt.start_offset < end <= receipt.end_offset_exclusive:
             end = receipt.start_offset
-    lost = replace(note.lost, start_offset=start, end_offset_exclusive=end, records=end - start)
+    lost = replace(
+        note.lost,
+        start_offset=start,
+        end_offset_exclusive=end,
+        records=end - start,
+        transactions=(),
+        transaction_count=0,
+    )
     return replace(note, lost=lost)
 
 
@@ -448,6 +463,8 @@ def _receipt_of_note(
         time_ms=note.time_ms,
         evidence=evidence,
         evidence_note="" if evidence else _MISSING if note.is_missing else _TORN if note.torn else _NO_EVIDENCE,
+        transactions=lost_transactions(lost.transactions),
+        transaction_count=lost.transaction_count,
     )
     return identified(receipt)
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from fenceline.ids import decode_uuid, encode_uuid
+from fenceline.losses.transactions import LostTransaction, transaction_document, transaction_from_document
 
 NO_NODE: Final = -1
 """No leader, or none that is known."""
@@ -26,6 +27,9 @@ NO_NODE: Final = -1
 
 class LossClass(StrEnum):
     """Whether the records were acknowledged to their producers. A range of several classes has the worst."""
+
+    TORN = "torn"
+    """Records of a committed transaction, of which another part can be read (`losses.transactions`)."""
 
     COMMITTED = "committed"
     """Below a high watermark that the replica knew: acknowledged to acks=all, and readable."""
@@ -82,6 +86,10 @@ class Receipt:
     """Why there is no evidence, or only part of it."""
     group: str = ""
     """The group whose committed offset was passed, for class expired."""
+    transactions: tuple[LostTransaction, ...] = ()
+    """Those with records or an end marker in the range: the newest `MOST_TRANSACTIONS`."""
+    transaction_count: int = 0
+    """All of them."""
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition} offsets {self.start_offset} to {self.end_offset_exclusive - 1}"
@@ -163,6 +171,10 @@ def document(receipt: Receipt) -> dict[str, Any]:
         "time_ms": receipt.time_ms,
         "evidence_note": receipt.evidence_note,
         "group": receipt.group,
+        "transactions": [
+            transaction_document(each, (receipt.topic, receipt.partition)) for each in receipt.transactions
+        ],
+        "transaction_count": receipt.transaction_count,
     }
 
 
@@ -202,6 +214,8 @@ def from_document(fields: Mapping[str, Any]) -> Receipt:
         evidence=tuple(str(path) for path in fields["evidence"]),
         evidence_note=str(fields["evidence_note"]),
         group=str(fields["group"]),
+        transactions=tuple(transaction_from_document(each) for each in fields.get("transactions", ())),
+        transaction_count=int(fields.get("transaction_count", 0)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Counts what a truncation removes, from the headers of the batches before they are removed.
+"""Counts what a truncation removes, from the headers of the batches before they are removed: records, transactions.
 
 Owns the scan of bytes that are about to leave a log, damaged ones too. Changes nothing; the losses package classifies
 the loss. Blocks on the disk: for a thread, or at start.
@@ -6,6 +6,7 @@ the loss. Blocks on the disk: for a thread, or at start.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -14,9 +15,15 @@ from fenceline.errors import PeerError
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.scan import BadBatch, next_complete_batch, scan
 from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
+from fenceline.records.errors import RecordsError
+from fenceline.records.markers import EndMarker, read_end_marker
 
 _MAX_OFFSETS: Final = 1 << 31
 """Of one batch; a higher value is damage."""
+
+
+MOST_TRANSACTIONS: Final = 100
+"""Listed for one truncation; older ones are counted."""
 
 
 class LostPiece(NamedTuple):
@@ -25,6 +32,21 @@ class LostPiece(NamedTuple):
     path: str
     start: int
     end: int
+
+
+class CutTransaction(NamedTuple):
+    """What a truncation removes of one transaction. `start_offset` to `end_offset_exclusive`: its batches; equal if
+    only its end marker is removed."""
+
+    producer_id: int
+    producer_epoch: int
+    start_offset: int
+    end_offset_exclusive: int
+    records: int
+    first_sequence: int
+    """Above 0: the producer has written records of this epoch to the partition before, and they stay."""
+    commit: bool | None
+    """The outcome in its end marker, if that is removed too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +65,62 @@ class LostBatches:
     """Bytes that are no batch."""
     newest_ms: int = -1
     """The highest timestamp; -1 if none is known."""
+    transactions: tuple[CutTransaction, ...] = ()
+    """The newest, in the order of their offsets."""
+    transaction_count: int = 0
+    """All of them."""
+
+
+class _Transactions:
+    """Gathers the transactions of the batches of a range, in log order."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._ended: deque[CutTransaction] = deque(maxlen=MOST_TRANSACTIONS)
+        self._open: dict[int, CutTransaction] = {}
+        """By producer id."""
+
+    def add(self, header: BatchHeader, marker: EndMarker | None) -> None:
+        if not header.is_transactional:
+            return
+        known = self._open.get(header.producer_id)
+        if not header.is_control:
+            if known is not None and known.producer_epoch != header.producer_epoch:
+                self._end(known)  # its marker is not in the range, or cannot be read
+                known = None
+            self._open[header.producer_id] = (
+                CutTransaction(
+                    header.producer_id,
+                    header.producer_epoch,
+                    header.base_offset,
+                    header.next_offset,
+                    header.record_count,
+                    header.base_sequence,
+                    None,
+                )
+                if known is None
+                else known._replace(
+                    end_offset_exclusive=header.next_offset, records=known.records + header.record_count
+                )
+            )
+        elif marker is not None:
+            self._open.pop(header.producer_id, None)
+            if known is None:
+                at = header.base_offset
+                known = CutTransaction(header.producer_id, header.producer_epoch, at, at, 0, -1, None)
+            self._end(known._replace(commit=marker.commit))
+
+    def _end(self, transaction: CutTransaction) -> None:
+        self._count += 1
+        self._ended.append(transaction)
+
+    def newest(self) -> tuple[CutTransaction, ...]:
+        found = sorted((*self._ended, *self._open.values()), key=lambda each: each.start_offset)
+        return tuple(found[-MOST_TRANSACTIONS:])
+
+    @property
+    def count(self) -> int:
+        return self._count + len(self._open)
 
 
 def count_lost(
@@ -60,10 +138,11 @@ def count_lost(
     records = size_bytes = unreadable = 0
     epochs: list[int] = []
     only_unanswered = True
+    transactions = _Transactions()
     next_offset = 0
     for piece in pieces:
         read_bytes = 0
-        for header in _batches(disk, piece, next_offset, start_offset):
+        for header, marker in _batches(disk, piece, next_offset, start_offset):
             read_bytes += header.size_bytes
             next_offset = header.next_offset
             if header.next_offset <= start_offset:
@@ -77,29 +156,43 @@ def count_lost(
             if not epochs or epochs[-1] != header.leader_epoch:
                 epochs.append(header.leader_epoch)
             only_unanswered &= header.is_control or header.next_offset in unanswered_ends
+            transactions.add(header, marker)
         unreadable += piece.end - piece.start - read_bytes
     if first < 0:
         return LostBatches(start_offset, start_offset, 0, 0, (), False, max(0, unreadable))
     unreadable = max(0, unreadable)
-    return LostBatches(first, end, records, size_bytes, tuple(epochs), only_unanswered, unreadable, newest_ms)
+    return LostBatches(
+        first,
+        end,
+        records,
+        size_bytes,
+        tuple(epochs),
+        only_unanswered,
+        unreadable,
+        newest_ms,
+        transactions.newest(),
+        transactions.count,
+    )
 
 
-def _batches(disk: Disk, piece: LostPiece, next_offset: int, start_offset: int) -> Iterator[BatchHeader]:
-    """Headers of a piece; damage is skipped, a batch with a torn end counts by its header."""
+def _batches(
+    disk: Disk, piece: LostPiece, next_offset: int, start_offset: int
+) -> Iterator[tuple[BatchHeader, EndMarker | None]]:
+    """Headers of a piece, and end markers; damage is skipped, a batch with a torn end counts by its header."""
     fd = disk.open_read(piece.path)
     try:
         position = piece.start
         while position < piece.end:
             try:
                 for found in scan(disk, fd, position, piece.end, next_offset=next_offset, crc_from_offset=None):
-                    yield found.header
+                    yield found.header, _end_marker(found.header, found.content)
                     next_offset = found.header.next_offset
                 return
             except BadBatch as bad:
                 position = bad.position
             header = _header_of_damaged(disk.pread(fd, BATCH_OVERHEAD, position), max(next_offset, start_offset))
             if header is not None:
-                yield header._replace(size_bytes=min(header.size_bytes, piece.end - position))
+                yield header._replace(size_bytes=min(header.size_bytes, piece.end - position)), None
                 next_offset = header.next_offset
                 position += header.size_bytes
                 continue
@@ -110,6 +203,15 @@ def _batches(disk: Disk, piece: LostPiece, next_offset: int, start_offset: int) 
             next_offset = 0
     finally:
         disk.close(fd)
+
+
+def _end_marker(header: BatchHeader, content: memoryview) -> EndMarker | None:
+    if not header.is_control or not header.is_transactional:
+        return None
+    try:
+        return read_end_marker(header, content)
+    except RecordsError:
+        return None
 
 
 def _header_of_damaged(content: bytes, next_offset: int) -> BatchHeader | None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from fenceline.log.core.disk import Disk, read_file, replace_file
 from fenceline.log.core.lost_and_found import EVIDENCE_DIR
-from fenceline.log.core.lost_batches import LostBatches
+from fenceline.log.core.lost_batches import CutTransaction, LostBatches
 
 NOTE_PREFIX: Final = "recovery-"
 NOTE_SUFFIX: Final = ".note"
@@ -63,6 +63,7 @@ def read_note(disk: Disk, path: str) -> RecoveryNote | None:
         fields = json.loads(read_file(disk, path) or b"")
         lost = fields.pop("lost")
         lost["leader_epochs"] = tuple(lost["leader_epochs"])
+        lost["transactions"] = tuple(CutTransaction(*each) for each in lost.get("transactions", ()))
         fields["others"] = tuple(fields["others"])
         return RecoveryNote(LostBatches(**lost), **fields)
     except (ValueError, KeyError, TypeError, AttributeError):
