@@ -259,6 +259,39 @@ def test_transactions_of_a_coordinator_end_by_its_markers() -> None:
     run_story(story)
 
 
+@pytest.mark.parametrize(("outcome", "aborted"), [(True, []), (False, [0]), (None, None)])
+def test_lost_end_marker_is_written_again_as_the_coordinator_decided(outcome: bool | None, aborted: Any) -> None:
+    """transactions.md X61: an abort would tear the transaction, if the other partitions were committed."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(3)
+        _transaction(desk, 7)
+        desk.outcomes = {7: outcome}
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await _asked(desk)
+        log = desk.replica().log
+        assert log.log_end_offset == (1 if outcome is None else 2)
+        assert log.last_stable_offset == (0 if outcome is None else 2)
+        if aborted is not None:
+            assert [each.first_offset for each in log.aborted_transactions(0, 2)] == aborted
+
+    run_story(story)
+
+
+def test_transaction_stays_open_if_no_coordinator_says_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication, "_RECOVERY_PAUSE_S", 0)
+
+    async def story(desk: Desk) -> None:
+        desk.lead(3)
+        _transaction(desk, 7)
+        desk.outcomes = None
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await _asked(desk)
+        assert (desk.replica().log.last_stable_offset, desk.replica().log.log_end_offset) == (0, 1)
+
+    run_story(story)
+
+
 def test_without_an_answer_of_the_coordinators_transactions_are_left_to_them() -> None:
     async def story(desk: Desk) -> None:
         desk.lead(3)

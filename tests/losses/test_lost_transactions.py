@@ -13,15 +13,15 @@ from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.log.recovery.note import RecoveryNote, read_note, write_note
 from fenceline.losses.cutting import cut_log, resolve_pending
 from fenceline.losses.receipt import Receipt, decode, document, encode
-from fenceline.losses.transactions import LostTransaction, TransactionOutcome
+from fenceline.losses.transactions import LostTransaction, TransactionFate
 from fenceline.records.batch import assign_in_place
 from fenceline.records.build import build_batch
 from fenceline.records.markers import end_marker
 from fenceline.testing.sim_disk import SimDisk
 from tests.losses.helpers import REPLICA, a_disk, cut, open_log, receipts_of, write
 
-UNKNOWN, OPEN = TransactionOutcome.UNKNOWN, TransactionOutcome.OPEN
-COMMITTED, ABORTED = TransactionOutcome.COMMITTED, TransactionOutcome.ABORTED
+UNKNOWN, OPEN = TransactionFate.UNKNOWN, TransactionFate.OPEN
+COMMITTED, ABORTED = TransactionFate.COMMITTED, TransactionFate.ABORTED
 HERE = ("rain", 3)
 
 
@@ -88,6 +88,26 @@ def test_marker_without_records_is_a_transaction_that_is_open_again() -> None:
     assert not only.is_torn(HERE)
 
 
+def test_next_epoch_is_another_transaction_even_without_an_end_marker_between() -> None:
+    """The marker is unreadable, or compaction has removed it with the data."""
+    disk = a_disk()
+    log = open_log(disk)
+    produce(log, 1, 0, 0)
+    produce(log, 1, 1, 0)
+    receipt = lost_from(disk, log, 0)
+    assert [(each.producer_epoch, each.records) for each in receipt.transactions] == [(0, 2), (1, 2)]
+
+
+def test_newest_of_many_producers_are_listed() -> None:
+    disk = a_disk()
+    log = open_log(disk)
+    for number in range(MOST_TRANSACTIONS + 5):
+        produce(log, number, 0, 0, records=1)
+    receipt = lost_from(disk, log, 0)
+    assert receipt.transaction_count == MOST_TRANSACTIONS + 5
+    assert [each.producer_id for each in receipt.transactions] == list(range(5, MOST_TRANSACTIONS + 5))
+
+
 def test_newest_are_listed_and_all_are_counted() -> None:
     disk = a_disk()
     log = open_log(disk)
@@ -117,7 +137,9 @@ def test_recovery_lists_them_as_well() -> None:
 def test_note_of_recovery_is_read_back_and_one_of_an_earlier_version_too() -> None:
     disk = a_disk()
     log = open_log(disk)
-    lost = LostBatches(0, 2, 2, 90, (0,), transactions=(CutTransaction(4, 2, 0, 2, 2, 0, None),), transaction_count=1)
+    lost = LostBatches(
+        0, 2, 2, 90, (0,), transactions=(CutTransaction(4, 2, 0, 2, 2, 0, 1_000, None),), transaction_count=1
+    )
     write_note(disk, log.directory, RecoveryNote(lost, "why", False, 5, ()))
     path = f"{log.directory}/lost+found/recovery-0.note"
     note = read_note(disk, path)

@@ -193,6 +193,7 @@ class Desk:
         self.fenced: list[TopicPartition] = []
         """Partitions about which an uncleanly elected leader has asked coordinators."""
         self.held_producers: frozenset[int] | None = frozenset()
+        self.outcomes: dict[int, bool | None] | None = {}
         """What they answer: the producers whose end markers will come."""
         self.group_code = ErrorCode.NONE
         node = NodeView(ME, CLUSTER, self.config, lambda: self.image)
@@ -246,6 +247,9 @@ class Desk:
         self.fenced.append(where)
         return self.held_producers
 
+    async def _outcomes(self, where: TopicPartition, open_ones: Any) -> dict[int, bool | None] | None:
+        return self.outcomes
+
     def new_plane(self) -> DataPlane:
         """As after a start, on the same directories and metadata."""
         return DataPlane(
@@ -260,6 +264,7 @@ class Desk:
             report_cordoned=self.lifecycle.report_cordoned,
             log_config=lambda _: self.topic_settings,
             fence_transactions=self._fence,
+            transaction_outcomes=self._outcomes,
             trouble=self.storage_trouble,
             clock=self.clock,
             rng=Random(1),

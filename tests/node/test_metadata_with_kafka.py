@@ -41,8 +41,8 @@ def kafka_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ConfigEntry,
         ConfigResource,
         NewPartitions,
+        NewTopic,
         ResourceType,
-        TopicToCreate,
     )
 
     root = tmp_path_factory.mktemp("kafka")
@@ -55,10 +55,10 @@ def kafka_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 future.result(60)
 
         names = [f"topic.{number}" for number in range(12)]
-        wait(admin.create_topics([TopicToCreate(name, 3, 1, config={"retention.ms": "86400000"}) for name in names]))
+        wait(admin.create_topics([NewTopic(name, 3, 1, config={"retention.ms": "86400000"}) for name in names]))
         wait(admin.create_partitions([NewPartitions(names[0], 6)]))
         wait(admin.delete_topics(names[1:3]))
-        wait(admin.create_topics([TopicToCreate(names[1], 1, 1)]))
+        wait(admin.create_topics([NewTopic(names[1], 1, 1)]))
         entries = [
             ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.APPEND),
             ConfigEntry("retention.ms", None, incremental_operation=AlterConfigOpType.DELETE),
@@ -72,7 +72,7 @@ def kafka_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         producer.flush(60)
         broker.stop()
         broker.start()
-        wait(admin.create_topics([TopicToCreate("later", 2, 1)]))
+        wait(admin.create_topics([NewTopic("later", 2, 1)]))
         broker.stop()
     return root / "data"
 

@@ -91,6 +91,30 @@ class Receipt:
     transaction_count: int = 0
     """All of them."""
 
+    @property
+    def has_incomplete_transactions(self) -> bool:
+        """Coordinators can tell more about them, or will."""
+        return any(not each.is_complete for each in self.transactions)
+
+    def with_transactions(self, transactions: tuple[LostTransaction, ...]) -> Receipt:
+        """The receipt once the coordinators have answered: of class TORN if one of them is torn."""
+        here = (self.topic, self.partition)
+        torn = [each for each in transactions if each.is_torn(here)]
+        if not torn or self.loss_class is LossClass.TORN:
+            return replace(self, transactions=transactions)
+        first = torn[0]
+        known = (
+            f"producer {first.producer_id} with epoch {first.producer_epoch}, transactional id "
+            f"{first.transactional_id!r}, committed its transaction, of which these records are gone"
+        )
+        others = f", and {len(torn) - 1} other transactions likewise" if len(torn) > 1 else ""
+        return replace(
+            self,
+            transactions=transactions,
+            loss_class=LossClass.TORN,
+            known_by=f"{known}{others}; of the records: {self.known_by}",
+        )
+
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition} offsets {self.start_offset} to {self.end_offset_exclusive - 1}"
 

@@ -31,7 +31,7 @@ _CUT: Final = "cut"
 """What became of a transaction's records in the partition of the receipt."""
 
 
-class TransactionOutcome(StrEnum):
+class TransactionFate(StrEnum):
     UNKNOWN = "unknown"
     """No coordinator has answered, or none knows it any more."""
     OPEN = "open"
@@ -50,22 +50,25 @@ class LostTransaction:
     records: int
     first_sequence: int
     """Of the first lost batch. Above 0: the producer wrote records of this epoch before, and they are still there."""
-    lost_marker: TransactionOutcome = TransactionOutcome.UNKNOWN
+    newest_ms: int = -1
+    """The highest timestamp of its lost records."""
+    lost_marker: TransactionFate = TransactionFate.UNKNOWN
     """COMMITTED or ABORTED: its end marker is lost, too. UNKNOWN: it is not."""
     transactional_id: str = ""
     """Empty until a coordinator has named it."""
-    outcome: TransactionOutcome = TransactionOutcome.UNKNOWN
+    outcome: TransactionFate = TransactionFate.UNKNOWN
     partitions: tuple[TopicIndex, ...] = ()
     """All that its coordinator wrote end markers to, or will."""
 
     @property
-    def is_decided(self) -> bool:
-        return self.outcome in (TransactionOutcome.COMMITTED, TransactionOutcome.ABORTED)
+    def is_complete(self) -> bool:
+        """Nothing more can be learned of it."""
+        return bool(self.transactional_id) and self.outcome in (TransactionFate.COMMITTED, TransactionFate.ABORTED)
 
     def is_torn(self, here: TopicIndex) -> bool:
         """`here`: the partition that lost the records."""
         has_more = self.first_sequence > 0 or any(each != here for each in self.partitions)
-        return self.records > 0 and self.outcome is TransactionOutcome.COMMITTED and has_more
+        return self.records > 0 and self.outcome is TransactionFate.COMMITTED and has_more
 
 
 def lost_transactions(found: Iterable[CutTransaction]) -> tuple[LostTransaction, ...]:
@@ -75,11 +78,11 @@ def lost_transactions(found: Iterable[CutTransaction]) -> tuple[LostTransaction,
 
 def _of_cut(cut: CutTransaction) -> LostTransaction:
     marker = (
-        TransactionOutcome.UNKNOWN
+        TransactionFate.UNKNOWN
         if cut.commit is None
-        else TransactionOutcome.COMMITTED
+        else TransactionFate.COMMITTED
         if cut.commit
-        else TransactionOutcome.ABORTED
+        else TransactionFate.ABORTED
     )
     return LostTransaction(
         producer_id=cut.producer_id,
@@ -88,6 +91,7 @@ def _of_cut(cut: CutTransaction) -> LostTransaction:
         end_offset_exclusive=cut.end_offset_exclusive,
         records=cut.records,
         first_sequence=cut.first_sequence,
+        newest_ms=cut.newest_ms,
         lost_marker=marker,
         outcome=marker,
     )
@@ -103,6 +107,7 @@ def transaction_document(transaction: LostTransaction, here: TopicIndex) -> dict
         "end_offset_exclusive": transaction.end_offset_exclusive,
         "records": transaction.records,
         "first_sequence": transaction.first_sequence,
+        "newest_ms": transaction.newest_ms,
         "lost_marker": transaction.lost_marker.value,
         "outcome": transaction.outcome.value,
         "torn": transaction.is_torn(here),
@@ -126,8 +131,9 @@ def transaction_from_document(fields: Mapping[str, Any]) -> LostTransaction:
         end_offset_exclusive=int(fields["end_offset_exclusive"]),
         records=int(fields["records"]),
         first_sequence=int(fields["first_sequence"]),
-        lost_marker=TransactionOutcome(fields["lost_marker"]),
+        newest_ms=int(fields["newest_ms"]),
+        lost_marker=TransactionFate(fields["lost_marker"]),
         transactional_id=str(fields["transactional_id"]),
-        outcome=TransactionOutcome(fields["outcome"]),
+        outcome=TransactionFate(fields["outcome"]),
         partitions=tuple((str(each["topic"]), int(each["partition"])) for each in fields["partitions"]),
     )

@@ -56,6 +56,7 @@ from fenceline.node.logs import Logger
 from fenceline.node.losses.delivery import LossDelivery
 from fenceline.node.losses.expiry import LossExpiry
 from fenceline.node.losses.keeper import LossCollector
+from fenceline.node.losses.lost_transactions import LostTransactions
 from fenceline.node.metadata.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import MetricsEndpoint, NodeMetrics, open_endpoint
 from fenceline.node.net.server import Server, ServerLimits
@@ -69,6 +70,7 @@ from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.node.transactions.driver import TransactionsDriver
 from fenceline.node.transactions.marker_sender import MarkerSender
 from fenceline.node.transactions.metrics import TransactionCollector
+from fenceline.node.transactions.past_transactions import PastTransactions
 from fenceline.node.transactions.producer_ids import ProducerIds
 from fenceline.node.transactions.recovery import TransactionRecovery
 from fenceline.node.transactions.verification import Verification
@@ -182,9 +184,6 @@ class Broker:
                 log.warning("topic not created", topic=topic.name, reason=topic.outcome.message)
         return created
 
-    async def _fence_transactions(self, where: TopicPartition) -> frozenset[int] | None:
-        return await self.transaction_recovery.fence(where)
-
     # --- start ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -228,7 +227,8 @@ class Broker:
             report_failed=self.lifecycle.report_failed,
             report_cordoned=self.lifecycle.report_cordoned,
             log_config=self.log_config,
-            fence_transactions=self._fence_transactions,
+            fence_transactions=lambda where: self.transaction_recovery.fence(where),
+            transaction_outcomes=lambda where, open_ones: self.transaction_recovery.outcomes(where, open_ones),
             trouble=self.storage_trouble,
             clock=self.clock,
             rng=self.rng,
@@ -269,11 +269,15 @@ class Broker:
             partition_count=config.get_int("transaction.state.log.num.partitions"),
             threads=self.disk_threads,
         )
+        past_transactions = PastTransactions(
+            self.node_id, lambda: self.image, plane.peers, request_timeout_ms=config.get_int("request.timeout.ms")
+        )
         self.transaction_recovery = TransactionRecovery(
             self.node_id,
             lambda: self.image,
             plane.peers,
             self.transactions,
+            past_transactions.of,
             patience_ms=config.get_int("fenceline.transaction.recovery.timeout.ms"),
             request_timeout_ms=config.get_int("request.timeout.ms"),
         )
@@ -290,6 +294,7 @@ class Broker:
             self.disk_threads,
             replication_factor=config.get_int("fenceline.lost.topic.replication.factor"),
         )
+        self.lost_transactions = LostTransactions(plane.losses, past_transactions.of, self.disk_threads)
         self.loss_expiry = LossExpiry(
             self.node_id,
             plane.losses,
@@ -359,6 +364,7 @@ class Broker:
         self._started.append("maintenance")
         await self.server.start_serving()
         self.loss_delivery.start()
+        self.lost_transactions.start()
         self.removed_replicas.start()
         self.loss_expiry.start()
         if config.get_int("fenceline.metrics.port") >= 0:
@@ -389,6 +395,7 @@ class Broker:
             await self.cleaner.close()
             await self.loss_expiry.stop()
             await self.removed_replicas.stop()
+            await self.lost_transactions.stop()
             await self.loss_delivery.stop()
         if "controller" in self._started and self.broker_epoch >= 0:
             try:

@@ -28,7 +28,7 @@ from fenceline.node.net.peer_connection import dial_from
 from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.node.replication.peers import Peers
 from fenceline.node.replication.replicas import Replicas
-from fenceline.node.replication.replication import Replication
+from fenceline.node.replication.replication import FenceTransactions, Replication, TransactionOutcomes
 from fenceline.node.signal import Signal
 from fenceline.node.storage.checkpoints import Checkpoints
 from fenceline.node.storage.directory_assignments import DirectoryAssignments
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from fenceline.config.node import NodeConfig
     from fenceline.controller.requests import Request
-    from fenceline.ids import TopicPartition
     from fenceline.log.core.errors import StorageError
     from fenceline.log.directories.log_dir import ExistingPartition, LogDir
     from fenceline.log.directories.log_dirs import LogDirs
@@ -75,14 +74,15 @@ class DataPlane:
         report_failed: Callable[[UUID], Awaitable[None]],
         report_cordoned: Callable[[tuple[UUID, ...]], None],
         log_config: Callable[[str], Mapping[str, str | None]],
-        fence_transactions: Callable[[TopicPartition], Awaitable[frozenset[int] | None]],
+        fence_transactions: FenceTransactions,
+        transaction_outcomes: TransactionOutcomes,
         trouble: StorageTrouble,
         clock: Clock,
         rng: Random,
         executor: Executor,
         delete_later: Callable[[Callable[[], None], int], None],
     ) -> None:
-        """`submit`, `next_change`, `fence_transactions`: see `Replication`. `report_failed`, `report_cordoned` report
+        """`submit`, `next_change`: see `Replication`. `report_failed`, `report_cordoned` report
         directories to the controller. `log_config`: the effective configs of a topic. `executor` runs the work on the
         data directories; `delete_later` deletes files there, after a delay in milliseconds."""
         self._config = config
@@ -124,6 +124,7 @@ class DataPlane:
             checkpoint=self.checkpoints.write,
             rejected=partial(rejected_by_follower, trouble),
             fence_transactions=fence_transactions,
+            transaction_outcomes=transaction_outcomes,
         )
         self.assignments = DirectoryAssignments(node_id, broker_epoch, submit)
         self.partitions = Replicas(

@@ -6,18 +6,22 @@ Rules: transactions.md X16, X61, X62. Coordinators are fakes that receive the re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import TRANSACTION_STATE_TOPIC, TopicPartition
+from fenceline.log.core.tail import ProducerEntry
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnectionLost
 from fenceline.node.transactions.recovery import TransactionRecovery
 from fenceline.testing.simulation.loop import run
+from fenceline.transactions.history import TransactionHistory
+from fenceline.transactions.messages import ProducerIdentity
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, write_request, write_response
 from tests.node.api.handlers.fakes import image_of, partition, topic_image
+from tests.transactions.world import World
 
 PATIENCE_MS = 5_000
 RAIN, SNOW = TopicPartition("rain", 0), TopicPartition("snow", 3)
@@ -108,11 +112,17 @@ class Brokers:
     def __init__(self) -> None:
         self.coordinators = {2: Coordinator(), 3: Coordinator()}
         self.lead(2, 3)
+        self.history: TransactionHistory | None = None
+        self.asked_for: set[int] = set()
         here: Any = None
         peers: Any = self
         self.recovery = TransactionRecovery(
-            1, lambda: self.image, peers, here, patience_ms=PATIENCE_MS, request_timeout_ms=1_000
+            1, lambda: self.image, peers, here, self.history_of, patience_ms=PATIENCE_MS, request_timeout_ms=1_000
         )
+
+    async def history_of(self, producer_ids: Collection[int]) -> TransactionHistory | None:
+        assert set(producer_ids) == self.asked_for
+        return self.history
 
     def lead(self, *leaders: int) -> None:
         partitions = [partition((2, 3), leader=leader) for leader in leaders]
@@ -237,6 +247,29 @@ def test_coordinator_that_cannot_tell_ages_is_not_taken_for_an_answer() -> None:
         await asyncio.sleep(60)
         assert late.fenced == []
         assert brokers.recovery.late_count == 1
+
+    run_story(story)
+
+
+def test_outcomes_of_transactions_without_their_end_marker() -> None:
+    """Committed, undecided, and not known to any coordinator; the entry's epoch and time say which one it is."""
+
+    async def story(brokers: Brokers) -> None:
+        world = World()
+        ended = world.begun(("rain", 0))
+        world.end(ended, commit=True)
+        undecided = world.begun(("rain", 0), name="another")
+        brokers.history = TransactionHistory({ended.producer_id, undecided.producer_id, 1})
+        for key, value in world.log[0]:
+            brokers.history.add(key, value)
+        brokers.asked_for = {ended.producer_id, undecided.producer_id, 1}
+        entries = [
+            ProducerEntry(*identity, 0, world.wall_ms, 5) for identity in (ended, undecided, ProducerIdentity(1, 0))
+        ]
+        outcomes = await brokers.recovery.outcomes(RAIN, entries)
+        assert outcomes == {ended.producer_id: True, undecided.producer_id: None}
+        brokers.history = None
+        assert await brokers.recovery.outcomes(RAIN, entries) is None
 
     run_story(story)
 

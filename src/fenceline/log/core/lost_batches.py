@@ -45,6 +45,8 @@ class CutTransaction(NamedTuple):
     records: int
     first_sequence: int
     """Above 0: the producer has written records of this epoch to the partition before, and they stay."""
+    newest_ms: int
+    """The highest timestamp of its records; -1 if only its end marker is removed."""
     commit: bool | None
     """The outcome in its end marker, if that is removed too."""
 
@@ -96,18 +98,21 @@ class _Transactions:
                     header.next_offset,
                     header.record_count,
                     header.base_sequence,
+                    header.max_timestamp,
                     None,
                 )
                 if known is None
                 else known._replace(
-                    end_offset_exclusive=header.next_offset, records=known.records + header.record_count
+                    end_offset_exclusive=header.next_offset,
+                    records=known.records + header.record_count,
+                    newest_ms=max(known.newest_ms, header.max_timestamp),
                 )
             )
         elif marker is not None:
             self._open.pop(header.producer_id, None)
             if known is None:
                 at = header.base_offset
-                known = CutTransaction(header.producer_id, header.producer_epoch, at, at, 0, -1, None)
+                known = CutTransaction(header.producer_id, header.producer_epoch, at, at, 0, -1, -1, None)
             self._end(known._replace(commit=marker.commit))
 
     def _end(self, transaction: CutTransaction) -> None:

@@ -29,6 +29,7 @@ from fenceline.node.metric_families import counter_by, gauges
 from fenceline.node.signal import Signal
 
 if TYPE_CHECKING:
+    from fenceline.losses.transactions import LostTransaction
     from fenceline.node.clock import Clock
     from fenceline.node.replication.open_replicas import OpenReplicas
     from fenceline.node.replication.replica import Replica
@@ -67,6 +68,10 @@ class LossKeeper:
         self._due: dict[str, tuple[ReceiptFiles, Receipt]] = {}
         self.due: Signal[[]] = Signal()
         """There is a receipt to deliver. Any thread."""
+        self._incomplete: dict[str, tuple[ReceiptFiles, Receipt]] = {}
+        """Receipts whose transactions the coordinators have not been asked about, or have not ended."""
+        self.incomplete: Signal[[]] = Signal()
+        """There is such a receipt. Any thread."""
         self.losses: dict[LossClass, int] = dict.fromkeys(LossClass, 0)
         """Since this node started."""
         self.evidence_bytes = 0
@@ -247,11 +252,59 @@ class LossKeeper:
                 if folder is None or due != receipt:
                     continue  # the receipt has changed since
                 del self._due[receipt.id]
+                if receipt.id in self._incomplete:
+                    continue  # it stays due on disk, and is delivered again with more
                 try:
                     folder.mark_reported(receipt, is_needed=self._is_needed(folder, receipt))
                 except OSError as error:
                     # It is delivered again after the next start; duplicates count once.
                     log.warning("marking a receipt as delivered failed", receipt=receipt.id, reason=str(error))
+
+    # -- transactions ----------------------------------------------------------------------------------------------
+
+    def next_incomplete(self, most: int) -> list[Receipt]:
+        """Some receipts with transactions that are not complete, in turn. Any thread."""
+        with self._lock:
+            chosen = list(self._incomplete.items())[:most]
+            for receipt_id, known in chosen:
+                del self._incomplete[receipt_id]
+                self._incomplete[receipt_id] = known
+        return [receipt for _, (_, receipt) in chosen]
+
+    def complete(self, receipt_id: str, transactions: tuple[LostTransaction, ...], *, is_final: bool) -> None:
+        """In a thread: what the coordinators have answered. `is_final`: they will not know more."""
+        with self._lock:
+            folder, before = self._incomplete.get(receipt_id, (None, None))
+            if folder is None or before is None:
+                return
+            receipt = before.with_transactions(transactions)
+            if is_final or not receipt.has_incomplete_transactions:
+                del self._incomplete[receipt_id]
+            elif receipt == before:
+                return
+            else:
+                self._incomplete[receipt_id] = folder, receipt
+            try:
+                if folder.is_known(receipt_id):  # otherwise the folder is being moved away
+                    folder.mark_due(receipt)
+            except OSError as error:
+                # The ledger gets it; after a crash before that, it gets the receipt without the outcomes.
+                log.warning("writing a receipt's transactions failed", receipt=receipt_id, reason=str(error))
+            self._due[receipt_id] = folder, receipt
+            is_torn = receipt.loss_class is LossClass.TORN and before.loss_class is not LossClass.TORN
+            if is_torn:
+                self.losses[LossClass.TORN] += 1
+        if is_torn:
+            log.error(
+                "transaction torn",
+                partition=f"{receipt.topic}-{receipt.partition}",
+                from_offset=receipt.start_offset,
+                to_offset=receipt.end_offset_exclusive,
+                known_by=receipt.known_by,
+                receipt=receipt.id,
+                advice=f"See its partitions with: fenceline losses show {receipt.id[:12]}",
+            )
+        self.due()
 
     def _is_needed(self, folder: ReceiptFiles, receipt: Receipt) -> bool:
         """Whether the next start after a crash needs the receipt: if the checkpoint on disk has a recovery point above
@@ -295,7 +348,12 @@ class LossKeeper:
     def queue_receipt(self, folder: ReceiptFiles, receipt: Receipt) -> None:
         with self._lock:
             self._due[receipt.id] = (folder, receipt)
+            is_incomplete = receipt.has_incomplete_transactions
+            if is_incomplete:
+                self._incomplete[receipt.id] = (folder, receipt)
         self.due()
+        if is_incomplete:
+            self.incomplete()
 
     def _log_dir_of(self, path: str) -> LogDir:
         for log_dir in self._log_dirs:

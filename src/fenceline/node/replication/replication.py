@@ -9,9 +9,9 @@ Rules: `epochs.md E31`, `E35`, `E38`; `recovery.md V37-V41`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import PeerError
@@ -46,11 +46,22 @@ log = Logger("replication")
 _RECOVERY_PAUSE_S: Final = 1.0
 _START_S: Final = 10.0
 """How long a starting node waits for its own recoveries before it serves requests."""
+_OUTCOME_ATTEMPTS: Final = 5
 _MARKERS_S: Final = 5.0
 """How long a recovery waits for end markers of transactions that their coordinators have decided."""
 _MAX_LOGGED: Final = 20
 _ROWS_BYTES: Final = 16 << 20
 """Size limit of a response without records: some hundred thousand partitions."""
+
+
+FenceTransactions: TypeAlias = Callable[["TopicPartition"], Awaitable[frozenset[int] | None]]
+"""Has ongoing transactions of a partition aborted by their coordinators; returns the producers whose end markers will
+come. None: a coordinator could not be asked."""
+TransactionOutcomes: TypeAlias = Callable[
+    ["TopicPartition", Sequence[ProducerEntry]], Awaitable[Mapping[int, bool | None] | None]
+]
+"""By producer id: whether the transaction that is open in a partition was committed; None: undecided; absent: no
+coordinator knows it. None for all: a coordinator could not be asked."""
 
 
 class FlushUpTo(Protocol):
@@ -79,12 +90,12 @@ class Replication:
         cut_log: Callable[[Replica, LogCut], None],
         checkpoint: Callable[[], Awaitable[None]],
         rejected: Callable[[Replica, StorageError], None],
-        fence_transactions: Callable[[TopicPartition], Awaitable[frozenset[int] | None]],
+        fence_transactions: FenceTransactions,
+        transaction_outcomes: TransactionOutcomes,
     ) -> None:
         """`submit` sends a request to the controller; `next_change` completes with the next change of its metadata.
         `cut_log`: see `link_work.Host`. `checkpoint` writes the offset checkpoints; raises StorageError. `rejected`:
-        records of a follower were not appended, because the disk is full. `fence_transactions`: see
-        `TransactionRecovery.fence`."""
+        records of a follower were not appended, because the disk is full."""
         self.node_id = node_id
         self._config = config
         self._in_service = in_service
@@ -95,6 +106,7 @@ class Replication:
         self._clock = clock
         self._rejected = rejected
         self._fence_transactions = fence_transactions
+        self._transaction_outcomes = transaction_outcomes
         self.cut_log = cut_log
         self.checkpoint = checkpoint
         self.replication_endpoint = peers.endpoint
@@ -316,10 +328,11 @@ class Replication:
             if len(self._image().brokers) > 1:
                 self._waits_for_others.add(replica)
             held = await self._fence_transactions(replica.topic_partition)
+            outcomes = await self._outcomes(replica, held)
             if replica.leader is not leader:
                 return
             try:
-                aborted = 0 if held is None else self._abort_open_transactions(replica, leader, held)
+                aborted, committed = self._end_open_transactions(replica, leader, outcomes)
                 if held and not replica.is_internal:
                     await self._end_markers(replica, held)
                 error = await self._flush_up_to(replica, replica.log.log_end_offset)
@@ -341,6 +354,7 @@ class Replication:
                 leader_epoch=leader.leader_epoch,
                 log_end_offset=replica.log.log_end_offset,
                 aborted_transactions=aborted,
+                committed_transactions=committed,
             )
             proposal = leader.propose_recovered()
             if proposal is not None:
@@ -377,18 +391,43 @@ class Replication:
         finally:
             replica.waiters.discard(check)
 
-    def _abort_open_transactions(self, replica: Replica, leader: LeaderState, held: frozenset[int]) -> int:
-        """Those that no coordinator knows: nobody else would ever end them."""
-        now_ms = self._clock.now_ms()
-        open_ones = [each for each in _open_producers(replica) if each.producer_id not in held]
-        for producer in open_ones:
+    async def _outcomes(self, replica: Replica, held: frozenset[int] | None) -> dict[int, bool | None]:
+        """Of the transactions that are open here and get no end marker from a coordinator, by producer id: whether they
+        were committed; None: undecided."""
+        open_ones = [each for each in _open_producers(replica) if held is not None and each.producer_id not in held]
+        if not open_ones:
+            return {}
+        for _ in range(_OUTCOME_ATTEMPTS):
+            outcomes = await self._transaction_outcomes(replica.topic_partition, open_ones)
+            if outcomes is not None:
+                # What no coordinator knows is aborted: nobody else would ever end it.
+                return {each.producer_id: outcomes.get(each.producer_id, False) for each in open_ones}
+            await asyncio.sleep(_RECOVERY_PAUSE_S)
+        log.error(
+            "coordinators do not say what became of open transactions; they stay open",
+            partition=str(replica.topic_partition),
+            producers=[each.producer_id for each in open_ones],
+            advice="Readers of committed records stop there. See: fenceline transactions find-hanging",
+        )
+        return {}
+
+    def _end_open_transactions(
+        self, replica: Replica, leader: LeaderState, outcomes: Mapping[int, bool | None]
+    ) -> tuple[int, int]:
+        """Write the end markers that the log lacks. Returns the number of aborted and of committed transactions."""
+        now_ms, ended = self._clock.now_ms(), [0, 0]
+        for producer in _open_producers(replica):
+            commit = outcomes.get(producer.producer_id)
+            if commit is None:
+                continue
             coordinator_epoch = max(producer.coordinator_epoch, 0)
-            marker = end_marker(False, producer.producer_id, producer.epoch, coordinator_epoch, now_ms)
+            marker = end_marker(commit, producer.producer_id, producer.epoch, coordinator_epoch, now_ms)
             replica.log.append_as_leader(
                 memoryview(marker), leader_epoch=leader.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
             )
             replica.appended()
-        return len(open_ones)
+            ended[commit] += 1
+        return ended[False], ended[True]
 
     def _stop_recovery(self, replica: Replica) -> None:
         self._waits_for_others.discard(replica)

@@ -4,7 +4,8 @@ The log of such a leader may lack records of a transaction. If the leader only w
 coordinator, which still lists the partition, could commit the rest: the transaction would be torn. So every ongoing
 transaction that has the partition, also one of which the log has nothing any more, is aborted by its coordinator: a new
 producer with the id is asked for once, which fences the old one. Decided transactions are left alone; their markers
-come.
+come. A transaction that is complete for its coordinator, but open here, has lost its end marker: the coordinator's log
+tells which one it was.
 
 A leader does not wait for ever for a coordinator that does not answer: it serves, and the question is repeated until
 every coordinator has answered, then only about transactions that are older than the service.
@@ -30,8 +31,10 @@ from fenceline.wire.entities import millis
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
+    from fenceline.log.core.tail import ProducerEntry
     from fenceline.metadata.image import MetadataImage
     from fenceline.node.transactions.driver import TransactionsDriver
+    from fenceline.transactions.history import TransactionHistory
 
 log: Final = Logger("transactions")
 
@@ -72,15 +75,18 @@ class TransactionRecovery:
         image: Callable[[], MetadataImage],
         peers: OpensCoordinatorPeers,
         coordinator: TransactionsDriver,
+        history_of: Callable[[Collection[int]], Awaitable[TransactionHistory | None]],
         *,
         patience_ms: int,
         request_timeout_ms: int,
     ) -> None:
-        """`patience_ms`: how long coordinators that do not answer are asked again."""
+        """`history_of`: the transactions of these producers. `patience_ms`: how long coordinators that do not answer
+        are asked again."""
         self._node_id = node_id
         self._image = image
         self._peers = peers
         self._coordinator = coordinator
+        self._history_of = history_of
         self._patience_s = patience_ms / 1000
         self._timeout_s = request_timeout_ms / 1000
         self._waiting: dict[TopicPartition, asyncio.Future[frozenset[int] | None]] = {}
@@ -101,6 +107,21 @@ class TransactionRecovery:
         if self._task is None:
             self._task = asyncio.ensure_future(self._run())
         return await asyncio.shield(result)
+
+    async def outcomes(
+        self, where: TopicPartition, open_ones: Sequence[ProducerEntry]
+    ) -> Mapping[int, bool | None] | None:
+        """By producer id: whether the transaction that is open in this partition was committed, from the coordinators'
+        logs: its end marker was lost. None: undecided; absent: no coordinator knows it. None for all: a coordinator
+        could not be asked."""
+        history = await self._history_of({each.producer_id for each in open_ones})
+        if history is None:
+            return None
+        at = where.topic, where.partition
+        found = {
+            each.producer_id: history.of(each.producer_id, each.epoch, at, each.last_timestamp_ms) for each in open_ones
+        }
+        return {producer_id: past.commit for producer_id, past in found.items() if past is not None}
 
     @property
     def late_count(self) -> int:

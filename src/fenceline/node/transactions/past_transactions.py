@@ -1,0 +1,151 @@
+"""Asks the transaction coordinators what became of producers' transactions, past ones included.
+
+A coordinator forgets the partitions of a transaction once all end markers are written. Its log keeps them until
+compaction: the ids of the producers are listed, then the partitions of `__transaction_state` that hold them are read.
+Works with brokers of Apache Kafka.
+
+Owns the requests. Never decides; `transactions.history` reads the records. Rules: transactions.md X26, X31, X61.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from fenceline.coordination import partition_for
+from fenceline.errors import ErrorCode, FencelineError, PeerError
+from fenceline.ids import NO_LEADER, TRANSACTION_STATE_TOPIC
+from fenceline.node.logs import Logger
+from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection
+from fenceline.records.batch import iter_headers
+from fenceline.records.decode import decode_batch
+from fenceline.transactions.history import TransactionHistory
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.errors import MalformedRequest
+
+if TYPE_CHECKING:
+    from fenceline.metadata.image import MetadataImage
+
+log: Final = Logger("transactions")
+
+_IDS_AT_ONCE: Final = 1_000
+_FETCH_BYTES: Final = 256 * 1024
+"""Decoded in one iteration of the event loop."""
+_FETCH_VERSIONS: Final = (4, 12)
+"""With topic names."""
+_LIST_OFFSETS_VERSIONS: Final = (1, 7)
+_EARLIEST: Final = -2
+
+
+class OpensHistoryPeers(Protocol):
+    """As `Peers`."""
+
+    def open(self, node_id: int, client_id: str) -> Awaitable[PeerConnection]: ...
+
+
+class PastTransactions:
+    """Of one broker. All methods run on the event loop."""
+
+    def __init__(
+        self, node_id: int, image: Callable[[], MetadataImage], peers: OpensHistoryPeers, *, request_timeout_ms: int
+    ) -> None:
+        self._node_id = node_id
+        self._image = image
+        self._peers = peers
+        self._timeout_s = request_timeout_ms / 1000
+
+    async def of(self, producer_ids: Collection[int]) -> TransactionHistory | None:
+        """None if a coordinator could not be asked: try again later. A producer that no coordinator knows has no
+        transaction in the result."""
+        history = TransactionHistory(producer_ids)
+        leaders = self._leaders()
+        if any(leader == NO_LEADER for leader in leaders):
+            return None
+        try:
+            for broker in sorted(set(leaders)):
+                connection = await self._peers.open(broker, f"broker-{self._node_id}-past-transactions")
+                try:
+                    listed = await self._listed(connection, sorted(producer_ids))
+                    for index in sorted({partition_for(name, len(leaders)) for name in listed}):
+                        if leaders[index] == broker:
+                            await self._read(connection, index, history)
+                finally:
+                    connection.close()
+        except (ConnectionError, FencelineError, MalformedRequest, NoSuchVersion, TimeoutError) as error:
+            log.debug("coordinators could not be asked about past transactions", reason=str(error))
+            return None
+        return history if leaders == self._leaders() else None
+
+    def _leaders(self) -> list[int]:
+        topic = self._image().topics_by_name.get(TRANSACTION_STATE_TOPIC)
+        return [partition.leader for partition in topic.partitions] if topic is not None else []
+
+    async def _listed(self, connection: PeerConnection, producer_ids: list[int]) -> set[str]:
+        found: set[str] = set()
+        version = connection.version_for(ApiKey.LIST_TRANSACTIONS, 0, 0)
+        for start in range(0, len(producer_ids), _IDS_AT_ONCE):
+            fields = {"state_filters": [], "producer_id_filters": producer_ids[start : start + _IDS_AT_ONCE]}
+            listing = await connection.call(ApiKey.LIST_TRANSACTIONS, version, fields, self._timeout_s)
+            _raise_if(listing.error_code)
+            found.update(each.transactional_id for each in listing.transaction_states)
+        return found
+
+    async def _read(self, connection: PeerConnection, index: int, history: TransactionHistory) -> None:
+        """A whole partition, up to its high watermark."""
+        offset = await self._start(connection, index)
+        end: int | None = None
+        version = connection.version_for(ApiKey.FETCH, *_FETCH_VERSIONS)
+        while end is None or offset < end:
+            row = {"partition": index, "fetch_offset": offset, "partition_max_bytes": _FETCH_BYTES}
+            fields = {
+                "max_wait": 0,
+                "min_bytes": 0,
+                "max_bytes": _FETCH_BYTES,
+                "topics": [{"topic": TRANSACTION_STATE_TOPIC, "partitions": [row]}],
+            }
+            answer = await connection.call(ApiKey.FETCH, version, fields, self._timeout_s)
+            partition = _only(answer.responses)
+            _raise_if(partition.error_code)
+            end = partition.high_watermark if end is None else end
+            read_to = _add(history, memoryview(partition.records or b""), offset)
+            if read_to == offset:
+                return  # compaction has removed the rest
+            offset = read_to
+            await asyncio.sleep(0)
+
+    async def _start(self, connection: PeerConnection, index: int) -> int:
+        version = connection.version_for(ApiKey.LIST_OFFSETS, *_LIST_OFFSETS_VERSIONS)
+        row = {"partition_index": index, "timestamp": _EARLIEST}
+        fields = {
+            "replica_id": -1,
+            "isolation_level": 0,
+            "topics": [{"name": TRANSACTION_STATE_TOPIC, "partitions": [row]}],
+        }
+        answer = await connection.call(ApiKey.LIST_OFFSETS, version, fields, self._timeout_s)
+        partition = _only(answer.topics)
+        _raise_if(partition.error_code)
+        return int(partition.offset)
+
+
+def _add(history: TransactionHistory, content: memoryview, offset: int) -> int:
+    """Returns the offset after the last batch; `offset` if there is none."""
+    for header in iter_headers(content, allow_partial_tail=True):
+        if header.next_offset > offset:
+            offset = header.next_offset
+            if not header.is_control:
+                for record in decode_batch(content, header):
+                    history.add(record.key, record.value)
+    return offset
+
+
+def _only(topics: Iterable[Any]) -> Any:
+    for topic in topics:
+        for partition in topic.partitions:
+            return partition
+    raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def _raise_if(code: int) -> None:
+    if code:
+        raise PeerError(ErrorCode(code))
