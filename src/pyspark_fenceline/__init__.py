@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from pyspark_fenceline.auditing.table import audit
     from pyspark_fenceline.delta.table_changes import changes
     from pyspark_fenceline.source.checkpoint_export import export_checkpoint
+    from pyspark_fenceline.source.exactly_once import exactly_once
     from pyspark_fenceline.source.progress import lag_of
     from pyspark_fenceline.source.source import FencelineDataSource as DefaultSource
 
-__all__ = ["DefaultSource", "audit", "backfill", "changes", "export_checkpoint", "lag_of", "repair"]
+__all__ = ["DefaultSource", "audit", "backfill", "changes", "exactly_once", "export_checkpoint", "lag_of", "repair"]
 _FUNCTIONS: Final = {
     "audit": "auditing.table",
     "backfill": "auditing.backfill_table",
     "changes": "delta.table_changes",
+    "exactly_once": "source.exactly_once",
     "export_checkpoint": "source.checkpoint_export",
     "lag_of": "source.progress",
     "repair": "auditing.repair_table",

@@ -22,6 +22,7 @@ from pyspark_fenceline.common.planning import PlannedRange
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from fenceline.client.admin.admin import Admin
     from fenceline.client.producer.producer import Producer
     from fenceline.client.reader.reader import RangeReader
 
@@ -63,6 +64,13 @@ def check_addresses(servers: str) -> None:
 def connect(properties: Mapping[str, str]) -> ClientCluster:
     """The process's cluster client for these properties, for planning."""
     return _cached("cluster", properties, lambda: ClientCluster(properties))
+
+
+def admin(properties: Mapping[str, str]) -> Admin:
+    """The process's admin client for these properties."""
+    from fenceline.client.admin.admin import Admin
+
+    return _cached("admin", properties, lambda: Admin(dict(properties)))
 
 
 def reader(properties: Mapping[str, str]) -> RangeReader:
