@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
@@ -89,7 +90,7 @@ class TransactionTask:
         checked: set[int] = set()
         with transaction_writer(self._client, self._handle) as producer:
             promises: list[Any] = []
-            for batch in (first, *rest):
+            for batch in chain((first,), rest):
                 self._refuse_written(batch, checked)
                 promises.append(
                     producer.send_arrow(batch, self._topic, value="value", partition=PARTITION, **self._columns)
