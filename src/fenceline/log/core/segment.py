@@ -123,9 +123,16 @@ class Segment(SegmentTail):
         return index, time_index
 
     def save_indexes(self, *, durable: bool) -> None:
-        """Write the index files; they count as saved if that is durable. Raises OSError."""
+        """Write the index files; they count as saved if that is durable. A segment that retention has deleted needs
+        none. Raises OSError."""
+        if self.is_retired:
+            return
         try:
             self._write_indexes(durable)
+        except FileNotFoundError:
+            # Retired on the loop meanwhile: there are no batches to make indexes from.
+            if not self.is_retired:
+                raise
         finally:
             if self.is_retired:
                 # Retired on the loop meanwhile. Recovery takes indexes without a segment file for a lost segment.
