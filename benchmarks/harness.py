@@ -124,7 +124,9 @@ class Figures:
         for figure, sides in self.series.items():
             entry: dict[str, Any] = {side: series.summary() for side, series in sides.items()}
             medians = {side: series.summary()["median"] for side, series in sides.items()}
-            reference = next((s for s in ("kafka", "before", "connector", "confluent-kafka") if s in medians), None)
+            reference = next(
+                (s for s in ("kafka", "before", "connector", "confluent-kafka", "at least once") if s in medians), None
+            )
             if "fenceline" in medians and reference is not None and medians[reference]:
                 entry["ratio"] = round(medians["fenceline"] / medians[reference], 3)
             figures[figure] = entry

@@ -27,6 +27,7 @@ from benchmarks.harness import Figures, cpu_in, run_rows, scratch, start_fenceli
 from benchmarks.workloads import create_topic
 from fenceline.client import Producer
 from fenceline.testing.apache_kafka import DEFAULT_JARS
+from fenceline.testing.node import EmbeddedNode
 
 PARTITIONS = 4
 RECORDS = 10_000_000
@@ -38,12 +39,19 @@ IDLE = "idle query, CPU of the driver and its Python"
 
 
 def run(figures: Figures, repeats: int) -> None:
+    with spark_and_node() as (spark, node, directory):
+        run_rows(figures, rows(figures, repeats, spark, node.bootstrap, directory))
+
+
+@contextmanager
+def spark_and_node() -> Iterator[tuple[Any, EmbeddedNode, Path]]:
+    """A session, a node, and a directory for both."""
     node = start_fenceline()
     try:
         with scratch() as directory:
             spark = session(directory)
             try:
-                run_rows(figures, rows(figures, repeats, spark, node.bootstrap, directory))
+                yield spark, node, directory
             finally:
                 spark.stop()
     finally:
@@ -51,15 +59,15 @@ def run(figures: Figures, repeats: int) -> None:
 
 
 @cache
-def fill(bootstrap: str) -> None:
+def fill(bootstrap: str, topic: str = TOPIC, records: int = RECORDS) -> None:
     """Write the topic, once per node."""
-    create_topic(bootstrap, TOPIC, PARTITIONS)
+    create_topic(bootstrap, topic, PARTITIONS)
     rows = 250_000
     keys = pa.array([b"%08d" % number for number in range(rows)], pa.binary())
     table = pa.table({"key": keys, "value": pa.array([b"x" * 100] * rows, pa.binary())})
     with Producer(bootstrap) as producer:
-        for number in range(RECORDS // rows):
-            producer.send_arrow(table, TOPIC, key="key", value="value", partition=number % PARTITIONS)
+        for number in range(records // rows):
+            producer.send_arrow(table, topic, key="key", value="value", partition=number % PARTITIONS)
         producer.flush()
 
 

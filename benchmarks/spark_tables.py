@@ -21,8 +21,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.harness import Figures, run_rows, scratch, start_fenceline
-from benchmarks.spark import PARTITIONS, RECORDS, TOPIC, fill, session
+from benchmarks.harness import Figures, run_rows
+from benchmarks.spark import PARTITIONS, RECORDS, TOPIC, fill, spark_and_node
 from benchmarks.workloads import create_topic
 from fenceline.client import Producer
 from fenceline.ids import TopicPartition
@@ -38,23 +38,15 @@ ADOPTED_ROWS = int(os.environ.get("BENCH_TABLE_ROWS", RECORDS))
 
 
 def run(figures: Figures, repeats: int) -> None:
-    node = start_fenceline()
-    try:
-        with scratch() as directory:
-            spark = session(directory)
-            try:
-                bootstrap = node.bootstrap
-                rows = {
-                    "stream": partial(streams, figures, repeats, spark, bootstrap, directory),
-                    "audit": partial(audits, figures, repeats, spark, bootstrap, directory),
-                    "adoption": partial(adoptions, figures, repeats, spark, node, directory),
-                    "end to end": partial(latencies, figures, repeats, spark, bootstrap, directory),
-                }
-                run_rows(figures, rows)
-            finally:
-                spark.stop()
-    finally:
-        node.close()
+    with spark_and_node() as (spark, node, directory):
+        bootstrap = node.bootstrap
+        rows = {
+            "stream": partial(streams, figures, repeats, spark, bootstrap, directory),
+            "audit": partial(audits, figures, repeats, spark, bootstrap, directory),
+            "adoption": partial(adoptions, figures, repeats, spark, node, directory),
+            "end to end": partial(latencies, figures, repeats, spark, bootstrap, directory),
+        }
+        run_rows(figures, rows)
 
 
 def source(spark: Any, form: str, bootstrap: str, topic: str, **options: Any) -> Any:

@@ -14,50 +14,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from benchmarks.harness import Figures, scratch, start_fenceline
-from benchmarks.spark import session
+from benchmarks.harness import Figures
+from benchmarks.spark import PARTITIONS, fill, spark_and_node
 from benchmarks.workloads import create_topic, delete_topics
-from fenceline.client import Producer
 from pyspark_fenceline import exactly_once
 
-RECORDS, ROWS_A_BATCH, PARTITIONS = 2_000_000, 500_000, 4
+RECORDS, ROWS_A_BATCH = 2_000_000, 500_000
 SOURCE, TARGET = "rows", "copied"
 COLUMNS = {"with keys": ("key", "value"), "without keys": ("value",)}
 
 
 def run(figures: Figures, repeats: int) -> None:
-    node = start_fenceline()
-    try:
-        with scratch() as directory:
-            spark = session(directory)
-            try:
-                fill(node.bootstrap)
-                for name, columns in COLUMNS.items():
-                    compare(figures, repeats, name, partial(copy, spark, node.bootstrap, directory, columns))
-            finally:
-                spark.stop()
-    finally:
-        node.close()
-
-
-def fill(bootstrap: str) -> None:
-    create_topic(bootstrap, SOURCE, PARTITIONS)
-    rows = 250_000
-    keys = pa.array([b"%08d" % number for number in range(rows)], pa.binary())
-    table = pa.table({"key": keys, "value": pa.array([b"x" * 100] * rows, pa.binary())})
-    with Producer(bootstrap) as producer:
-        for number in range(RECORDS // rows):
-            producer.send_arrow(table, SOURCE, key="key", value="value", partition=number % PARTITIONS)
-        producer.flush()
+    with spark_and_node() as (spark, node, directory):
+        fill(node.bootstrap, SOURCE, RECORDS)
+        for name, columns in COLUMNS.items():
+            compare(figures, repeats, name, partial(copy, spark, node.bootstrap, directory, columns))
 
 
 def compare(figures: Figures, repeats: int, name: str, copied_s: Callable[[str], float]) -> None:
     for attempt in range(1 + repeats):
         once, least, connector = (RECORDS / copied_s(way) for way in ("exactly once", "fenceline", "kafka"))
         if attempt:
-            for side, value in (("fenceline", once), ("before", least)):
+            for side, value in (("fenceline", once), ("at least once", least)):
                 figures.add(f"exactly once beside at least once, {name}", side, value, "rows/s")
             for side, value in (("fenceline", least), ("connector", connector)):
                 figures.add(f"at least once, {name}", side, value, "rows/s")

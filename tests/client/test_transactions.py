@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Collection, Iterator
 
 import pytest
@@ -26,6 +25,7 @@ from fenceline.client.producer.transaction_requests import TransactionRequests
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.testing.waiting import eventually
+from tests.support.read_to_end import read_to_end
 
 pytestmark = pytest.mark.kafka
 Unique = Callable[[str], str]
@@ -55,17 +55,10 @@ def topic(broker: str, unique: Unique) -> Iterator[str]:
 
 def _read(broker: str, topic: str, level: str = "read_committed") -> dict[int, list[bytes | None]]:
     """All values of each partition up to the end at this isolation level."""
-    config = {"isolation.level": level, "auto.offset.reset": "earliest"}
     tps = [TopicPartition(topic, index) for index in range(3)]
     found: dict[int, list[bytes | None]] = {tp.partition: [] for tp in tps}
-    with Consumer(broker, **config) as consumer:
-        consumer.assign(tps)
-        ends = consumer.end_offsets(tps)
-        end_s = time.monotonic() + 60
-        while any(consumer.position(tp) < ends[tp] for tp in tps):
-            assert time.monotonic() < end_s, "the end was not reached"
-            for record in consumer.poll(200):
-                found[record.partition].append(record.value)
+    for record in read_to_end(broker, tps, level):
+        found[record.partition].append(record.value)
     return found
 
 

@@ -278,25 +278,16 @@ def test_lost_end_marker_is_written_again_as_the_coordinator_decided(outcome: bo
     run_story(story)
 
 
-def test_transaction_stays_open_if_no_coordinator_says_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unanswered", ["held_producers", "outcomes"])
+def test_without_an_answer_of_the_coordinators_transactions_are_left_to_them(
+    monkeypatch: pytest.MonkeyPatch, unanswered: str
+) -> None:
     monkeypatch.setattr(replication, "_RECOVERY_PAUSE_S", 0)
 
     async def story(desk: Desk) -> None:
         desk.lead(3)
         _transaction(desk, 7)
-        desk.outcomes = None
-        desk.lead(4, leader_recovery_state=RECOVERING)
-        await _asked(desk)
-        assert (desk.replica().log.last_stable_offset, desk.replica().log.log_end_offset) == (0, 1)
-
-    run_story(story)
-
-
-def test_without_an_answer_of_the_coordinators_transactions_are_left_to_them() -> None:
-    async def story(desk: Desk) -> None:
-        desk.lead(3)
-        _transaction(desk, 7)
-        desk.held_producers = None
+        setattr(desk, unanswered, None)
         desk.lead(4, leader_recovery_state=RECOVERING)
         await _asked(desk)
         assert (desk.replica().log.last_stable_offset, desk.replica().log.log_end_offset) == (0, 1)

@@ -8,10 +8,11 @@ from urllib.request import urlopen
 
 import pytest
 
-from fenceline.client import Admin, CommittedOffset, Consumer, NewTopic, Producer, TopicPartition
+from fenceline.client import Admin, CommittedOffset, NewTopic, Producer, TopicPartition
 from fenceline.client.producer.transaction_errors import ProducerFenced
 from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.node import EmbeddedNode
+from tests.support.read_to_end import read_to_end
 
 pytestmark = pytest.mark.timeout(120)
 SOURCE, TARGET, GROUP = "source", "target", "copy"
@@ -27,14 +28,7 @@ def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
 
 def committed_values(node: EmbeddedNode, partition: int = 0) -> list[bytes | None]:
     """What a READ_COMMITTED reader gets up to the last stable offset."""
-    where = TopicPartition(TARGET, partition)
-    with Consumer(node.bootstrap, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
-        consumer.assign([where])
-        end = consumer.end_offsets([where])[where]
-        found: list[bytes | None] = []
-        while consumer.position(where) < end:
-            found += [record.value for record in consumer.poll(5)]
-        return found
+    return [record.value for record in read_to_end(node.bootstrap, [TopicPartition(TARGET, partition)])]
 
 
 def committed_offset(node: EmbeddedNode) -> CommittedOffset | None:

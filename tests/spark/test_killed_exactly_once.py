@@ -12,25 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.client import Consumer, TopicPartition
+from fenceline.client import TopicPartition
 from tests.conftest import need_java
 from tests.spark.conftest import Broker
 from tests.spark.exactly_once_query import ROWS_A_BATCH
 from tests.spark.own_process import driver
+from tests.support.read_to_end import read_to_end
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.together("killed driver")]
 PARTITIONS = 3
 
 
 def committed(broker: Broker, topic: str) -> Counter[bytes]:
-    with Consumer(broker.bootstrap, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
-        partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
-        consumer.assign(partitions)
-        ends = consumer.end_offsets(partitions)
-        found: Counter[bytes] = Counter()
-        while any(consumer.position(where) < end for where, end in ends.items()):
-            found.update(record.value or b"" for record in consumer.poll(500))
-        return found
+    partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
+    return Counter(record.value or b"" for record in read_to_end(broker.bootstrap, partitions))
 
 
 @pytest.mark.timeout(3_000)

@@ -106,17 +106,20 @@ def show_loss(which: _Which, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: 
             print_json(fields)
             return
         for key, value in fields.items():
-            text = (
-                "\n".join(value)
-                if key == "evidence"
-                else "\n".join(_transaction_lines(value))
-                if key == "transactions"
-                else ", ".join(map(str, value))
-                if isinstance(value, list)
-                else value
-            )
-            if text not in ("", None) and (key, value) != ("transaction_count", 0) and key != "time_ms":
-                print(f"{key.replace('_', ' '):22}{str(text).replace(chr(10), chr(10) + ' ' * 22)}")
+            text = _text_of(key, value)
+            if text:
+                print(f"{key.replace('_', ' '):22}{text.replace(chr(10), chr(10) + ' ' * 22)}")
+
+
+def _text_of(key: str, value: Any) -> str:
+    """Empty if it says nothing to a reader."""
+    if value in ("", None) or key == "time_ms" or (key == "transaction_count" and not value):
+        return ""
+    if key == "evidence":
+        return "\n".join(value)
+    if key == "transactions":
+        return "\n".join(_transaction_lines(value))
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _transaction_lines(transactions: list[dict[str, Any]]) -> Iterator[str]:

@@ -9,12 +9,12 @@ Owns the table. A transaction is torn if a part of it can be read and another pa
 | lost             | committed   | nothing                            | no: it is lost as a whole                   |
 | lost             | open        |                                    | no: its coordinator aborts it, or is asked  |
 |                  |             |                                    | again until it has ended                    |
-| lost             | aborted     |                                    | no: nobody reads it                         |
+| lost             | aborted     |                                    | no: no reader of committed records gets it  |
 | lost             | unknown     |                                    | not known: the receipt says so              |
 | only its marker  | any         |                                    | no: the leader writes one (`node.replication`) |
 
-Asks nobody: a receipt is made from the batches alone, and completed once the coordinators have answered. Rules:
-transactions.md X61-X63.
+Never asks a coordinator: a receipt is made from the batches alone, and completed once the coordinators have answered.
+Rules: transactions.md X61-X63.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ class TransactionFate(StrEnum):
     OPEN = "open"
     COMMITTED = "committed"
     ABORTED = "aborted"
+
+    @classmethod
+    def of(cls, commit: bool | None, undecided: TransactionFate) -> TransactionFate:
+        """`undecided`: what None means."""
+        return undecided if commit is None else cls.COMMITTED if commit else cls.ABORTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +82,7 @@ def lost_transactions(found: Iterable[CutTransaction]) -> tuple[LostTransaction,
 
 
 def _of_cut(cut: CutTransaction) -> LostTransaction:
-    marker = (
-        TransactionFate.UNKNOWN
-        if cut.commit is None
-        else TransactionFate.COMMITTED
-        if cut.commit
-        else TransactionFate.ABORTED
-    )
+    marker = TransactionFate.of(cut.commit, TransactionFate.UNKNOWN)
     return LostTransaction(
         producer_id=cut.producer_id,
         producer_epoch=cut.producer_epoch,

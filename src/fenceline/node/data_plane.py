@@ -82,9 +82,9 @@ class DataPlane:
         executor: Executor,
         delete_later: Callable[[Callable[[], None], int], None],
     ) -> None:
-        """`submit`, `next_change`: see `Replication`. `report_failed`, `report_cordoned` report
-        directories to the controller. `log_config`: the effective configs of a topic. `executor` runs the work on the
-        data directories; `delete_later` deletes files there, after a delay in milliseconds."""
+        """`submit`, `next_change`: see `Replication`. `report_failed`, `report_cordoned` report directories to the
+        controller. `log_config`: the effective configs of a topic. `executor` runs the work on the data directories;
+        `delete_later` deletes files there, after a delay in milliseconds."""
         self._config = config
         self._log_dirs = log_dirs
         self._image = image

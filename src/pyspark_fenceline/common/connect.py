@@ -22,7 +22,7 @@ from pyspark_fenceline.common.planning import PlannedRange
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fenceline.client.admin.admin import Admin
+    from fenceline.client.admin.async_admin import ProducerDescription
     from fenceline.client.producer.producer import Producer
     from fenceline.client.reader.reader import RangeReader
 
@@ -64,13 +64,6 @@ def check_addresses(servers: str) -> None:
 def connect(properties: Mapping[str, str]) -> ClientCluster:
     """The process's cluster client for these properties, for planning."""
     return _cached("cluster", properties, lambda: ClientCluster(properties))
-
-
-def admin(properties: Mapping[str, str]) -> Admin:
-    """The process's admin client for these properties."""
-    from fenceline.client.admin.admin import Admin
-
-    return _cached("admin", properties, lambda: Admin(dict(properties)))
 
 
 def reader(properties: Mapping[str, str]) -> RangeReader:
@@ -185,6 +178,12 @@ class ClientCluster:
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, EpochEnd]:
         return self._admin.offsets_for_leader_epoch(dict(epochs))
+
+    def producers(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, tuple[ProducerDescription, ...]]:
+        """What the leaders know about active producers."""
+        return self._admin.describe_producers(partitions)
 
     def cleanup_policies(self, topics: Collection[str]) -> Mapping[str, str]:
         found = self._admin.describe_configs([("topic", name) for name in sorted(topics)])

@@ -26,7 +26,7 @@ from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import FencelineError, OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.source.options import WriteOptions, write_options
+from pyspark_fenceline.source.options import write_options
 from pyspark_fenceline.source.topic_sink import check_columns
 from pyspark_fenceline.source.transaction_tasks import (
     PARTITION,
@@ -58,7 +58,7 @@ def exactly_once(transactional_id: str, options: Mapping[str, str]) -> ExactlyOn
     progress. `options`: those of the topic sink: `topic`, `kafka.bootstrap.servers` and other `kafka.*`. Requires
     brokers with transaction.version 2 (Kafka 4.0 or newer). Readers need `isolation.level=read_committed`.
 
-    Raises OperatorError for options that do not do.
+    Raises OperatorError for invalid options.
     """
     return ExactlyOnceTopic(transactional_id, options)
 
@@ -75,9 +75,8 @@ class ExactlyOnceTopic:
                 "Option 'topic' is required to write exactly once",
                 "Write the rows of each topic with a query of its own, or with format('fenceline'), at least once.",
             )
-        client = {"transaction.timeout.ms": _TIMEOUT_MS, **found.client}
-        client.pop("transactional.id", None)
-        self._options = WriteOptions(client=client, topic=found.topic)
+        self._client = {"transaction.timeout.ms": _TIMEOUT_MS, **found.client}
+        self._client.pop("transactional.id", None)
         self._topic = found.topic
         self._transactional_id = transactional_id
         self._owner: TransactionOwner | None = None
@@ -140,13 +139,13 @@ class ExactlyOnceTopic:
         names = set(batch.columns)
         partitioner = RowPartitioner(self._partition_count(), batch_id)
         task = TransactionTask(
-            self._options.client, self._topic, handle, [name for name in ("key", "headers") if name in names]
+            self._client, self._topic, handle, [name for name in ("key", "headers") if name in names]
         )
         rows = distributed(batch.select(*[name for name in _COLUMNS if name in names]), partitioner)
         rows.mapInArrow(task, RESULT_SCHEMA).collect()
 
     def _partition_count(self) -> int:
-        facts = connect.connect(self._options.client).topics([self._topic]).get(self._topic)
+        facts = connect.connect(self._client).topics([self._topic]).get(self._topic)
         if facts is None:
             raise OperatorError(f"Topic {self._topic} does not exist", "Create it before the query starts.")
         return len(facts.partitions)
@@ -159,7 +158,7 @@ class ExactlyOnceTopic:
         from fenceline.client.producer.transaction_owner import TransactionOwner
 
         if self._owner is None:
-            self._owner = TransactionOwner(dict(self._options.client), self._transactional_id)
+            self._owner = TransactionOwner(self._client, self._transactional_id)
         return self._owner
 
     # --- failures ----------------------------------------
@@ -181,7 +180,7 @@ class ExactlyOnceTopic:
     def _fenced(self) -> OperatorError:
         return OperatorError(
             f"Another run with the transactional id {self._transactional_id!r} has taken over, or the batch took "
-            f"longer than transaction.timeout.ms ({self._options.client['transaction.timeout.ms']})",
+            f"longer than transaction.timeout.ms ({self._client['transaction.timeout.ms']})",
             "Run a query once at a time, with a transactional id of its own; write smaller batches "
             "(maxOffsetsPerTrigger) or raise kafka.transaction.timeout.ms and the broker's transaction.max.timeout.ms.",
         )
@@ -233,7 +232,7 @@ def _query_id(batch: DataFrame) -> str:
 
 
 def _may_succeed(error: Exception) -> bool:
-    """Whether a new transaction may do: a task that failed has no say in that, an invalid row fails again."""
+    """Whether the batch may succeed in a new transaction. An invalid row fails again."""
     if isinstance(error, FencelineError):
         return not isinstance(error, OperatorError | TransactionFailed)
     return any(each in str(error) for each in _MAY_PASS)

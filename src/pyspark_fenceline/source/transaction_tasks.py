@@ -112,7 +112,7 @@ class TransactionTask:
             )
 
     def _refuse_written(self, batch: pa.RecordBatch, checked: set[int]) -> None:
-        """A stage that Spark runs again has tasks of attempt 0, too: the leaders know who has written."""
+        """A stage that Spark runs again has tasks of attempt 0, too: the leaders know which partitions are written."""
         import pyarrow.compute as pc
 
         new = {int(each) for each in pc.unique(batch.column(PARTITION)).to_pylist()} - checked
@@ -120,8 +120,7 @@ class TransactionTask:
             return
         checked |= new
         partitions = [TopicPartition(self._topic, index) for index in sorted(new)]
-        described = connect.admin(self._client).describe_producers(partitions)
-        for where, producers in described.items():
+        for where, producers in connect.connect(self._client).producers(partitions).items():
             # The end marker before has this epoch, too, and opens nothing.
             if any(
                 (each.producer_id, each.producer_epoch) == (self._handle.producer_id, self._handle.epoch)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from fenceline.client import Consumer, TopicPartition
+from fenceline.client import ConsumerRecord, TopicPartition
 from fenceline.client.producer import transaction_requests
 from fenceline.client.producer.partitioner import partition_of_key
 from fenceline.client.producer.transaction_handle import TransactionHandle
@@ -21,6 +21,7 @@ from pyspark_fenceline import exactly_once
 from pyspark_fenceline.source.exactly_once import ExactlyOnceTopic
 from pyspark_fenceline.source.transaction_tasks import PARTITION, SECOND_ATTEMPT, RowPartitioner, TransactionTask
 from tests.spark.conftest import Broker
+from tests.support.read_to_end import read_to_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,14 +43,11 @@ def values(name: str, count: int = 40) -> list[str]:
 
 
 def committed(broker: Broker, topic: str) -> list[str]:
-    with Consumer(broker.bootstrap, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
-        partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
-        consumer.assign(partitions)
-        ends = consumer.end_offsets(partitions)
-        found: list[str] = []
-        while any(consumer.position(where) < end for where, end in ends.items()):
-            found += [(record.value or b"").decode() for record in consumer.poll(500)]
-        return sorted(found)
+    return sorted((record.value or b"").decode() for record in committed_records(broker, topic))
+
+
+def committed_records(broker: Broker, topic: str) -> list[ConsumerRecord]:
+    return read_to_end(broker.bootstrap, [TopicPartition(topic, index) for index in range(PARTITIONS)])
 
 
 @pytest.fixture
@@ -248,11 +246,8 @@ def test_partitions_are_those_of_a_producer(
     sink(chosen, 1)
     sink(rows(spark, "none").selectExpr("value"), 2)
     sink(rows(spark, "null").selectExpr("if(key < 'k3', key, null) key", "value"), 3)
-    with Consumer(broker.bootstrap, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
-        consumer.assign([TopicPartition(topic, index) for index in range(PARTITIONS)])
-        found: list[Any] = []
-        while len(found) < 160:
-            found += consumer.poll(500)
+    found = committed_records(broker, topic)
+    assert len(found) == 160
     for record in found:
         kind = (record.value or b"").split()[0]
         if kind == b"chosen" and record.key == b"k1":

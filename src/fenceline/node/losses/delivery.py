@@ -18,6 +18,7 @@ from fenceline.ids import LOSSES_TOPIC, NO_LEADER
 from fenceline.losses.receipt import Receipt, encode
 from fenceline.node.logs import Logger
 from fenceline.node.losses.keeper import LossKeeper
+from fenceline.node.losses.woken_task import WokenTask
 from fenceline.node.net.peer_connection import NoSuchVersion
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
@@ -65,35 +66,22 @@ class LossDelivery:
         self._next_change = next_change
         self._executor = executor
         self._replication_factor = replication_factor
-        self._wakeup = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task = WokenTask(self._run)
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def on_due() -> None:
-            """Any thread. After the loop is closed nothing is delivered."""
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._wakeup.set)
-
-        self._keeper.due.listen(on_due)
-        self._task = asyncio.ensure_future(self._run())
-        self._wakeup.set()
+        self._task.start(self._keeper.due)
 
     async def stop(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._task.stop()
 
     async def _run(self) -> None:
         pause_s, quiet_until_s = _FIRST_PAUSE_S, 0.0
         while True:
             receipts = self._keeper.next_due(_MAX_BATCH)
             if not receipts:
-                self._wakeup.clear()
+                self._task.wakeup.clear()
                 if not self._keeper.undelivered:
-                    await self._wakeup.wait()
+                    await self._task.wakeup.wait()
                 continue
             try:
                 await self._deliver(receipts)

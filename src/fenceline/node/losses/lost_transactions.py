@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from fenceline.losses.receipt import Receipt
 from fenceline.losses.transactions import LostTransaction, TransactionFate
 from fenceline.node.logs import Logger
+from fenceline.node.losses.woken_task import WokenTask
 
 if TYPE_CHECKING:
     from fenceline.node.losses.keeper import LossKeeper
@@ -41,35 +42,22 @@ class LostTransactions:
         self._keeper = keeper
         self._history_of = history_of
         self._executor = executor
-        self._wakeup = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task = WokenTask(self._run)
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def on_incomplete() -> None:
-            """Any thread. After the loop is closed nobody is asked."""
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._wakeup.set)
-
-        self._keeper.incomplete.listen(on_incomplete)
-        self._task = asyncio.ensure_future(self._run())
-        self._wakeup.set()
+        self._task.start(self._keeper.incomplete)
 
     async def stop(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._task.stop()
 
     async def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
-            self._wakeup.clear()
+            self._task.wakeup.clear()
             receipts = self._keeper.next_incomplete(_AT_ONCE)
             if not receipts:
                 pause_s = _FIRST_PAUSE_S
-                await self._wakeup.wait()
+                await self._task.wakeup.wait()
                 continue
             try:
                 are_complete = await self._complete(receipts)
@@ -101,29 +89,14 @@ def _answered(transaction: LostTransaction, receipt: Receipt, history: Transacti
     """With what the history tells. An end marker that was cut is the better witness of the outcome."""
     if transaction.is_complete:
         return transaction
-    past = history.of(
-        transaction.producer_id,
-        transaction.producer_epoch,
-        (receipt.topic, receipt.partition),
-        transaction.newest_ms,
-    )
-    if past is None and transaction.records == 0 and transaction.producer_epoch > 0:
+    producer_id, epoch, at = transaction.producer_id, transaction.producer_epoch, (receipt.topic, receipt.partition)
+    past = history.of(producer_id, epoch, at, transaction.newest_ms)
+    if past is None and transaction.records == 0 and epoch > 0:
         # A marker alone: of transaction version 2, it has the epoch after that of the transaction.
-        past = history.of(
-            transaction.producer_id,
-            transaction.producer_epoch - 1,
-            (receipt.topic, receipt.partition),
-            transaction.newest_ms,
-        )
+        past = history.of(producer_id, epoch - 1, at, transaction.newest_ms)
     if past is None:
         return transaction
-    outcome = (
-        TransactionFate.OPEN
-        if past.commit is None
-        else TransactionFate.COMMITTED
-        if past.commit
-        else TransactionFate.ABORTED
-    )
+    outcome = TransactionFate.of(past.commit, TransactionFate.OPEN)
     return replace(
         transaction,
         transactional_id=past.transactional_id,

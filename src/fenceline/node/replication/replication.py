@@ -400,7 +400,7 @@ class Replication:
         for _ in range(_OUTCOME_ATTEMPTS):
             outcomes = await self._transaction_outcomes(replica.topic_partition, open_ones)
             if outcomes is not None:
-                # What no coordinator knows is aborted: nobody else would ever end it.
+                # What no coordinator knows is aborted: it would stay open for ever.
                 return {each.producer_id: outcomes.get(each.producer_id, False) for each in open_ones}
             await asyncio.sleep(_RECOVERY_PAUSE_S)
         log.error(

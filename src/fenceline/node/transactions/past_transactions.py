@@ -18,6 +18,7 @@ from fenceline.errors import ErrorCode, FencelineError, PeerError
 from fenceline.ids import NO_LEADER, TRANSACTION_STATE_TOPIC
 from fenceline.node.logs import Logger
 from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection
+from fenceline.node.replication.leader_queries import EARLIEST, LeaderQueries
 from fenceline.records.batch import iter_headers
 from fenceline.records.decode import decode_batch
 from fenceline.transactions.history import TransactionHistory
@@ -34,8 +35,11 @@ _FETCH_BYTES: Final = 256 * 1024
 """Decoded in one iteration of the event loop."""
 _FETCH_VERSIONS: Final = (4, 12)
 """With topic names."""
-_LIST_OFFSETS_VERSIONS: Final = (1, 7)
-_EARLIEST: Final = -2
+_LIST_OFFSETS_VERSION: Final = 4
+"""The first with leader epochs."""
+_ANY_EPOCH: Final = -1
+_CONSUMER: Final = -1
+"""In place of a replica's id."""
 
 
 class OpensHistoryPeers(Protocol):
@@ -115,17 +119,12 @@ class PastTransactions:
             await asyncio.sleep(0)
 
     async def _start(self, connection: PeerConnection, index: int) -> int:
-        version = connection.version_for(ApiKey.LIST_OFFSETS, *_LIST_OFFSETS_VERSIONS)
-        row = {"partition_index": index, "timestamp": _EARLIEST}
-        fields = {
-            "replica_id": -1,
-            "isolation_level": 0,
-            "topics": [{"name": TRANSACTION_STATE_TOPIC, "partitions": [row]}],
-        }
-        answer = await connection.call(ApiKey.LIST_OFFSETS, version, fields, self._timeout_s)
-        partition = _only(answer.topics)
-        _raise_if(partition.error_code)
-        return int(partition.offset)
+        queries = LeaderQueries(connection, _CONSUMER, TRANSACTION_STATE_TOPIC, index, _ANY_EPOCH, self._timeout_s)
+        found = await queries.offset(EARLIEST, first_version=_LIST_OFFSETS_VERSION)
+        if found is None:
+            raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        _raise_if(found.error_code)
+        return found.offset
 
 
 def _add(history: TransactionHistory, content: memoryview, offset: int) -> int:

@@ -226,7 +226,7 @@ class _CoordinatorLink:
                 batch, self._waiting = self._waiting, {}
                 await self._send(batch)
         finally:
-            # Cancelled, or our bug: nobody waits for ever.
+            # Cancelled, or our bug: no question waits for ever.
             for question in (*batch.values(), *self._waiting.values()):
                 question.settle_all(ErrorCode.NETWORK_EXCEPTION)
             self._waiting = {}
