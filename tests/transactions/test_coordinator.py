@@ -250,6 +250,20 @@ def test_a_transaction_times_out_at_a_multiple_of_the_interval() -> None:
     assert world.end(identity, commit=False).identity == next_of(identity)
 
 
+def test_an_abort_that_the_log_rejects_is_tried_again_later() -> None:
+    """Not at once, for as long as the log rejects it (seed 34 of the simulated transactions)."""
+    world = World(settings=TransactionSettings(abort_interval_ms=10_000))
+    world.begun(timeout_ms=15_000)
+    world.holds = True
+    world.advance(20_000 - world.monotonic_ms)
+    assert len(world.held) == 1
+    world.reject_all()
+    assert world.coordinator.next_deadline_ms() == 30_000
+    world.holds = False
+    world.advance(10_000)
+    assert world.state == "CompleteAbort"
+
+
 def test_a_clock_that_is_set_back_or_forward_aborts_nothing() -> None:
     world = World()
     world.begun(timeout_ms=60_000)
@@ -265,6 +279,18 @@ def test_time_outs_go_on_after_a_move() -> None:
     world.begun(timeout_ms=60_000)
     world.advance(50_000)
     world.move()
+    world.advance(20_000)
+    assert world.state == "CompleteAbort"
+
+
+def test_a_transaction_times_out_though_the_last_coordinator_had_a_clock_ahead() -> None:
+    """Found by seed 78 of the simulated transactions: it stayed open for as long as the clocks differed."""
+    world = World()
+    world.begun(timeout_ms=60_000)
+    world.wall_ms -= 24 * HOUR_MS
+    world.move()
+    world.advance(50_000)
+    assert world.state == "Ongoing"
     world.advance(20_000)
     assert world.state == "CompleteAbort"
 

@@ -260,7 +260,7 @@ class StatePartition:
         if entry.completion is not None:
             self._arm_retry(transactional_id, entry.completion, now)
         elif entry.current.state is TransactionState.ONGOING:
-            self._arm_timeout(transactional_id, entry.current, now)
+            self._arm_timeout(transactional_id, entry.current, now, at_earliest_ms=1)
         self.forget_unwritten(transactional_id)
 
     def late(self, write_id: int) -> None:
@@ -392,11 +392,15 @@ class StatePartition:
         pause_ms = _REMOVAL_PAUSE_MS if removed == _MOST_REMOVED_AT_ONCE else self._settings.expiry_interval_ms
         self._arm(TransactionTimerKind.EXPIRY, "", now.monotonic_ms + pause_ms)
 
-    def _arm_timeout(self, transactional_id: str, current: Transaction, now: Now) -> None:
-        """At the first multiple of the interval at which the transaction is too old."""
+    def _arm_timeout(self, transactional_id: str, current: Transaction, now: Now, *, at_earliest_ms: int = 0) -> None:
+        """At the first multiple of the interval at which the transaction is too old, and within its timeout from now:
+        the coordinator that began it may have had a clock ahead of this one. `at_earliest_ms`: from now on, so that an
+        abort that the log rejects is not tried again at once."""
         if current.timeout_ms == NO_TIMEOUT_MS:
             return
-        due_ms = now.monotonic_ms + max(0, current.start_ms + current.timeout_ms + 1 - now.wall_ms)
+        whole_ms = current.timeout_ms + 1
+        left_ms = min(current.start_ms + whole_ms - now.wall_ms, whole_ms)
+        due_ms = now.monotonic_ms + max(at_earliest_ms, left_ms)
         interval_ms = self._settings.abort_interval_ms
         self._arm(TransactionTimerKind.TIMEOUT, transactional_id, -(-due_ms // interval_ms) * interval_ms)
 

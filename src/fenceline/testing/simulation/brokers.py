@@ -8,10 +8,13 @@ invariants checked after every step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Final
 
 from fenceline.config.node import NodeConfig
+from fenceline.metadata.features import LATEST_METADATA_VERSION, fresh_levels
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.roles import Role
 from fenceline.testing.simulation import background_work
@@ -43,6 +46,8 @@ class BrokersScenario:
     """The nodes and the clients: a `stage.Scenario`."""
 
     name = "brokers"
+    more_config: Mapping[str, str] = MappingProxyType({})
+    """Properties of the nodes besides those of all scenarios."""
 
     def __init__(self, world: World, invariants: Invariants) -> None:
         self._world = world
@@ -59,6 +64,8 @@ class BrokersScenario:
         """By node, the quorum role at the last check."""
         self._clients: list[SimulatedClient] = []
         self._cut_crashes = world.rng("crashes in cuts")
+        self._is_quiet = False
+        """Whether planned crashes were cancelled."""
 
     @staticmethod
     def base_options(rng: Random) -> Options:
@@ -71,7 +78,7 @@ class BrokersScenario:
 
     def build(self) -> None:
         world, options = self._world, self._world.options
-        world.scheduler.watcher = self._check
+        world.scheduler.watcher = self.check_step
         world.on_end.append(self.checks.life_ended)
         world.on_end.append(self._marks.life_ended)
         world.coverage.sample = self._sample
@@ -80,12 +87,12 @@ class BrokersScenario:
         if options.crash_s:
             self.checks.on_cut = self._crash_in_cut
         for node_id in _NODES:
-            self._configs[node_id] = config_of(options, node_id, self._controllers)
+            self._configs[node_id] = config_of(options, node_id, self._controllers, self.more_config)
             format_node(
                 world.add(node_id, self._body).disk,
                 node_id,
                 self._controllers,
-                elr=options.elr,
+                levels=self.feature_levels(),
                 directories=directories_of(options),
             )
         for process in world.processes.values():
@@ -94,6 +101,10 @@ class BrokersScenario:
             client = kind(world, self._sockets, self.checks, number, _NODES)
             self._clients.append(client)
             world.loop.create_task(client.live())
+
+    def feature_levels(self) -> Mapping[str, int]:
+        """What formatting finalizes; nothing: what a node without a bootstrap file has."""
+        return fresh_levels(LATEST_METADATA_VERSION) if self._world.options.elr else {}
 
     def clients(self) -> list[type[SimulatedClient]]:
         """The first of them creates the topics."""
@@ -118,7 +129,8 @@ class BrokersScenario:
             found |= states_of(broker, topic) if each.is_up and broker is not None else {DOWN}
         return found
 
-    def _check(self, process: Process) -> None:
+    def check_step(self, process: Process) -> None:
+        """Called after each step of a process."""
         self.checks.check(process)
         node_id = process.node_id
         quorum = self._quorums.get(node_id)
@@ -163,11 +175,12 @@ class BrokersScenario:
 
     def quiesce(self) -> bool:
         """No client waits, all nodes run, and all replicas are equal."""
-        if not self._clients[0].must_rest:
+        if not self._is_quiet:
+            self._is_quiet = True
             for process in self._world.up():
                 process.files.cancel_crash()
-            for client in self._clients:
-                client.must_rest = True
+        for client in self._clients:
+            client.must_rest = True
         return (
             not any(client.is_waiting for client in self._clients)
             and all(process.is_up or not process.must_run for process in self._world.processes.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from fenceline.ids import encode_uuid
 from fenceline.log.core.disk import Disk, replace_file
 from fenceline.log.core.file_names import BOOTSTRAP_FILE
 from fenceline.log.core.meta_properties import META_FILE
-from fenceline.metadata.features import LATEST_METADATA_VERSION, fresh_levels
+from fenceline.metadata.features import METADATA_VERSION
 from fenceline.metadata.records import FeatureLevelRecord
 from fenceline.node.broker import Broker
 from fenceline.node.metadata.batches import snapshot_batches
@@ -68,8 +69,10 @@ def directories_of(options: Options) -> list[str]:
     return [DATA_DIR, *(f"{DATA_DIR}{number}" for number in range(2, options.log_dirs + 1))]
 
 
-def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> NodeConfig:
-    """The server.properties of one node."""
+def config_of(
+    options: Options, node_id: int, controllers: Iterable[int], more: Mapping[str, str] = MappingProxyType({})
+) -> NodeConfig:
+    """The server.properties of one node, with those of `more`."""
     controllers, machine = tuple(controllers), machine_of(node_id)
     listeners = f"PLAINTEXT://{machine}:{DATA_PORT}"
     roles = "broker"
@@ -103,6 +106,7 @@ def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> Nod
             **(_cleanup_config(options) if options.operate_s else {}),
             **(_SHORT_METADATA_LOG if options.forget_metadata else {}),
             **(_QUIET_TIMES if options.quiet_s else {}),
+            **more,
         },
         {},
     )
@@ -121,14 +125,18 @@ def _cleanup_config(options: Options) -> dict[str, str]:
 
 
 def format_node(
-    disk: Disk, node_id: int, controllers: Iterable[int], *, elr: bool, directories: Iterable[str] = (DATA_DIR,)
+    disk: Disk,
+    node_id: int,
+    controllers: Iterable[int],
+    *,
+    levels: Mapping[str, int],
+    directories: Iterable[str] = (DATA_DIR,),
 ) -> None:
-    """What `fenceline format` writes. `elr`: eligible leader replicas are enabled (KIP-966)."""
-    if elr:
-        levels = fresh_levels(LATEST_METADATA_VERSION)
+    """What `fenceline format` writes. `levels`: of the features, nothing if empty."""
+    if levels:
         batches = snapshot_batches(
             [FeatureLevelRecord(name, level) for name, level in levels.items()],
-            metadata_version=LATEST_METADATA_VERSION,
+            metadata_version=levels[METADATA_VERSION],
             epoch=0,
             now_ms=0,
             last_log_timestamp_ms=0,

@@ -76,7 +76,7 @@ class Wire:
         connection = await self._connection(node_id)
         return await connection.call(key, version, fields, REQUEST_S)
 
-    async def _post(self, node_id: int, key: ApiKey, version: int, body: Any) -> memoryview:
+    async def post(self, node_id: int, key: ApiKey, version: int, body: Any) -> memoryview:
         connection = await self._connection(node_id)
         answer = connection.post(key, version, body)
         try:
@@ -102,7 +102,7 @@ class Wire:
     async def produce(self, place: PartitionInfo, acks: int, batch: bytes, timeout_ms: int) -> PartitionResult:
         records = PartitionRecords(None, place.topic_id.bytes, place.index, memoryview(batch))
         body = produce.encode_request(_PRODUCE, ProduceRequest(None, acks, timeout_ms, [records]))
-        answer = await self._post(place.leader, ApiKey.PRODUCE, _PRODUCE, body)
+        answer = await self.post(place.leader, ApiKey.PRODUCE, _PRODUCE, body)
         return produce.parse_response(_PRODUCE, answer).results[0]
 
     async def fetch(
@@ -121,7 +121,7 @@ class Wire:
         )
         request = FetchRequest(None, -1, -1, max_wait_ms, 1, 1 << 20, 0, 0, -1, [wanted], [], "")
         body = fetch.encode_request(version, request)
-        answer = await self._post(place.leader, ApiKey.FETCH, version, body)
+        answer = await self.post(place.leader, ApiKey.FETCH, version, body)
         response = fetch.parse_response(version, answer)
         return response.partitions[0] if response.partitions else None
 

@@ -143,6 +143,12 @@ class Options:
     """Between two of these faults."""
     return_s: float = 0.0
     """Between power failures of one machine that is back at once, while messages about it are late."""
+    transaction_version: int = 0
+    """The level of the feature, if there are transactional clients."""
+    changes_level: bool = False
+    """Whether the administrator changes that level."""
+    coordinate_s: float = 0.0
+    """Between operations of the administrator that concern coordinators."""
     flush_each: bool = False
     """Whether all topics have flush.messages=1. Drawn for no seed: only set on the command line."""
 

@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
 
-from fenceline.testing.simulation import brokers, brokers_members, controller_of_one, controllers, quorum_cluster
+from fenceline.testing.simulation import (
+    brokers,
+    brokers_members,
+    controller_of_one,
+    controllers,
+    quorum_cluster,
+    transactions_scenario,
+)
 from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.faults import Faults
@@ -53,6 +60,10 @@ Maker = Callable[[World, Invariants], Scenario]
 SCENARIOS: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
     "brokers": (brokers.BrokersScenario, brokers.BrokersScenario.base_options),
     "operations": (brokers.OperationsScenario, brokers.OperationsScenario.base_options),
+    "transactions": (
+        transactions_scenario.TransactionsScenario,
+        transactions_scenario.TransactionsScenario.base_options,
+    ),
     "members": (brokers_members.MembersScenario, brokers_members.MembersScenario.base_options),
     "controller": (controller_of_one.ControllerScenario, controller_of_one.ControllerScenario.base_options),
     "controllers": (controllers.ControllersScenario, controllers.ControllersScenario.base_options),

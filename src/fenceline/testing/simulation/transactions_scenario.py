@@ -1,0 +1,192 @@
+"""Scenario: a cluster with data whose clients use transactions.
+
+Owns the options that it draws, when all transactions have ended, and the check of the history against the logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+from fenceline.metadata.features import ELR_VERSION, TRANSACTION_VERSION, fresh_levels
+from fenceline.records.batch import read_header
+from fenceline.records.markers import read_end_marker
+from fenceline.testing.history import Partition
+from fenceline.testing.simulation.brokers import BrokersScenario
+from fenceline.testing.simulation.brokers_clients import SimulatedClient, SimulatedProducer
+from fenceline.testing.simulation.brokers_transactions import (
+    CommittedReader,
+    Copier,
+    Transactor,
+    partition_name,
+    values_of,
+)
+from fenceline.testing.simulation.checks import InvariantBroken, Invariants
+from fenceline.testing.simulation.data_crashes import Key
+from fenceline.testing.simulation.data_history import PartitionHistory
+from fenceline.testing.simulation.options import Options, sometimes
+from fenceline.testing.simulation.profiles import draw
+from fenceline.testing.simulation.transactions_admin import CoordinatorsAdmin
+from fenceline.testing.simulation.world import Process, World
+from fenceline.testing.transaction_checks import check, transaction_summary
+from fenceline.testing.transaction_history import ClientTransactions, LogBuilder, TransactionLog
+
+_CONFIG: Final[Mapping[str, str]] = {
+    "transaction.state.log.num.partitions": "2",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    "fenceline.transaction.recovery.timeout.ms": "2000",
+}
+
+
+class TransactionsScenario(BrokersScenario):
+    """The cluster of `brokers` without unclean elections, with transactional clients: a `stage.Scenario`."""
+
+    name = "transactions"
+    more_config = _CONFIG
+
+    def __init__(self, world: World, invariants: Invariants) -> None:
+        super().__init__(world, invariants)
+        self._history = ClientTransactions()
+
+    @staticmethod
+    def adjust_options(rng: Random, drawn: Options) -> Options:
+        """Leaders and coordinators move, responses are late, clients die."""
+        options = draw(rng, drawn)
+        # A client of an older version names topics, and writes to whichever has the name.
+        deletes = rng.random() < 0.2
+        return replace(
+            options,
+            topics=2,
+            partitions=rng.choice((1, 1, 2)),
+            replicas=3,
+            min_isr=2,
+            unclean=False,
+            deletes=deletes,
+            strand_s=0.0,
+            power_chance=0.0,
+            crash_calls=0,
+            return_s=0.0,
+            think_ms=rng.choice((20.0, 50.0, 100.0)),
+            transaction_version=2 if deletes else rng.choice((0, 1, 2, 2, 2)),
+            changes_level=not deletes and rng.random() < 0.3,
+            coordinate_s=sometimes(rng, 0.8, 0.3, 2),
+        )
+
+    def build(self) -> None:
+        super().build()
+        for client in self._clients:
+            if isinstance(client, (Transactor, CommittedReader)):
+                client.histories = self._history
+
+    def feature_levels(self) -> Mapping[str, int]:
+        """See `BrokersScenario`."""
+        levels = dict(fresh_levels())
+        options = self._world.options
+        levels.update({TRANSACTION_VERSION: options.transaction_version, ELR_VERSION: int(options.elr)})
+        return {name: level for name, level in levels.items() if level}
+
+    def clients(self) -> list[type[SimulatedClient]]:
+        """See `BrokersScenario`."""
+        return [
+            CoordinatorsAdmin,
+            Transactor,
+            Transactor,
+            Transactor,
+            Copier,
+            Copier,
+            CommittedReader,
+            SimulatedProducer,
+        ]
+
+    def quiesce(self) -> bool:
+        """First the writers rest, then all transactions end, then the readers have read everything and rest."""
+        readers = [client for client in self._clients if isinstance(client, CommittedReader)]
+        for client in self._clients:
+            client.must_rest |= client not in readers
+        if any(client.is_waiting for client in self._clients if client not in readers):
+            return False
+        ends = self._ends()
+        if not ends or not all(
+            end >= 0 and all(reader.must_rest or reader.has_read(where, end) for reader in readers)
+            for where, end in ends.items()
+        ):
+            return False
+        if self._undecided():
+            return False
+        for reader in readers:
+            reader.must_rest = True
+        return super().quiesce()
+
+    def _undecided(self) -> list[str]:
+        """The nodes that coordinate transactions which have not ended, with their states."""
+        found = []
+        for node_id, broker in sorted(self._brokers.items()):
+            states = broker.transactions.coordinator.states() if broker.has_metadata else {}
+            found += [
+                f"n{node_id} has {count} {state.title}" for state, count in states.items() if not state.is_at_rest
+            ]
+        return found
+
+    def _ends(self) -> dict[Partition, int]:
+        """By partition of the clients' topics: the end of its log, if every copy agrees and nothing is open in it."""
+        found: dict[Partition, int] = {}
+        for broker in self._brokers.values():
+            for replica in broker.partitions.open_by_id.values():
+                topic, index = replica.topic_partition
+                if not topic.startswith("__"):
+                    log = replica.log
+                    is_stable = log.last_stable_offset == log.high_watermark == log.log_end_offset
+                    found[partition_name(topic, replica.topic_id_bytes, index)] = (
+                        log.log_end_offset if is_stable else -1
+                    )
+        return found
+
+    def final(self) -> None:
+        """Also: the history is that of a correct log."""
+        super().final()
+        self._history.logs.update(self._logs())
+        live = {_name(history.name, topic_id) for (topic_id, _), history in self._live()}
+        found = transaction_summary(check(self._history, is_lost=lambda partition, offset: partition not in live))
+        if found:
+            raise InvariantBroken(f"{found} (transactions)")
+
+    def _live(self) -> Iterator[tuple[Key, PartitionHistory]]:
+        """The partitions of the clients' topics that were not deleted."""
+        for key in self.checks.live_keys:
+            history = self.checks.histories[key]
+            if not history.name.startswith("__"):
+                yield key, history
+
+    def _logs(self) -> dict[Partition, TransactionLog]:
+        """What is committed of each partition; nothing of those that were deleted."""
+        found: dict[Partition, TransactionLog] = {
+            _name(history.name, topic_id): TransactionLog() for (topic_id, _), history in self.checks.histories.items()
+        }
+        for (topic_id, _), history in self._live():
+            builder = LogBuilder()
+            for batch in history.batches:
+                header = read_header(batch.content)
+                if not header.is_control:
+                    builder.data(header, values_of(batch.content, header))
+                elif (marker := read_end_marker(header, memoryview(batch.content))) is not None:
+                    builder.end_marker(header, commit=marker.commit)
+            found[_name(history.name, topic_id)] = builder.finish()
+        return found
+
+    def check_step(self, process: Process) -> None:
+        """See `BrokersScenario`."""
+        super().check_step(process)
+        broker = self._brokers.get(process.node_id)
+        if broker is not None and broker.has_metadata:
+            broker.transactions.coordinator.check()
+
+
+def _name(name: str, topic_id: bytes) -> Partition:
+    """The partition as clients name it. `name`: topic and index."""
+    topic, _, index = name.rpartition("-")
+    return partition_name(topic, topic_id, int(index))
