@@ -47,7 +47,7 @@ def test_records_of_an_isolated_leader_are_lost_and_sent_again(
         monkeypatch.setattr(LocalCluster, "isolate", refuse)
     timeline, leaders = Timeline(), LeaderHistory()
     with DemoCluster(tmp_path / "cluster", "flights", 2, BUSY) as cluster:
-        cluster.create_topic()
+        cluster.create_topics()
         watcher = Watcher(cluster.bootstrap, "flights", range(2), timeline)
         months = iter([month(KEPT, "kept"), month(LOST, "lost"), month(NEXT, "next"), month(5, "last")])
         feed = Feed(cluster.bootstrap, "flights", months, BUSY)

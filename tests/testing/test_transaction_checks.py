@@ -219,14 +219,12 @@ def test_the_stable_offset_falls_under_one_leader(story: Story) -> None:
     assert story.kinds() == [Kind.STABLE_OFFSET_FELL]
 
 
-@pytest.mark.parametrize(("stable", "high_watermark", "is_ahead"), [(1, 2, False), (1, 1, True), (0, 1, False)])
-def test_the_stable_offset_passes_what_is_not_decided(
-    story: Story, stable: int, high_watermark: int, is_ahead: bool
-) -> None:
+@pytest.mark.parametrize(("stable", "log_end", "is_ahead"), [(1, 2, False), (1, 1, True), (0, 1, False)])
+def test_the_stable_offset_passes_what_is_not_decided(story: Story, stable: int, log_end: int, is_ahead: bool) -> None:
     """The marker of the transaction at 0 is at 1."""
     _committed(story)
     story.history.reader("r")
-    story.history.was_told("r", StableOffsetReport(A, 0, stable, high_watermark))
+    story.history.was_told("r", StableOffsetReport(A, 0, stable, log_end))
     assert story.kinds() == [Kind.STABLE_OFFSET_AHEAD] * is_ahead
 
 

@@ -1,8 +1,9 @@
-"""The demo's cluster: three brokers and a dedicated controller as local processes, and one topic.
+"""The demo's cluster: three brokers and a dedicated controller as local processes, and two topics.
 
-Owns the replica assignment of the topic and how its busy partition loses its leader: by dropping the leader's packets
-where the system allows it, else by killing processes, with the same outcome. The controller is a separate node: a
-leader that is isolated from the other brokers still reaches it, and stays leader.
+Owns the replica assignment of the topics and how the busy partition of the flights loses its leader: by dropping the
+leader's packets where the system allows it, else by killing processes, with the same outcome. The controller is a
+separate node: a leader that is isolated from the other brokers still reaches it, and stays leader. The topic of the
+aggregate and its coordinators are on the other brokers.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from fenceline.client.admin.admin import Admin, NewTopic
+from fenceline.demo import published
 from fenceline.demo.loss import NO_LEADER, LeaderAtLoss
 from fenceline.errors import FencelineError
-from fenceline.ids import TopicPartition
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.local_cluster.socket_cuts import CutsUnavailable
 
@@ -29,8 +31,11 @@ _NODES: Final = {
     "replica.lag.time.max.ms": "1500",
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "500",
+    "offsets.topic.num.partitions": str(len(_OTHERS)),
+    "transaction.state.log.num.partitions": str(len(_OTHERS)),
 }
 """Shorter timeouts, so that the cluster reacts within seconds; the defaults take half a minute."""
+_COMPACTED: Final = {"cleanup.policy": "compact"}
 _TIMEOUT_MS: Final = 2000
 
 
@@ -78,12 +83,20 @@ class DemoCluster:
             self._admin = Admin(self.bootstrap, **{"request.timeout.ms": _TIMEOUT_MS})
         return self._admin
 
-    def create_topic(self) -> None:
+    def create_topics(self) -> None:
         replicas: dict[int, tuple[int, ...]] = {}
         for partition in range(self._partition_count):
             replicas[partition] = _OTHERS[partition % len(_OTHERS)]
         replicas[self.busy] = (_LEADER, _FOLLOWER)
-        self.admin.create_topics([NewTopic(self.topic, assignments=replicas)])
+        others = dict(enumerate(_OTHERS))
+        coordinators = (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC)
+        self.admin.create_topics(
+            [
+                NewTopic(self.topic, assignments=replicas),
+                NewTopic(published.TOPIC, assignments=others),
+                *(NewTopic(name, assignments=others, configs=_COMPACTED) for name in coordinators),
+            ]
+        )
 
     def leaders(self) -> dict[int, LeaderAtLoss]:
         """The leader of every partition. Raises FencelineError."""

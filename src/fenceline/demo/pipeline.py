@@ -2,8 +2,9 @@
 
 Owns the session, its Java process and the queries. The raw table follows the topic, and rewinds with it after a
 truncation. The aggregate reads the raw table only: each round adds the rows inserted since the last one and subtracts
-the deleted ones, so it needs no knowledge of logs. If its jars are given, Spark's own connector reads the same topic in
-the same session; its failure is reported and stops nothing else.
+the deleted ones, so it needs no knowledge of logs; what has changed goes into a topic, in one transaction. If its jars
+are given, Spark's own connector reads the same topic in the same session; its failure is reported and stops nothing
+else.
 
 Each query has its own checkpoint, so it can be stopped and restarted at any point. Java's output goes to a file: Spark
 logs the killed tasks of a stopped query as errors. `keep_running` raises the error that ended the stream, except a
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from fenceline.demo.aggregate import Hourly
 from fenceline.demo.connector_comparison import DIGESTED, compare
 from fenceline.demo.flights import SPARK_SCHEMA
+from fenceline.demo.published import Publisher
 from fenceline.demo.report import ConnectorResult
 from fenceline.demo.spark_processes import end_spark
 from fenceline.demo.stopping import Stopping
@@ -81,6 +83,7 @@ class Pipeline:
         self.hourly_table = directory / "hourly_delays"
         self.log_file = directory / "spark.log"
         self.hourly = Hourly()
+        self.publisher = Publisher(bootstrap)
         self.flights = 0
         """Number of flights in the aggregate."""
         self.rewinds: list[DemoRewind] = []
@@ -141,6 +144,7 @@ class Pipeline:
         if kind is None and self._session is not None:
             with contextlib.suppress(Exception):
                 self.stop()
+                self.publisher.close()
                 self._spark.stop()
         self._end()
 
@@ -248,7 +252,7 @@ class Pipeline:
     # -- the aggregate -----------------------------------------------------------------------------------------------
 
     def update_aggregate(self) -> None:
-        """Update the aggregate to the newest version of the raw table. Not thread-safe."""
+        """Update the aggregate, and the topic that has it, to the newest version of the raw table. Not thread-safe."""
         from deltalake import DeltaTable
         from pyspark.sql import functions as f
 
@@ -266,6 +270,7 @@ class Pipeline:
             )
             self.hourly.apply(sums.toArrow().to_pylist(), newest)
             self.hourly.save(self.hourly_table)
+            self.publisher.publish(self._spark, self.hourly)
             self.flights = self.hourly.flights
 
     def audit(self) -> AuditVerdict:

@@ -133,6 +133,8 @@ class DemoReport:
     before: ReportedTable | None = None
     after: ReportedTable | None = None
     repair_text: str = ""
+    published_text: str = ""
+    """What was written into the topic of the aggregate."""
     samples: list[Sample] = field(default_factory=list)
     produced: int = 0
     producing_s: float = 0.0

@@ -44,7 +44,7 @@ Delta table and an aggregate table that is derived from it.</p>
 <h2>The raw table before and after the repair</h2>{_tables(report)}
 <h2>Comparison with Spark's own Kafka connector</h2>{_connector(report)}
 <h2>Throughput</h2>{_rates(report)}
-{more}<h2>Checks: input, log and tables</h2>{_checks(report)}
+{more}{_published(report)}<h2>Checks: input, log and tables</h2>{_checks(report)}
 </body></html>
 """
 
@@ -292,6 +292,12 @@ def _rates(report: DemoReport) -> str:
         + f"<p>Rows written to the raw table: {mean} on average, {busiest:,.0f}/s at most between two samples. A"
         " falling curve shows lost records and deleted rows.</p>"
     )
+
+
+def _published(report: DemoReport) -> str:
+    if not report.published_text:
+        return ""
+    return f"<h2>The aggregate in a topic, exactly once</h2><p>{_text(report.published_text)}</p>"
 
 
 def _checks(report: DemoReport) -> str:

@@ -23,6 +23,7 @@ from fenceline.demo.flights import Flights
 from fenceline.demo.leader_history import LeaderHistory
 from fenceline.demo.logs import compare_with_logs, read_logs, rows_at, runs_of
 from fenceline.demo.pipeline import Pipeline
+from fenceline.demo.published import check_published, describe, read_topic
 from fenceline.demo.quiet import quiet
 from fenceline.demo.repairs import DemoRepair, repairs_of
 from fenceline.demo.report import DemoReport, Sample
@@ -86,7 +87,7 @@ class _Demo:
         with ExitStack() as running:
             with self._stopping.held():
                 running.enter_context(cluster)
-            cluster.create_topic()
+            cluster.create_topics()
             print(f"Started three brokers and a controller. Bootstrap servers: {cluster.bootstrap}", flush=True)
             print("Starting Spark ...", flush=True)
             jars = connector_jars()
@@ -121,6 +122,7 @@ class _Demo:
             watcher.stop()
             audit = pipeline.audit().outcome
             report.connector, report.connector_skipped = pipeline.connector(), "" if jars else NO_JARS
+            published = read_topic(cluster.bootstrap)
             logs = read_logs(cluster.bootstrap, TOPIC, range(PARTITIONS))
         report.produced, report.producing_s = feed.produced, feed.producing_s
         report.lost = lost_ranges(partition.receipts, watcher.truncations)
@@ -137,7 +139,12 @@ class _Demo:
                 audit=audit,
                 log_errors=log_errors(cluster.data_dirs),
             )
-        ) + check(tables, self._flights.expected(), {partition: log.end_offset for partition, log in logs.items()})
+        )
+        report.checks += check(
+            tables, self._flights.expected(), {partition: log.end_offset for partition, log in logs.items()}
+        )
+        report.checks += check_published(published, tables.hourly, pipeline.publisher)
+        report.published_text = describe(pipeline.publisher, published)
         report.events = self._timeline.events
         report.total_s = self._timeline.now_s()
         write_page(report_path, report, more=delays(tables.hourly))

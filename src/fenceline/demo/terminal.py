@@ -78,6 +78,7 @@ def print_summary(report: DemoReport, report_path: Path, directory: Path) -> Non
     console.print(table)
     texts = [
         f"{report.lost_records:,} acknowledged records were lost, reported, deleted from the tables and sent again.",
+        *([report.published_text] if report.published_text else []),
         _connector(report),
         f"Streaming took {report.streaming_s:.0f} s for {report.produced:,} records, the demo {report.total_s:.0f} s.",
         f"Tables: {directory}/flights and {directory}/hourly_delays. Data directories: {directory}/cluster",

@@ -103,12 +103,12 @@ class _UndecidedOffsets:
         self._found = sorted(found)
         self._greatest = list(accumulate((marker for _, marker in self._found), max))
 
-    def first_below(self, stable: int, high_watermark: int) -> int | None:
-        """The first offset of a transaction that begins below `stable` and has no marker below `high_watermark`."""
+    def first_below(self, stable: int, log_end: int) -> int | None:
+        """The first offset of a transaction that begins below `stable` and has no marker below `log_end`."""
         count = bisect_left(self._found, (stable, -1))
-        if not count or self._greatest[count - 1] < high_watermark:
+        if not count or self._greatest[count - 1] < log_end:
             return None
-        return next(offset for offset, marker in self._found[:count] if marker >= high_watermark)
+        return next(offset for offset, marker in self._found[:count] if marker >= log_end)
 
 
 class _TransactionCheck:
@@ -283,19 +283,18 @@ class _TransactionCheck:
         """It never falls under one leader: the next one may not know the high watermark at first."""
         told: dict[tuple[Partition, int], int] = {}
         undecided = {partition: _UndecidedOffsets(log) for partition, log in self._history.logs.items()}
-        for partition, epoch, stable, high_watermark in self._history.stable_offsets[reader.name]:
+        for partition, epoch, stable, log_end in self._history.stable_offsets[reader.name]:
             before = told.get((partition, epoch), 0)
             shown = f"{reader.name} was told {stable} of {partition[0]}-{partition[1]} in epoch {epoch}"
             if stable < before and not self._is_lost(partition, stable):
                 yield self._anomaly(TransactionAnomalyKind.STABLE_OFFSET_FELL, f"{shown} after {before}")
             told[partition, epoch] = stable
-            first = undecided[partition].first_below(stable, high_watermark) if partition in undecided else None
+            first = undecided[partition].first_below(stable, log_end) if partition in undecided else None
             if first is not None and not self._is_lost(partition, first):
                 value = self._at[partition][first].value
                 yield self._anomaly(
                     TransactionAnomalyKind.STABLE_OFFSET_AHEAD,
-                    f"{shown} with the high watermark {high_watermark}, {self._shown(partition, first, value)} was not"
-                    " decided below it",
+                    f"{shown}, its log ended at {log_end}, {self._shown(partition, first, value)} was not decided",
                     self._sender.get(value),
                 )
 

@@ -159,12 +159,17 @@ class TransactionLog:
 
 
 class StableOffsetReport(NamedTuple):
-    """A fetch response of READ_COMMITTED, in the order of responses to one reader."""
+    """A fetch response of READ_COMMITTED, in the order of responses to one reader.
+
+    `log_end`: no end marker was at or beyond it when the response was made; the high watermark if nothing better is
+    known. A leader that was restarted does not know which markers are above its high watermark, as in Kafka: the
+    coordinator has decided, and writes a marker that is lost again.
+    """
 
     partition: Partition
     leader_epoch: int
     last_stable_offset: int
-    high_watermark: int
+    log_end: int
 
 
 class ClientTransactions:

@@ -173,6 +173,8 @@ class CommittedReader(_Transactional):
     """Reads the committed records of all partitions, and sometimes again from the start."""
 
     name = "reader"
+    log_end: Callable[[PartitionInfo], int]
+    """The end of the longest copy of a log now; set before it lives."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -202,7 +204,7 @@ class CommittedReader(_Transactional):
         if fetched is None:
             return
         self.histories.was_told(
-            self.who, StableOffsetReport(where, place.epoch, fetched.last_stable_offset, fetched.high_watermark)
+            self.who, StableOffsetReport(where, place.epoch, fetched.last_stable_offset, self.log_end(place))
         )
         found, self._position[where] = visible(fetched, offset)
         for at, value in found:
@@ -226,8 +228,9 @@ class Transactor(_Transactional):
         number = args[3]
         self.transactional_id = IDS[number % len(IDS)]
         options = self.world.options
-        may_be_new = options.transaction_version >= 2
-        self._versions: ClientVersions = TRANSACTION_V2 if may_be_new and self.rng.random() < 0.7 else TRANSACTION_V1
+        # An older client names topics: what it sends to a deleted one lands in the next one of the name.
+        is_new = options.deletes or (options.transaction_version > 1 and self.rng.random() < 0.7)
+        self._versions: ClientVersions = TRANSACTION_V2 if is_new else TRANSACTION_V1
         self._identity: Identity | None = None
         self._is_stale = False
         """Whether its epoch must be raised: a request of it may be under way."""
@@ -238,7 +241,8 @@ class Transactor(_Transactional):
         self._late = TransactionWire(world, sockets, -1 - number)
         """Connections of their own for requests that others may overtake."""
         self._death_chance = self.rng.choice((0.0, 0.02, 0.1))
-        self._timeout_ms = self.rng.choice((1000, 2000, 4000))
+        self._pause_chance = self.rng.choice((0.0, 0.1, 0.3))
+        self._timeout_ms = self.rng.choice((500, 1000, 3000))
 
     async def one_request(self) -> None:
         """One transaction."""
@@ -274,6 +278,8 @@ class Transactor(_Transactional):
             else:
                 await self.send(transaction, self.rng.choice(self._led()))
             await asyncio.sleep(self.rng.random() * 2 * self.world.options.think_ms / 1000)
+        if self.rng.random() < self._pause_chance:
+            await asyncio.sleep(self.rng.uniform(0.2, 1.5))  # another client has taken over, or the time is out
         kind = self.rng.random()
         if kind < 0.07:
             raise _Interrupted("it leaves its transaction open", restarts=True)
@@ -522,6 +528,8 @@ class Copier(Transactor):
         transaction.polled += [PolledValue(name_of(source), at, value) for at, value in values]
         for _ in values:
             await self.send(transaction, self.rng.choice(targets))
+        if self.rng.random() < self._pause_chance:
+            await asyncio.sleep(self.rng.uniform(0.2, 1.5))
         await self._move(transaction, source, next_offset)
         await self.end(transaction, commit=self.rng.random() < 0.9)
 

@@ -145,6 +145,8 @@ class Options:
     """Between power failures of one machine that is back at once, while messages about it are late."""
     transaction_version: int = 0
     """The level of the feature, if there are transactional clients."""
+    last_epoch: int = 0
+    """The last epoch of a producer id, after which it gets another one; 0: Kafka's."""
     changes_level: bool = False
     """Whether the administrator changes that level."""
     coordinate_s: float = 0.0

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from random import Random
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
+from fenceline.log.core import guards, producer_state
 from fenceline.metadata.features import ELR_VERSION, TRANSACTION_VERSION, fresh_levels
 from fenceline.records.batch import read_header
 from fenceline.records.markers import read_end_marker
@@ -23,6 +25,7 @@ from fenceline.testing.simulation.brokers_transactions import (
     partition_name,
     values_of,
 )
+from fenceline.testing.simulation.brokers_wire import PartitionInfo
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.data_crashes import Key
 from fenceline.testing.simulation.data_history import PartitionHistory
@@ -32,6 +35,8 @@ from fenceline.testing.simulation.transactions_admin import CoordinatorsAdmin
 from fenceline.testing.simulation.world import Process, World
 from fenceline.testing.transaction_checks import check, transaction_summary
 from fenceline.testing.transaction_history import ClientTransactions, LogBuilder, TransactionLog
+from fenceline.transactions import decisions, model
+from fenceline.transactions.model import MAX_EPOCH
 
 _CONFIG: Final[Mapping[str, str]] = {
     "transaction.state.log.num.partitions": "2",
@@ -43,6 +48,15 @@ _CONFIG: Final[Mapping[str, str]] = {
 }
 
 
+_LAST_EPOCHS: Final[tuple[tuple[ModuleType, str], ...]] = (
+    (decisions, "MAX_EPOCH"),
+    (decisions, "LAST_EPOCH_OF_PRODUCERS"),
+    (model, "MAX_EPOCH"),
+    (guards, "MAX_EPOCH"),
+    (producer_state, "MAX_EPOCH"),
+)
+
+
 class TransactionsScenario(BrokersScenario):
     """The cluster of `brokers` without unclean elections, with transactional clients: a `stage.Scenario`."""
 
@@ -52,6 +66,8 @@ class TransactionsScenario(BrokersScenario):
     def __init__(self, world: World, invariants: Invariants) -> None:
         super().__init__(world, invariants)
         self._history = ClientTransactions()
+        self._epochs: list[tuple[dict[str, Any], str, int]] = []
+        """Constants that were changed: module, name, and the value before."""
 
     @staticmethod
     def adjust_options(rng: Random, drawn: Options) -> Options:
@@ -74,14 +90,33 @@ class TransactionsScenario(BrokersScenario):
             think_ms=rng.choice((20.0, 50.0, 100.0)),
             transaction_version=2 if deletes else rng.choice((0, 1, 2, 2, 2)),
             changes_level=not deletes and rng.random() < 0.3,
+            last_epoch=rng.choice((0, 0, 0, 0, 6)),
             coordinate_s=sometimes(rng, 0.8, 0.3, 2),
         )
 
     def build(self) -> None:
+        """See `BrokersScenario`. Epochs that run out soon are a constant of several modules."""
+        last = self._world.options.last_epoch
+        if last:
+            self._epochs = [(vars(module), name, vars(module)[name]) for module, name in _LAST_EPOCHS]
+            for module, name, value in self._epochs:
+                module[name] = value - (MAX_EPOCH - last)
         super().build()
         for client in self._clients:
             if isinstance(client, (Transactor, CommittedReader)):
                 client.histories = self._history
+            if isinstance(client, CommittedReader):
+                client.log_end = self._log_end
+
+    def _log_end(self, place: PartitionInfo) -> int:
+        copies = (broker.partitions.open_by_id.get(place.key) for broker in self._brokers.values())
+        return max((copy.log.log_end_offset for copy in copies if copy is not None), default=0)
+
+    def end(self) -> tuple[int, int]:
+        """See `BrokersScenario`."""
+        for module, name, value in self._epochs:
+            module[name] = value
+        return super().end()
 
     def feature_levels(self) -> Mapping[str, int]:
         """See `BrokersScenario`."""
