@@ -35,7 +35,7 @@ DIFFERS: Final = 1
 UNPROVEN: Final = 3
 """Exit codes. 0: the table equals the log, or is only behind. 1 is also for errors, 2 for wrong options."""
 _SHOWN: Final = 40
-_NOT_FAULTS: Final = ("expired", "compacted", "unproven", "deleted", "behind")
+_NOT_FAULTS: Final = ("expired", "compacted", "unproven", "undecided", "deleted", "behind")
 
 
 def audit(
@@ -168,6 +168,7 @@ def _document(table: str, verdict: Any, findings: Sequence[Mapping[str, Any]], d
         "partitions": verdict.partition_count,
         "sees_truncation": verdict.sees_truncation,
         "kinds": {str(k): {"ranges": n, "rows": verdict.rows.get(k, 0)} for k, n in sorted(verdict.ranges.items())},
+        "torn_transactions": list(verdict.torn),
         "notes": list(verdict.notes),
         "findings": list(findings),
     }

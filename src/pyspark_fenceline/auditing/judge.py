@@ -42,6 +42,8 @@ class TableFindingKind(StrEnum):
     """Records of the log after the last one that the table has."""
     ABORTED = "aborted"
     """Rows of aborted transactions, in a table that should hold committed records only."""
+    UNDECIDED = "undecided"
+    """Rows of transactions that are still open, or behind one, in a table that should hold committed records only."""
     FOREIGN = "foreign"
     """Rows of a topic or partition that the cluster does not have."""
     INVALID = "invalid"
@@ -154,6 +156,9 @@ def judge(
         note(TableFindingKind.BEYOND, max(low, log.end_offset), high, f"the log ends at {log.end_offset}")
         note(TableFindingKind.EXPIRED, low, min(high, log.start_offset), f"the log starts at {log.start_offset}")
         expired.append(clip(own_firsts, own_ends, low, min(high, log.start_offset)))
+        if expected.committed_only:
+            detail = f"the last stable offset is {expected.readable_end}: a transaction from there on is still open"
+            note(TableFindingKind.UNDECIDED, max(low, expected.readable_end), min(high, log.end_offset), detail)
         inside = max(low, log.start_offset), min(high, log.end_offset)
         for low, high in _unproven(expected, epoch, *inside):
             for start, stop, why in _by_receipt(expected.lost, epoch, low, high):

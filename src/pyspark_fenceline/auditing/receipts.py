@@ -2,7 +2,8 @@
 
 Owns what receipts mean for rows without an epoch: where a receipt reports lost records, such a row may be one of them.
 A receipt proves nothing about a single row, and neither does its absence (a node may not have delivered it yet). If the
-losses topic cannot be read, the verdict gets a note and the audit continues.
+losses topic cannot be read, the verdict gets a note and the audit continues. A torn transaction is named whatever the
+table has of it: no repair can make it whole.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ _TOPIC_DELETED: Final = "topic_deleted"
 @dataclass(frozen=True, slots=True)
 class LedgerReceipts:
     """`lost`: of each partition. `replaced`: topics for which an earlier topic of the same name was deleted or lost
-    records. `notes`: why receipts may be missing.
+    records. `torn`: transactions of which a part can be read and another is lost. `notes`: why receipts may be missing.
     """
 
     lost: Mapping[TopicPartition, tuple[LostRecords, ...]] = field(default_factory=dict)
     replaced: frozenset[str] = frozenset()
+    torn: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -61,6 +63,7 @@ def receipts_of(
     """Those of the partitions of `topic_ids`. `is_complete`: see `LedgerRanges`."""
     names = {tp.topic: id for tp, id in topic_ids.items()}
     lost: dict[TopicPartition, list[LostRecords]] = {}
+    torn: list[str] = []
     replaced: set[str] = set()
     for one in ledger.receipts:
         if one.topic not in names:
@@ -71,6 +74,7 @@ def receipts_of(
             replaced.add(one.topic)
         elif one.loss_class != _DELETED_ON_PURPOSE and one.start_offset < one.end_offset_exclusive:
             tp = TopicPartition(one.topic, one.partition)
+            torn += [f"{each} is torn: receipt {one}" for each in one.transactions if each.is_torn]
             lost.setdefault(tp, []).append(
                 LostRecords(one.start_offset, one.end_offset_exclusive, one.leader_epochs, f"receipt {one}")
             )
@@ -79,4 +83,5 @@ def receipts_of(
         notes.append(f"{len(ledger.unknown)} records of {LOSSES_TOPIC} have an unknown format")
     if not is_complete:
         notes.append(f"{LOSSES_TOPIC} has lost its first receipts to retention: older losses are not known")
-    return LedgerReceipts({tp: tuple(each) for tp, each in lost.items()}, frozenset(replaced), tuple(notes))
+    ranges = {tp: tuple(each) for tp, each in lost.items()}
+    return LedgerReceipts(ranges, frozenset(replaced), tuple(torn), tuple(notes))

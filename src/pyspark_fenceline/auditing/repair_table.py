@@ -103,7 +103,8 @@ class TableRepair:
         unknown = "; ".join(self.before.unknown_deletions)
         held = f"; missing rows may have been deleted on purpose by {unknown}" if unknown else ""
         notes = "".join(f"; {note}" for note in self.before.notes) if self.added else ""
-        return f"{what}{more}{held}{notes}."
+        torn = "".join(f"; {each}" for each in self.before.torn)
+        return f"{what}{more}{held}{torn}{notes}."
 
 
 def repair(

@@ -54,7 +54,7 @@ from pyspark_fenceline.auditing.transform import (
     expected_offsets,
 )
 from pyspark_fenceline.common import connect
-from pyspark_fenceline.common.cluster import SourceCluster, partitions_of
+from pyspark_fenceline.common.cluster import ReadableEnd, SourceCluster, partitions_of
 from pyspark_fenceline.common.execution import active_session
 from pyspark_fenceline.common.log_columns import LEADER_EPOCH, LOG_COLUMNS, LogColumns, missing_columns
 from pyspark_fenceline.common.log_epochs import (
@@ -82,6 +82,14 @@ _ATTEMPTS: Final = 3
 ONE_EPOCH: Final = (
     "rows without an epoch count as records of the log because it has had only one leader epoch; this is wrong for rows"
     " that were read before the topic was deleted and recreated"
+)
+
+
+_SHOWN_BESIDE_FAULTS: Final = (
+    TableFindingKind.UNPROVEN,
+    TableFindingKind.UNDECIDED,
+    TableFindingKind.BEHIND,
+    TableFindingKind.DELETED,
 )
 
 
@@ -114,7 +122,7 @@ class AuditSettings:
 class AuditVerdict:
     """The result of an audit. `ranges` and `rows`: by kind of finding. `is_equal`: all rows are proven to be the log's
     records, and nothing differs. `unknown_deletions`: if records are missing, the entries of the table's log whose
-    deleted rows are unknown.
+    deleted rows are unknown. `torn`: transactions that a loss has torn, each with its receipt.
     """
 
     ranges: Mapping[TableFindingKind, int]
@@ -124,12 +132,13 @@ class AuditVerdict:
     sees_truncation: bool
     notes: tuple[str, ...] = ()
     unknown_deletions: tuple[str, ...] = ()
+    torn: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
         if any(self.ranges.get(kind) for kind in FAULTS):
             return "different"
-        if self.ranges.get(TableFindingKind.UNPROVEN):
+        if self.ranges.get(TableFindingKind.UNPROVEN) or self.ranges.get(TableFindingKind.UNDECIDED):
             return "unproven"
         return "behind" if self.ranges.get(TableFindingKind.BEHIND) else "equal"
 
@@ -146,7 +155,7 @@ class AuditVerdict:
         """The result as a sentence."""
         counts = [
             f"{self.rows.get(kind, 0) or self.ranges[kind]} {kind}"
-            for kind in (*sorted(FAULTS), TableFindingKind.UNPROVEN, TableFindingKind.BEHIND, TableFindingKind.DELETED)
+            for kind in (*sorted(FAULTS), *_SHOWN_BESIDE_FAULTS)
             if self.ranges.get(kind)
         ]
         if self.rows.get(TableFindingKind.EXPIRED):
@@ -160,7 +169,7 @@ class AuditVerdict:
         if self.ranges.get(TableFindingKind.DELETED) and self.outcome == "equal":
             what += " except for rows that were deleted on purpose"
         about = f"{self.row_count} rows of {self.partition_count} partitions"
-        more = "".join(f"; {note}" for note in (*self._advice(), *self.notes))
+        more = "".join(f"; {note}" for note in (*self._advice(), *self.torn, *self.notes))
         return f"{what} ({about}{': ' if counts else ''}{', '.join(counts)}){more}."
 
     def _advice(self) -> list[str]:
@@ -469,7 +478,7 @@ def _run(
         raise OperatorError(
             f"Leaders of the topic changed during each of {_ATTEMPTS} comparisons of values", "Run the audit again."
         )
-    notes = list(receipts.notes)
+    notes = [*_undecided(chosen, readable, there), *receipts.notes]
     if any(_relies_on_one_epoch(totals, tp, log, receipts) for tp, log in logs.items()):
         notes.append(ONE_EPOCH)
     findings, counted, unknown = _check_again(work, chosen, session, table, logs, findings, counted, notes)
@@ -487,6 +496,7 @@ def _run(
         sees,
         tuple(notes),
         unknown,
+        receipts.torn,
     )
     return findings, verdict
 
@@ -515,13 +525,31 @@ def _refine(
 def _receipts(
     cluster: SourceCluster, chosen: AuditSettings, totals: _Totals, logs: Mapping[TopicPartition, LogEpochs]
 ) -> LedgerReceipts:
-    """The receipts of partitions with rows that nothing else proves."""
+    """The receipts of the partitions; of those whose rows are proven without them only the torn transactions."""
+    if not logs:
+        return LedgerReceipts()
     doubtful = {
-        tp: log.topic_id
-        for tp, log in logs.items()
-        if any(epoch == -1 or not log.epochs for epoch in totals.epochs.get(tp, ()))
+        tp for tp, log in logs.items() if any(epoch == -1 or not log.epochs for epoch in totals.epochs.get(tp, ()))
     }
-    return read_receipts(cluster, chosen.client, doubtful) if doubtful else LedgerReceipts()
+    found = read_receipts(cluster, chosen.client, {tp: log.topic_id for tp, log in logs.items()})
+    lost = {tp: each for tp, each in found.lost.items() if tp in doubtful}
+    return replace(found, lost=lost, notes=found.notes if doubtful else ())
+
+
+def _undecided(
+    chosen: AuditSettings, readable: Mapping[TopicPartition, ReadableEnd], there: Collection[TopicPartition]
+) -> list[str]:
+    """What is in the logs behind the first open transaction, which nobody can read as committed yet."""
+    if not chosen.committed_only:
+        return []
+    everything = connect.connect({**chosen.client, "isolation.level": "read_uncommitted"})
+    ends = readable_ends(everything, there)
+    return [
+        f"{tp} has an open transaction at {readable[tp].offset}: {end.offset - readable[tp].offset} offsets from there"
+        " on are not decided yet and were not compared"
+        for tp, end in sorted(ends.items())
+        if end.offset > readable[tp].offset >= 0
+    ]
 
 
 def _relies_on_one_epoch(totals: _Totals, tp: TopicPartition, log: LogEpochs, receipts: LedgerReceipts) -> bool:

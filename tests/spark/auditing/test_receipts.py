@@ -60,6 +60,28 @@ def test_unknown_receipts_are_reported() -> None:
     assert "older losses are not known" in note
 
 
+def _transaction(*, torn: bool) -> dict[str, Any]:
+    return {
+        "transactional_id": "orders",
+        "producer_id": 7,
+        "producer_epoch": 2,
+        "outcome": "committed",
+        "torn": torn,
+        "partitions": [
+            {"topic": "t", "partition": 0, "records": "cut"},
+            {"topic": "u", "partition": 3, "records": "committed"},
+        ],
+    }
+
+
+def test_a_torn_transaction_is_named_with_all_its_partitions() -> None:
+    values = [receipt(transactions=[_transaction(torn=True), _transaction(torn=False)])]
+    (torn,) = receipts_of(sort_receipts(values), {TP: MINE}).torn
+    assert torn.startswith(
+        "transaction 'orders' (producer 7, epoch 2: t-0 cut, u-3 committed) is torn: receipt a (node 2 lost offsets"
+    )
+
+
 def test_a_cluster_without_a_ledger_has_no_receipts() -> None:
     assert read_receipts(FakeCluster(t=1), {}, {TP: MINE}).lost == {}
 
@@ -77,7 +99,9 @@ def test_a_ledger_that_cannot_be_read_does_not_stop_the_audit(monkeypatch: pytes
 # Effect of a receipt on rows ------------------------------------------------------------------------------------------
 
 
-def judged(view: LogEpochs, rows: dict[int, int], **expected: Any) -> list[TableFinding]:
+def judged(
+    view: LogEpochs, rows: dict[int, int], readable_end: int | None = None, **expected: Any
+) -> list[TableFinding]:
     """Findings for rows, given as epoch by offset, in a log without gaps."""
     offsets = np.array(sorted(rows), dtype=np.int64)
     epochs = np.array([rows[offset] for offset in sorted(rows)], dtype=np.int64)
@@ -85,7 +109,8 @@ def judged(view: LogEpochs, rows: dict[int, int], **expected: Any) -> list[Table
     def find(ranges: Any, level: str) -> RecordRanges:
         return RecordRanges(present=list(ranges))
 
-    return judge(ExpectedRows(view, view.end_offset, **expected), (0, 100), offsets, offsets + 1, epochs, find)
+    end = view.end_offset if readable_end is None else readable_end
+    return judge(ExpectedRows(view, end, **expected), (0, 100), offsets, offsets + 1, epochs, find)
 
 
 TWO = LogEpochs(4, 0, 30, (EpochStart(1, 0), EpochStart(4, 10)))
@@ -109,6 +134,14 @@ def test_rows_without_an_epoch_cite_receipts_covering_their_offsets() -> None:
         (14, 17, f"{none}; {a}"),
         (17, 20, none),
     ]
+
+
+def test_rows_behind_an_open_transaction_are_undecided() -> None:
+    """The log's last stable offset is 20, its end 30."""
+    (found,) = judged(ONE, dict.fromkeys(range(25), 0), readable_end=20, committed_only=True)
+    assert (found.kind, found.start_offset, found.end_offset_exclusive) == (TableFindingKind.UNDECIDED, 20, 25)
+    assert "the last stable offset is 20" in found.detail
+    assert judged(ONE, dict.fromkeys(range(20), 0), readable_end=20, committed_only=True) == []
 
 
 def test_only_a_log_of_one_epoch_proves_rows_without_an_epoch() -> None:

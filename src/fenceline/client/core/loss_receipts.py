@@ -7,7 +7,7 @@ the ledger topic.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fenceline.ids import NO_EPOCH, decode_uuid
@@ -21,6 +21,25 @@ class _LedgerEntry(Protocol):
 
 
 E = TypeVar("E", bound=_LedgerEntry)
+
+
+class ReceiptTransaction(NamedTuple):
+    """A transaction of which the replica lost records. `partitions`: topic, partition and what became of its records
+    there: `cut`, `committed`, `aborted`, `open` or `unknown`. `is_torn`: a part of it can be read, another is gone.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    outcome: str
+    is_torn: bool
+    partitions: tuple[tuple[str, int, str], ...]
+
+    def __str__(self) -> str:
+        name = f"{self.transactional_id!r} " if self.transactional_id else ""
+        parts = ", ".join(f"{topic}-{index} {fate}" for topic, index, fate in self.partitions)
+        producer = f"producer {self.producer_id}, epoch {self.producer_epoch}"
+        return f"transaction {name}({producer}{': ' if parts else ''}{parts})"
 
 
 class LossReceipt(NamedTuple):
@@ -52,6 +71,7 @@ class LossReceipt(NamedTuple):
     reason: str = ""
     leader_epoch: int = NO_EPOCH
     group: str = ""
+    transactions: tuple[ReceiptTransaction, ...] = ()
 
     def __str__(self) -> str:
         kept = "evidence kept" if self.evidence else "no evidence"
@@ -98,9 +118,21 @@ def parse_receipt(document: bytes) -> LossReceipt | None:
             str(fields.get("reason", "")),
             int(fields.get("leader_epoch", NO_EPOCH)),
             str(fields.get("group", "")),
+            tuple(map(_transaction, fields.get("transactions", ()))),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _transaction(fields: Mapping[str, Any]) -> ReceiptTransaction:
+    return ReceiptTransaction(
+        str(fields["transactional_id"]),
+        int(fields["producer_id"]),
+        int(fields["producer_epoch"]),
+        str(fields["outcome"]),
+        bool(fields["torn"]),
+        tuple((str(each["topic"]), int(each["partition"]), str(each["records"])) for each in fields["partitions"]),
+    )
 
 
 def newest_versions(receipts: Iterable[E]) -> list[E]:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from fenceline.records.batch import BATCH_OVERHEAD, read_header
 from fenceline.records.build import Record
 from fenceline.records.decode import decode_batch
+from fenceline.records.markers import read_end_marker
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.world import StoredBatch
 
@@ -141,13 +142,34 @@ class PartitionHistory:
         self.log_start = max(self.log_start, offset)
 
     def survivors(self, start: int) -> set[int]:
-        """Offsets from `start` on that compaction must keep: the newest of each key, unless it is a tombstone."""
+        """Offsets from `start` on that compaction must keep: the newest of each key, unless it is a tombstone. Records
+        of an aborted transaction may go, and replace nothing."""
+        aborted = self._aborted()
         newest: dict[bytes | None, tuple[int, bool]] = {}
         for batch in self.batches:
+            if batch.base_offset in aborted or read_header(batch.content).is_control:
+                continue
             for record in decoded(batch):
                 if BatchId(record.offset, batch.epoch) not in self._superseded:
                     newest[record.key] = (record.offset, record.value is None)
         return {offset for offset, is_deletion in newest.values() if offset >= start and not is_deletion}
+
+    def _aborted(self) -> set[int]:
+        """Base offsets of the batches of aborted transactions."""
+        aborted: set[int] = set()
+        opened: dict[int, list[int]] = {}
+        for batch in self.batches:
+            header = read_header(batch.content)
+            if not header.is_transactional:
+                continue
+            if not header.is_control:
+                opened.setdefault(header.producer_id, []).append(batch.base_offset)
+                continue
+            ended = opened.pop(header.producer_id, [])
+            marker = read_end_marker(header, memoryview(batch.content))
+            if marker is not None and not marker.commit:
+                aborted.update(ended)
+        return aborted
 
     # -- committed -----------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,23 @@ _LAST_EPOCHS: Final[tuple[tuple[ModuleType, str], ...]] = (
 )
 
 
+def _cut_off(rng: Random, options: Options) -> Options:
+    """Leaders and coordinators lose their followers, or the controllers, and come back with what no other has."""
+    return replace(
+        options,
+        profile="cut off",
+        controllers=3,
+        partition_s=round(rng.uniform(0.6, 1.5), 3),
+        one_way_chance=0.3,
+        crash_s=sometimes(rng, 0.3, 1, 3),
+        pause_s=sometimes(rng, 0.5, 1, 3),
+        paused_s=2.0,
+        stop_s=0.0,
+        full_s=0.0,
+        swap_s=sometimes(rng, 0.5, 0.3, 1),
+    )
+
+
 class TransactionsScenario(BrokersScenario):
     """The cluster of `brokers` without unclean elections, with transactional clients: a `stage.Scenario`."""
 
@@ -73,6 +90,8 @@ class TransactionsScenario(BrokersScenario):
     def adjust_options(rng: Random, drawn: Options) -> Options:
         """Leaders and coordinators move, responses are late, clients die."""
         options = draw(rng, drawn)
+        if rng.random() < 0.4:
+            options = _cut_off(rng, options)
         # A client of an older version names topics, and writes to whichever has the name.
         deletes = rng.random() < 0.2
         return replace(
