@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
+import pytest
+
 from fenceline.errors import ErrorCode
 from fenceline.ids import TRANSACTION_STATE_TOPIC, TopicPartition
 from fenceline.log.core.tail import ProducerEntry
@@ -24,18 +26,23 @@ from tests.node.api.handlers.fakes import image_of, partition, topic_image
 from tests.transactions.world import World
 
 PATIENCE_MS = 5_000
+EPOCH = 7
 RAIN, SNOW = TopicPartition("rain", 0), TopicPartition("snow", 3)
 
 
 class Coordinator:
     """A broker with ongoing transactions: partitions and start by id."""
 
-    def __init__(self, newest_listing: int = 1) -> None:
-        self.newest_listing = newest_listing
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.newest_listing = 1
         self.open: dict[str, tuple[str, list[tuple[str, int]], float]] = {}
         """By id: state, partitions, the time of the start in seconds."""
         self.fenced: list[str] = []
         self.is_down = False
+        self.leads: dict[int, int] = {}
+        """By partition of `__transaction_state` that it knows that it leads: the epoch."""
+        self.code_of_strangers = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
         self.busy = 0
         """InitProducerId is answered with CONCURRENT_TRANSACTIONS so many times."""
 
@@ -44,7 +51,8 @@ class Coordinator:
         self.open[transactional_id] = state, wanted, asyncio.get_running_loop().time()
 
     def version_for(self, key: ApiKey, low: int, high: int) -> int:
-        newest = {ApiKey.LIST_TRANSACTIONS: self.newest_listing, ApiKey.DESCRIBE_TRANSACTIONS: 0}.get(key, 5)
+        known = {ApiKey.LIST_TRANSACTIONS: self.newest_listing, ApiKey.DESCRIBE_TRANSACTIONS: 0, ApiKey.METADATA: 12}
+        newest = known.get(key, 5)
         if newest < low:
             raise NoSuchVersion("too old")
         return min(newest, high)
@@ -60,6 +68,7 @@ class Coordinator:
             ApiKey.LIST_TRANSACTIONS: self._list,
             ApiKey.DESCRIBE_TRANSACTIONS: self._describe,
             ApiKey.INIT_PRODUCER_ID: self._init,
+            ApiKey.METADATA: self._metadata,
         }
         return read_response(key, version, write_response(key, version, answers[key](request)))
 
@@ -79,7 +88,16 @@ class Coordinator:
     def _describe(self, request: Any) -> Any:
         return {"transaction_states": [self._described(each) for each in request.transactional_ids]}
 
+    def _metadata(self, request: Any) -> Any:
+        partitions = [
+            {"partition_index": index, "leader_id": self.node_id, "leader_epoch": epoch}
+            for index, epoch in self.leads.items()
+        ]
+        return {"topics": [{"name": TRANSACTION_STATE_TOPIC, "partitions": partitions}]}
+
     def _described(self, transactional_id: str) -> dict[str, Any]:
+        if transactional_id not in self.open:
+            return {"error_code": self.code_of_strangers, "transactional_id": transactional_id}
         state, partitions, _ = self.open[transactional_id]
         return {
             "error_code": 0,
@@ -110,7 +128,7 @@ class Brokers:
     """Brokers 2 and 3 lead a partition of `__transaction_state` each; the recovery is broker 1's."""
 
     def __init__(self) -> None:
-        self.coordinators = {2: Coordinator(), 3: Coordinator()}
+        self.coordinators = {2: Coordinator(2), 3: Coordinator(3)}
         self.lead(2, 3)
         self.history: TransactionHistory | None = None
         self.asked_for: set[int] = set()
@@ -125,7 +143,9 @@ class Brokers:
         return self.history
 
     def lead(self, *leaders: int) -> None:
-        partitions = [partition((2, 3), leader=leader) for leader in leaders]
+        partitions = [partition((2, 3), leader=leader, leader_epoch=EPOCH) for leader in leaders]
+        for node_id, coordinator in self.coordinators.items():
+            coordinator.leads = {index: EPOCH for index, leader in enumerate(leaders) if leader == node_id}
         self.image: MetadataImage = image_of([topic_image(TRANSACTION_STATE_TOPIC, *partitions)])
 
     async def open(self, node_id: int, client_id: str) -> Any:
@@ -176,6 +196,34 @@ def test_a_fence_answered_with_51_is_asked_again_while_the_transaction_is_ongoin
         brokers.coordinators[2].busy = 3
         assert await brokers.recovery.fence(RAIN) == {ord("a")}
         assert brokers.coordinators[2].fenced == ["a"]
+
+    run_story(story)
+
+
+@pytest.mark.parametrize(
+    ("leads", "code_of_strangers"),
+    [
+        ({}, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND),
+        ({1: EPOCH - 1}, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND),
+        ({1: EPOCH}, ErrorCode.NOT_COORDINATOR),
+        ({1: EPOCH}, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+    ],
+)
+def test_coordinator_that_does_not_know_yet_that_it_leads_is_asked_again(
+    leads: dict[int, int], code_of_strangers: ErrorCode
+) -> None:
+    """It would leave out the transactions of the partition, which would be aborted although they are committed."""
+
+    async def story(brokers: Brokers) -> None:
+        late, known = brokers.coordinators[3], brokers.coordinators[3].leads
+        late.leads, late.code_of_strangers = leads, code_of_strangers
+
+        def hears() -> None:
+            late.leads, late.code_of_strangers = known, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+            late.begin("c", RAIN, state="PrepareCommit")
+
+        asyncio.get_running_loop().call_later(2, hears)
+        assert await brokers.recovery.fence(RAIN) == {ord("c")}
 
     run_story(story)
 

@@ -7,6 +7,9 @@ producer with the id is asked for once, which fences the old one. Decided transa
 come. A transaction that is complete for its coordinator, but open here, has lost its end marker: the coordinator's log
 tells which one it was.
 
+A coordinator counts as asked about a partition of `__transaction_state` if it leads it in the newest epoch known here,
+before and after the question: a broker that has not heard yet that it leads it would leave out its transactions.
+
 A leader does not wait for ever for a coordinator that does not answer: it serves, and the question is repeated until
 every coordinator has answered, then only about transactions that are older than the service.
 
@@ -18,8 +21,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import NO_LEADER, TRANSACTION_STATE_TOPIC, TopicPartition
 from fenceline.node.logs import Logger
@@ -44,6 +50,8 @@ _OPEN_STATES: Final = tuple(
 _DESCRIBED_AT_ONCE: Final = 1_000
 _RETRY_S: Final = 0.1
 _LATE_RETRY_S: Final = 1.0
+_FIRST_WITH_LEADER_EPOCH: Final = 7
+"""Of Metadata."""
 _FIRST_WITH_DURATION: Final = 1
 """Of ListTransactions."""
 _FIRST_WITH_IDENTITY: Final = 3
@@ -175,7 +183,10 @@ class TransactionRecovery:
         topic = self._image().topics_by_name.get(TRANSACTION_STATE_TOPIC)
         leaders = [partition.leader for partition in topic.partitions] if topic is not None else []
         wanted = [index for index in range(len(leaders)) if left is None or index in left]
-        fenced = {broker: await self._fence_at(broker, search) for broker in {leaders[index] for index in wanted}}
+        fenced = {
+            broker: await self._fence_at(broker, [index for index in wanted if leaders[index] == broker], search)
+            for broker in sorted({leaders[index] for index in wanted})
+        }
         return [index for index in wanted if not fenced[leaders[index]]]
 
     def _fence_later(self, partitions: frozenset[TopicIndex], left: Iterable[int]) -> None:
@@ -206,8 +217,9 @@ class TransactionRecovery:
         finally:
             self._late_task = None
 
-    async def _fence_at(self, broker: int, search: _Search) -> bool:
-        """Whether this coordinator has been asked about everything, and everything is fenced."""
+    async def _fence_at(self, broker: int, indexes: Sequence[int], search: _Search) -> bool:
+        """Whether this coordinator has been asked about everything in these partitions of `__transaction_state`, and
+        everything is fenced."""
         if broker == NO_LEADER:
             return False
         try:
@@ -219,12 +231,29 @@ class TransactionRecovery:
                     )
                 connection = await self._peers.open(broker, f"broker-{self._node_id}-recovery")
                 try:
-                    return await _fence_at_coordinator(_Elsewhere(connection, self._timeout_s), search)
+                    coordinator = _Elsewhere(connection, self._timeout_s)
+                    epochs = self._epochs_of(indexes)
+                    return (
+                        await coordinator.leads(broker, epochs)
+                        and await _fence_at_coordinator(coordinator, search)
+                        and await coordinator.leads(broker, epochs)
+                    )
                 finally:
                     connection.close()
         except (ConnectionError, TimeoutError, PeerError, MalformedRequest, NoSuchVersion) as error:
             log.debug("coordinator could not be asked", broker=broker, reason=str(error))
             return False
+
+    def _epochs_of(self, indexes: Iterable[int]) -> _Epochs:
+        partitions = self._image().topics_by_name[TRANSACTION_STATE_TOPIC].partitions
+        return _Epochs(len(partitions), {index: partitions[index].leader_epoch for index in indexes})
+
+
+class _Epochs(NamedTuple):
+    """Leader epochs of partitions of `__transaction_state`, by index."""
+
+    partition_count: int
+    by_index: Mapping[int, int]
 
 
 class _Search(NamedTuple):
@@ -296,6 +325,25 @@ class _Elsewhere:
         self._connection = connection
         self._timeout_s = timeout_s
 
+    async def leads(self, broker: int, epochs: _Epochs) -> bool:
+        """Whether this broker knows that it leads these partitions, in these epochs or later ones, and has loaded
+        them. A broker's coordinator learns of an epoch after its metadata, so both are asked."""
+        connection = self._connection
+        version = connection.version_for(ApiKey.METADATA, _FIRST_WITH_LEADER_EPOCH, 12)
+        wanted: dict[str, Any] = {"topics": [{"name": TRANSACTION_STATE_TOPIC}], "allow_auto_topic_creation": False}
+        answer = await connection.call(ApiKey.METADATA, version, wanted, self._timeout_s)
+        led = {
+            each.partition_index: each.leader_epoch
+            for topic in answer.topics
+            for each in topic.partitions
+            if each.leader_id == broker
+        }
+        if any(led.get(index, -1) < epoch for index, epoch in epochs.by_index.items()):
+            return False
+        ids = [_an_id_of(index, epochs.partition_count) for index in epochs.by_index]
+        await self._described(ids)  # raises NOT_COORDINATOR and COORDINATOR_LOAD_IN_PROGRESS
+        return True
+
     async def open_transactions(self, longer_than_ms: int) -> Sequence[OpenTransaction]:
         connection = self._connection
         lowest = _FIRST_WITH_DURATION if longer_than_ms >= 0 else 0
@@ -346,6 +394,12 @@ class _Elsewhere:
         if version >= _FIRST_WITH_IDENTITY:
             fields.update(producer_id=-1, producer_epoch=-1)
         await connection.call(ApiKey.INIT_PRODUCER_ID, version, fields, self._timeout_s)
+
+
+@cache
+def _an_id_of(index: int, partition_count: int) -> str:
+    """A transactional id, of nobody, that this partition of `__transaction_state` coordinates."""
+    return next(name for number in count() if partition_for(name := f"recovery-{number}", partition_count) == index)
 
 
 def _partitions(topics: Iterable[Any]) -> Iterable[TopicIndex]:
