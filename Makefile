@@ -41,7 +41,7 @@ java:  ## check for Java 17+; install a headless JRE if running as root on Debia
 
 jars: $(JARS)/.complete $(OLD_JARS)/.complete  ## download the jars of Apache Kafka and Spark's Kafka connector, for tests and benchmarks
 
-$(JARS)/.complete: tools/kafka/pom.xml tools/kafka/connector.xml
+$(JARS)/.complete: tools/kafka/pom.xml tools/kafka/connector.xml tools/kafka/streams.xml
 	@bash tools/fetch_jars.sh $(KAFKA_VERSION) $(JARS)
 
 $(OLD_JARS)/.complete: tools/kafka/old.xml

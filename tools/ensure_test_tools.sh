@@ -19,7 +19,7 @@ need() { # command, Debian package
 }
 need mvn maven
 need kcat kcat
-if [ ! -e "$jars/.complete" ] && command -v mvn >/dev/null; then
+if { [ ! -e "$jars/.complete" ] || [ ! -d "$jars/streams" ]; } && command -v mvn >/dev/null; then
   bash "$(dirname "$0")/fetch_jars.sh" "$version" "$jars" || echo "The tests against Apache Kafka are skipped"
 fi
 if [ ! -e "$old_jars/.complete" ] && command -v mvn >/dev/null; then

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Downloads the jars of Apache Kafka (server and tools) and Spark's Kafka connector with Maven, or one of the two.
+# Downloads the jars of Apache Kafka (server and tools; Kafka Streams with its tests) and Spark's Kafka connector with
+# Maven, or one of these parts.
 # usage: fetch_jars.sh KAFKA_VERSION TARGET_DIR [server|connector|old]; `old` is only the Kafka of kafka/old.xml
 set -euo pipefail
 version=$1 target=$2 only=${3:-}
@@ -11,7 +12,7 @@ case $only in
   connector) parts=(connector:connector) what="Spark's connector" ;;
   old) parts=(old:server) what="Apache Kafka $version" ;;
   server) parts=(pom:server) what="Apache Kafka $version" ;;
-  *) parts=(pom:server connector:connector) what="Apache Kafka $version and Spark's connector" ;;
+  *) parts=(pom:server connector:connector streams:streams) what="Apache Kafka $version, its Streams and Spark's connector" ;;
 esac
 echo "Downloading $what ..."
 for part in "${parts[@]}"; do

@@ -5,7 +5,7 @@ nothing for a violation: each is a `TransactionAnomaly`, which prints the transa
 else, a cycle as the shortest one.
 
 The anomalies are those of Jepsen's Kafka workload (`transactions.md X68`), and a few that need the logs. Allowed, as in
-Kafka: write cycles (G0), and records of others between two of one transaction.
+Kafka: cycles of writes, and records of others between two of one transaction.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TransactionAnomalyKind(Enum):
     LEFT_OPEN = "its transaction never ended"
     INCONSISTENT_OFFSET = "two values at one offset"
     NONMONOTONIC_SEND = "before a record that its transaction sent earlier"
-    ABORTED_READ = "read as committed, but not committed in the log (G1a)"
-    CYCLE = "transactions that read each other's records (G1c)"
+    ABORTED_READ = "read as committed, but not committed in the log"
+    CYCLE = "transactions that read each other's records"
     POLL_SKIP = "committed, but skipped by a reader"
     NONMONOTONIC_POLL = "a reader went back without a seek"
     STABLE_OFFSET_FELL = "the last stable offset decreased"
@@ -301,7 +301,7 @@ class _TransactionCheck:
     # --- cycles ----------------------------------------
 
     def _cycles(self) -> Iterator[TransactionAnomaly]:
-        """The shortest cycle of each group of transactions that read each other's records (G1c)."""
+        """The shortest cycle of each group of transactions that read each other's records."""
         edges: dict[int, set[int]] = defaultdict(set)
         for transaction in self._history.transactions:
             for polled in transaction.polled:
