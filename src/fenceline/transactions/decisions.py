@@ -188,7 +188,7 @@ def add_partitions(known: Transaction, request: AddPartitions, level: int, wall_
     added = PartitionsAdded((ErrorCode.NONE,) * len(request.partitions))
     starts = known.state is not TransactionState.ONGOING
     partitions = known.partitions.union(request.partitions)
-    if len(partitions) == len(known.partitions):
+    if not starts and len(partitions) == len(known.partitions):
         return added  # all of them are in it, or the request names none
     after = replace(
         known,
@@ -283,6 +283,7 @@ def _bumped(
         known,
         epoch=min(known.epoch + 1, MAX_EPOCH),
         state=_prepared(request.commit),
+        start_ms=known.start_ms if known.state is TransactionState.ONGOING else wall_ms,
         last_update_ms=wall_ms,
         last_epoch=known.epoch,
         client_version=storable_version(LEVEL_THAT_BUMPS, level),

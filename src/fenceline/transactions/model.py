@@ -60,7 +60,6 @@ class Transaction:
         """Assert what holds in each state."""
         assert -1 <= self.epoch <= MAX_EPOCH, self
         if self.state is TransactionState.ONGOING:
-            assert self.partitions, self
             assert self.start_ms >= 0, self
         elif not self.state.is_prepared:
             assert not self.partitions, self

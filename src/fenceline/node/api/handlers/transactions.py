@@ -82,6 +82,8 @@ def add_partitions_to_txn(
     """Up to version 3 from a client, from 4 on from the leaders of partitions (`transactions.md X13`)."""
     if context.api_version < _FIRST_FROM_BROKERS:
         return _add_for_client(node.image, transactions, context, request)
+    image = node.image
+    rejected = [_rejected(each.topics, partial(_absent, image)) for each in request.transactions]
     replies = [
         transactions.add_partitions(
             AddPartitions(
@@ -93,18 +95,20 @@ def add_partitions_to_txn(
                 context.api_version,
             )
         )
-        for each in request.transactions
+        for each, faults in zip(request.transactions, rejected, strict=True)
+        if not faults
     ]
 
     def fields(outcomes: list[PartitionsAdded]) -> Fields:
+        remaining = iter(outcomes)
         return {
             "error_code": ErrorCode.NONE,
             "results_by_transaction": [
                 {
                     "transactional_id": each.transactional_id,
-                    "topic_results": _topic_results(each.topics, outcome.errors),
+                    "topic_results": _topic_results(each.topics, faults or next(remaining).errors),
                 }
-                for each, outcome in zip(request.transactions, outcomes, strict=True)
+                for each, faults in zip(request.transactions, rejected, strict=True)
             ],
         }
 
@@ -115,31 +119,38 @@ def _add_for_client(
     image: MetadataImage, transactions: TransactionsDriver, context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> Answer | Awaitable[Answer]:
     topics = request.v3_and_below_topics
-    partitions = _partitions(topics)
-    faults = [_fault(image, partition) for partition in partitions]
-    if any(faults):
-        # Nothing is added: the good partitions were not attempted.
-        codes = [fault or ErrorCode.OPERATION_NOT_ATTEMPTED for fault in faults]
-        return {"results_by_topic_v3_and_below": _topic_results(topics, codes)}
+    faults = _rejected(topics, lambda partition: _internal(partition) or _absent(image, partition))
+    if faults:
+        return {"results_by_topic_v3_and_below": _topic_results(topics, faults)}
     reply = transactions.add_partitions(
         AddPartitions(
             request.v3_and_below_transactional_id,
             ProducerIdentity(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch),
-            partitions,
+            _partitions(topics),
             version=context.api_version,
         )
     )
     return answered(reply, lambda outcome: {"results_by_topic_v3_and_below": _topic_results(topics, outcome.errors)})
 
 
-def _fault(image: MetadataImage, partition: TopicIndex) -> ErrorCode:
+def _rejected(
+    topics: Sequence[AddPartitionsToTxnTopic], fault_of: Callable[[TopicIndex], ErrorCode]
+) -> list[ErrorCode]:
+    """Codes of all partitions if any of them cannot be added: nothing is, and the others were not attempted."""
+    faults = [fault_of(partition) for partition in _partitions(topics)]
+    return [fault or ErrorCode.OPERATION_NOT_ATTEMPTED for fault in faults] if any(faults) else []
+
+
+def _internal(partition: TopicIndex) -> ErrorCode:
+    """Clients do not write to these topics."""
+    return ErrorCode.TOPIC_AUTHORIZATION_FAILED if partition[0] in INTERNAL_TOPICS else ErrorCode.NONE
+
+
+def _absent(image: MetadataImage, partition: TopicIndex) -> ErrorCode:
     topic, index = partition
-    if topic in INTERNAL_TOPICS:
-        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     known = image.topics_by_name.get(topic)
-    if known is None or not 0 <= index < len(known.partitions):
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return ErrorCode.NONE
+    is_known = known is not None and 0 <= index < len(known.partitions)
+    return ErrorCode.NONE if is_known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _partitions(topics: Sequence[AddPartitionsToTxnTopic]) -> tuple[TopicIndex, ...]:
