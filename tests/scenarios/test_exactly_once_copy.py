@@ -15,7 +15,7 @@ from fenceline.client import Admin, NewTopic, TopicPartition
 from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.support import exactly_once_copy
-from tests.support.exactly_once_copy import PARTITIONS, SOURCE, TARGET, Copy, LibrdkafkaCopy, OwnCopy
+from tests.support.exactly_once_copy import PARTITIONS, SOURCE, TARGET, Copy, LibrdkafkaCopy, OwnCopy, committed
 from tests.support.replicated_chaos import GROUPS, SOON_MISSED
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400), pytest.mark.usefixtures("quiet_clients")]
@@ -38,31 +38,6 @@ def fill(cluster: LocalCluster, start: int, count: int) -> None:
     for number in range(start, start + count):
         producer.produce(SOURCE, str(number).encode(), partition=number % PARTITIONS)
     assert producer.flush(120) == 0
-
-
-def copied(cluster: LocalCluster) -> dict[int, list[int]]:
-    """What a READ_COMMITTED reader finds in the target, by partition."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": cluster.bootstrap,
-            "group.id": "check",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "log_level": 0,
-        }
-    )
-    consumer.assign([confluent_kafka.TopicPartition(TARGET, index, 0) for index in range(PARTITIONS)])
-    found: dict[int, list[int]] = {index: [] for index in range(PARTITIONS)}
-    at_end: set[int] = set()
-    while len(at_end) < PARTITIONS:
-        message = consumer.poll(60)
-        assert message is not None
-        if message.error() is None:
-            found[message.partition()].append(int(message.value()))
-        elif message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
-            at_end.add(message.partition())
-    consumer.close()
-    return found
 
 
 @pytest.mark.parametrize("copy_of", [LibrdkafkaCopy, OwnCopy], ids=["confluent-kafka", "fenceline"])
@@ -95,6 +70,6 @@ def test_every_record_is_copied_once(cluster: LocalCluster, copy_of: type[Copy])
 
     eventually(is_done, "everything is copied", wait_s=120)
     copy.finish()
-    found = copied(cluster)
+    found = committed(cluster.bootstrap, TARGET)
     for index, numbers in found.items():
         assert numbers == list(range(index, total, PARTITIONS)), copy.errors

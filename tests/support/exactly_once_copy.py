@@ -7,6 +7,7 @@ the source once, in the order of its partition.
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import threading
 from typing import Final
 
@@ -14,6 +15,8 @@ import confluent_kafka
 
 from fenceline.client import Consumer, Producer
 from fenceline.errors import FencelineError
+from fenceline.local_cluster import reaper
+from fenceline.testing.apache_kafka import java_command
 
 SOURCE: Final = "source"
 TARGET: Final = "target"
@@ -22,11 +25,14 @@ _BATCH: Final = 25
 
 
 class Copy(threading.Thread):
-    """Runs until `stop` is set. `restarts` counts errors that ended a life."""
+    """Runs until `finish`. `restarts` counts errors that ended a life. The name is also that of its group, and its
+    transactional id."""
 
-    def __init__(self, bootstrap: str, name: str) -> None:
+    def __init__(self, bootstrap: str, name: str, source: str = SOURCE, target: str = TARGET) -> None:
         super().__init__(daemon=True, name=name)
         self.bootstrap = bootstrap
+        self.source = source
+        self.target = target
         self.stopping = threading.Event()
         self.restarts = 0
         self.commits = 0
@@ -66,7 +72,7 @@ class LibrdkafkaCopy(Copy):
                 "session.timeout.ms": 10_000,
             }
         )
-        consumer.subscribe([SOURCE])
+        consumer.subscribe([self.source])
         try:
             while not self.stopping.is_set():
                 records = [each for each in consumer.consume(_BATCH, 0.5) if each.error() is None]
@@ -74,7 +80,7 @@ class LibrdkafkaCopy(Copy):
                     continue
                 producer.begin_transaction()
                 for record in records:
-                    producer.produce(TARGET, record.value(), partition=record.partition())
+                    producer.produce(self.target, record.value(), partition=record.partition())
                 producer.send_offsets_to_transaction(
                     consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 60
                 )
@@ -101,13 +107,68 @@ class OwnCopy(Copy):
             ) as consumer,
         ):
             producer.init_transactions()
-            consumer.subscribe([SOURCE])
+            consumer.subscribe([self.source])
             while not self.stopping.is_set():
                 records = consumer.poll(0.5)
                 if not records:
                     continue
                 with producer.transaction():
                     for record in records:
-                        producer.send(TARGET, record.value, partition=record.partition)
+                        producer.send(self.target, record.value, partition=record.partition)
                     producer.send_offsets_to_transaction(records.next_offsets(), consumer.group_metadata())
                 self.commits += 1
+
+
+class JavaCopy(Copy):
+    """The Java client: Kafka's own TransactionalMessageCopier, which ends when it has copied what there was."""
+
+    def live(self) -> None:
+        program = java_command(
+            "org.apache.kafka.tools.TransactionalMessageCopier",
+            *("--broker-list", self.bootstrap, "--input-topic", self.source, "--output-topic", self.target),
+            *("--input-partition", "0", "--group-mode", "--use-group-metadata", "--consumer-group", self.name),
+            *("--transactional-id", self.name, "--transaction-size", str(_BATCH), "--transaction-timeout", "20000"),
+            heap="128m",
+        )
+        process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        reaper.watch_process(process.pid)
+        last: list[str] = []
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:  # a line for each transaction
+                self.commits += '"stage":"ProcessLoop"' in line
+                last = [*last[-5:], line.strip()]
+                if self.stopping.is_set():
+                    return
+        finally:
+            process.kill()
+            code = process.wait()
+            reaper.forget_process(process.pid)
+        if code and not self.stopping.is_set():
+            self.restarts += 1
+            self.errors.append(" ".join(last)[:400])
+
+
+def committed(bootstrap: str, topic: str) -> dict[int, list[int]]:
+    """What a READ_COMMITTED reader finds, by partition."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "check",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
+    found: dict[int, list[int]] = {index: [] for index in range(PARTITIONS)}
+    at_end: set[int] = set()
+    while len(at_end) < PARTITIONS:
+        message = consumer.poll(60)
+        assert message is not None, f"{topic}: nothing is read any more, at {found.keys() - at_end}"
+        if message.error() is None:
+            found[message.partition()].append(int(message.value()))
+        elif message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
+            at_end.add(message.partition())
+    consumer.close()
+    return found
