@@ -56,6 +56,7 @@ SIMULATION := $(BIN)/python -m fenceline.testing.simulation all
 CLUSTERS := $(BIN)/python -m fenceline.testing.simulation brokers
 OPERATIONS := $(BIN)/python -m fenceline.testing.simulation operations
 MEMBERS := $(BIN)/python -m fenceline.testing.simulation members
+TRANSACTIONS := $(BIN)/python -m fenceline.testing.simulation transactions
 CORPUS := tests/simulation/corpus.txt
 
 # `make test ROOM=log` runs the tests in tests/log that are neither long nor need Apache Kafka or Spark.
@@ -82,6 +83,8 @@ test: setup java  ## run the tests of every commit, with recorded answers of Apa
 	@$(CLUSTERS) --seeds 0..300 --workers 2 --progress 100
 	@echo "Simulating clusters with operators, 100 seeds ..."
 	@$(OPERATIONS) --seeds 0..100 --workers 2 --progress 50
+	@echo "Simulating transactions, 100 seeds ..."
+	@$(TRANSACTIONS) --seeds 0..100 --workers 2 --progress 50
 	@echo "Testing logs and the data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(PYTEST) -n 2 -q -m "not kafka and not long" $(PURE_PYTHON_TESTS)
 endif
@@ -100,7 +103,7 @@ test-slice: setup java  ## run the part of `make test-all` that this commit choo
 	@slice=$$($(BIN)/python -m tests.slices); seeds=$$($(BIN)/python -m tests.slices --seeds 300 2000); \
 	echo "Slice $$slice of the long tests, and seeds $$seeds ..."; \
 	$(PYTEST) -n $(WORKERS) --answers=live --slice=$$slice --junitxml=$(REPORTS)/slice.xml && \
-	for simulation in all brokers operations; do \
+	for simulation in all brokers operations transactions; do \
 		$(BIN)/python -m fenceline.testing.simulation $$simulation --seeds $$seeds --workers 2 --progress 100 || exit 1; \
 	done
 	@$(SLOWEST)
@@ -122,11 +125,12 @@ $(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
 
 SEEDS ?= 0..2000
 
-simulate: setup  ## simulate the corpus and 2,000 seeds of quorums, clusters and operators (SEEDS=A..B)
+simulate: setup  ## simulate the corpus and 2,000 seeds of quorums, clusters, operators and transactions (SEEDS=A..B)
 	@$(OPERATIONS) --corpus $(CORPUS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(SIMULATION) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(CLUSTERS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(MEMBERS) --seeds $(SEEDS) --workers 2 --progress 100
+	@$(TRANSACTIONS) --seeds $(SEEDS) --workers 2 --progress 100
 
 soak: setup java  ## run chaos tests, kill loops and fuzzing for half an hour; then simulate new seeds until stopped
 	@$(TEST_TOOLS)

@@ -27,7 +27,7 @@ from tests.support.kafka_start import quick_environment
 from tests.support.replicated_chaos import GROUPS, SOON_MISSED
 from tests.testing.echo_peer import need_cuts
 
-pytestmark = [pytest.mark.kafka, pytest.mark.soak, pytest.mark.usefixtures("quiet_clients")]
+pytestmark = [pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(0), pytest.mark.usefixtures("quiet_clients")]
 SETTINGS = {
     **SOON_MISSED,
     **GROUPS,

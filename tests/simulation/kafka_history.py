@@ -1,7 +1,7 @@
 """Bugs from Kafka's history that the simulation finds again: which issue corresponds to which broken rule.
 
 Owns the issue numbers and what each fixed. The patch, the seed and the check belong to the rules (`broken_rules`,
-`broken_data_rules`, `broken_election_rules`, `broken_history_rules`).
+`broken_data_rules`, `broken_election_rules`, `broken_history_rules`, `broken_transaction_rules`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from tests.simulation.broken_holes_rules import NO_SEED
-from tests.simulation.broken_holes_rules import RULES as DATA_RULES
 from tests.simulation.broken_rules import RULES as QUORUM_RULES
+from tests.simulation.broken_transaction_rules import NO_SEED
+from tests.simulation.broken_transaction_rules import RULES as DATA_RULES
 
 HISTORY: Final[Mapping[str, tuple[str, str]]] = {
     "KAFKA-1211": (
@@ -21,6 +21,10 @@ HISTORY: Final[Mapping[str, tuple[str, str]]] = {
     "KAFKA-2334": (
         "kip_207_an_end_offset_is_returned_once_it_is_known",
         "a new leader answered with an end offset below one that clients knew (KIP-207)",
+    ),
+    "KAFKA-6119": (
+        "kafka_6119_a_time_out_raises_the_epoch",
+        "a producer whose transaction had timed out could go on with it",
     ),
     "KAFKA-6361": (
         "kip_279_an_unknown_epoch_is_looked_up",
@@ -38,13 +42,25 @@ HISTORY: Final[Mapping[str, tuple[str, str]]] = {
         "e49_a_consumer_validates_its_epoch",
         "consumers did not check for a truncation after the leader changed (KIP-320)",
     ),
+    "KAFKA-8351": (
+        "kafka_8351_a_transaction_may_span_groups_of_segments",
+        "the cleaner showed records of aborted transactions that span segments",
+    ),
     "KAFKA-9491": (
         "kafka_9491_a_full_truncation_moves_the_high_watermark",
         "a full truncation moved the log start and not the high watermark",
     ),
+    "KAFKA-9600": (
+        "kafka_9600_an_end_is_of_the_current_epoch",
+        "EndTxn of another epoch ended a transaction",
+    ),
     "KAFKA-9672": (
         "kafka_9672_an_in_sync_member_is_a_replica",
         "an in-sync set had members that are no replicas, in the middle of a reassignment",
+    ),
+    "KAFKA-9777": (
+        "kafka_9777_a_completion_that_is_rejected_is_tried_again",
+        "a transaction stayed in PrepareCommit if its completion could not be written",
     ),
     "KAFKA-9866": (
         "kafka_9866_the_preferred_leader_is_in_sync",
@@ -78,9 +94,21 @@ HISTORY: Final[Mapping[str, tuple[str, str]]] = {
         "old_epochs_are_committed_by_the_new_one",
         "a new quorum leader exposed a high watermark before a record of its own epoch was committed",
     ),
+    "KAFKA-12671": (
+        "kafka_12671_a_late_batch_opens_no_transaction",
+        "a late batch opened a transaction that nobody ended",
+    ),
     "KAFKA-13587": (
         "v37_a_recovering_leader_serves_no_requests",
         "a leader after an unclean election served records before it recovered (KIP-704)",
+    ),
+    "KAFKA-13727": (
+        "kafka_13727_a_marker_stays_while_its_data_do",
+        "the cleaner removed the marker of an aborted transaction too early",
+    ),
+    "KAFKA-13782": (
+        "kafka_13782_the_offsets_partition_is_added_to_the_transaction",
+        "another partition of the offsets topic was added to the transaction",
     ),
     "KAFKA-13916": (
         "e36_a_fenced_broker_does_not_join",
@@ -114,6 +142,10 @@ HISTORY: Final[Mapping[str, tuple[str, str]]] = {
         "a_candidacy_needs_a_pre_vote",
         "a voter that was cut off began elections that a healthy leader lost (KIP-996)",
     ),
+    "KAFKA-16352": (
+        "kafka_16352_the_code_of_one_marker_does_not_hide_the_others",
+        "one response of a broker ended the wait for the markers of others",
+    ),
     "KAFKA-16530": (
         "kafka_16530_a_leader_outside_of_the_voters_does_not_count",
         "a leader that is no voter any more counted for the majority",
@@ -122,8 +154,64 @@ HISTORY: Final[Mapping[str, tuple[str, str]]] = {
         "kafka_16541_an_epoch_file_is_complete_before_it_is_renamed",
         "a crash could leave a corrupt leader-epoch-checkpoint",
     ),
+    "KAFKA-17754": (
+        "kafka_17754_a_client_raises_its_epoch_after_a_request_without_answer",
+        "a late EndTxn ended the next transaction",
+    ),
+    "KAFKA-17877": (
+        "kafka_17877_a_marker_that_failed_is_written_again",
+        "a transaction was complete although a marker had not been written",
+    ),
+    "KAFKA-18575": (
+        "kafka_18575_partitions_are_not_added_while_markers_are_written",
+        "partitions were added to a transaction that was being completed",
+    ),
+    "KAFKA-19999": (
+        "kafka_19999_a_marker_may_be_repeated",
+        "a marker that was sent again was rejected, and the transaction never completed",
+    ),
+    "KAFKA-20090": (
+        "kafka_20090_a_producer_id_ends_with_its_epochs",
+        "a producer id with the last epoch was not replaced",
+    ),
 }
 """By issue: the rule whose patch brings the bug back, and what the issue repaired."""
+
+OTHERS: Final[Mapping[str, tuple[str, str]]] = {
+    "KIP-890": (
+        "kip_890_every_end_raises_the_epoch",
+        "a late request of a producer belonged to its next transaction",
+    ),
+    "Redpanda 21.10, duplicates": (
+        "a_batch_is_written_once",
+        "a batch that was sent again was written twice",
+    ),
+    "Redpanda 21.10, lost messages": (
+        "a_response_waits_for_the_replicas",
+        "a decision was answered before it was replicated",
+    ),
+    "Redpanda 21.10, circular information": (
+        "a_reader_gets_decided_records_only",
+        "readers of committed records got those of open transactions",
+    ),
+    "Redpanda 21.10, aborted reads": (
+        "a_reader_is_told_what_was_aborted",
+        "readers of committed records got those of aborted transactions",
+    ),
+    "KoP and brod": (
+        "an_aborted_transaction_is_found_by_its_last_offset",
+        "aborted records were shown to readers that began inside of their transaction",
+    ),
+    "Bufstream 0.1.0, zero offsets": (
+        "a_group_coordinator_that_loads_does_not_answer_zero",
+        "a group without a known position began at 0",
+    ),
+    "Bufstream 0.1.0, stuck clients": (
+        "a_new_coordinator_goes_on_with_the_markers",
+        "a transaction was never completed after its coordinator had moved",
+    ),
+}
+"""The same for bugs of other systems, which Jepsen found (`transactions.md X67`), and of a whole proposal."""
 
 HEAD: Final = "| Issue | What it repaired | Scenario | Seed | Noticed by |\n|---|---|---|---|---|\n"
 
@@ -140,12 +228,12 @@ def found(rule: str) -> Found:
     """The bugs found by the rules of all tables."""
     if rule in QUORUM_RULES:
         return Found(QUORUM_RULES[rule].scenario, QUORUM_RULES[rule].seed, QUORUM_RULES[rule].check)
-    return Found("brokers", DATA_RULES[rule].seed, DATA_RULES[rule].check)
+    return Found(DATA_RULES[rule].scenario, DATA_RULES[rule].seed, DATA_RULES[rule].check)
 
 
 def rows() -> Iterator[str]:
     """Rows of the table in docs/simulation.md."""
-    for issue, (rule, repaired) in HISTORY.items():
+    for issue, (rule, repaired) in (*HISTORY.items(), *OTHERS.items()):
         scenario, seed, check = found(rule)
         yield f"| {issue} | {repaired} | {scenario} | {seed if seed != NO_SEED else 'none'} | {check} |"
 

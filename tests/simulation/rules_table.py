@@ -18,19 +18,22 @@ import pytest
 
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.stage import SeedOutcome, play
-from tests.simulation.broken_holes_rules import NO_SEED, RULES
+from tests.simulation.broken_transaction_rules import NO_SEED, RULES
 
 from . import kafka_history
 
 SEEDS: Final = 1000
 _HERE: Final = Path(__file__).parent
-_MODULES: Final = tuple(_HERE / f"broken_{part}_rules.py" for part in ("data", "election", "history", "holes"))
+_MODULES: Final = tuple(
+    _HERE / f"broken_{part}_rules.py" for part in ("data", "election", "history", "holes", "transaction")
+)
 DOCUMENT: Final = _HERE.parents[1] / "docs" / "simulation.md"
 _HEAD: Final = "| Breach | Seed | Noticed by | Last reproduced |\n|---|---|---|---|\n"
 NO_VERDICT: Final = ("AttributeError", "TypeError", "NameError", "KeyError", "Failed")
 """The patch itself is broken, not the rule; or the test exceeded its time limit."""
 _NO_PROGRESS: Final = ("rest", "a node ends")
 _CHECKS: Final = (
+    (r"^InvariantBroken: \d+ ([A-Z_]+)", r"\1"),
     (r"in sync are .* replicas", "replicas"),
     (r"its high watermark", "high watermark"),
     (r"\(([A-Za-z0-9, -]+|log matching)\)$", r"\1"),

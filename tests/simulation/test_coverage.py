@@ -109,8 +109,8 @@ def test_an_operation_is_in_progress_until_its_effect_has_ended() -> None:
 @pytest.mark.parametrize(
     ("operation", "seed", "options"),
     [
-        (Operation.RETENTION, 4, {"retention": "1", "segment_bytes": "300", "tidy_ms": "50", "log_dirs": "1"}),
-        (Operation.COMPACTION, 2, {"compaction": "1", "segment_bytes": "300", "tidy_ms": "50", "log_dirs": "1"}),
+        (Operation.RETENTION, 4, {"retention": "1", "segment_bytes": "500", "tidy_ms": "50", "log_dirs": "1"}),
+        (Operation.COMPACTION, 2, {"compaction": "1", "segment_bytes": "500", "tidy_ms": "50", "log_dirs": "1"}),
         (Operation.METADATA_SNAPSHOT, 4, {"snapshot_bytes": "300", "snapshot_interval_ms": "200"}),
     ],
 )

@@ -43,6 +43,7 @@ BEGUN = {
     Operation.DELETE_GROUP,
     Operation.MOVE_DIRECTORY,
     Operation.RETENTION,
+    Operation.COMPACTION,
     Operation.METADATA_SNAPSHOT,
 }
 
@@ -144,7 +145,7 @@ def test_records_restored_by_a_later_unclean_election_are_not_lost() -> None:
                 "load_s": "1.2",
                 "quiet_s": "0.5",
                 "retention": "1",
-                "segment_bytes": "300",
+                "segment_bytes": "500",
                 "tidy_ms": "50",
                 "operations": "add partitions,recreate topic",
             },
@@ -194,7 +195,7 @@ def test_a_log_that_the_cleaner_stops_cleaning_is_detected(monkeypatch: pytest.M
         raise Uncleanable("a test")
 
     monkeypatch.setattr(Compaction, "_index", refuse)
-    wanted = {"compaction": "1", "segment_bytes": "300", "tidy_ms": "50", "operations": "alter config", "topics": "2"}
+    wanted = {"compaction": "1", "segment_bytes": "500", "tidy_ms": "50", "operations": "alter config", "topics": "2"}
     no_faults = NO_FAULTS | dict.fromkeys(("fail_s", "flip_s", "lose_dir_s"), "0")
     outcome = play(3, "operations", overrides=no_faults | wanted)
     assert outcome.failure is not None

@@ -15,6 +15,13 @@ def test_defaults_are_those_of_the_topic_configs() -> None:
     assert LogConfig.from_mapping(effective_topic_config({}, "t", NodeConfig.load(None))) == LogConfig()
 
 
+def test_the_segment_size_of_tests_replaces_the_one_of_operators() -> None:
+    """As in Kafka: it has no lower bound."""
+    overrides = {(TOPIC, "t"): {"segment.bytes": "2000000", "internal.segment.bytes": "500"}}
+    effective = effective_topic_config(overrides, "t", NodeConfig.load(None))
+    assert LogConfig.from_mapping(effective).segment_bytes == 500
+
+
 @pytest.mark.parametrize(
     ("of_node", "of_brokers", "of_topic", "expected"),
     [

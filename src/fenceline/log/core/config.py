@@ -97,6 +97,7 @@ _BOOLEANS: Final = {
 
 _INTEGERS: Final = {
     "segment.bytes": "segment_bytes",
+    "internal.segment.bytes": "segment_bytes",
     "segment.ms": "segment_ms",
     "segment.jitter.ms": "segment_jitter_ms",
     "segment.index.bytes": "segment_index_bytes",

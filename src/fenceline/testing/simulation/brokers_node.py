@@ -103,7 +103,7 @@ def config_of(
             "log.flush.scheduler.interval.ms": str(options.flush_ms),
             "log.retention.check.interval.ms": str(options.tidy_ms),
             **_TIMES,
-            **(_cleanup_config(options) if options.operate_s else {}),
+            **(_cleanup_config(options) if options.operate_s or options.compaction else {}),
             **(_SHORT_METADATA_LOG if options.forget_metadata else {}),
             **(_QUIET_TIMES if options.quiet_s else {}),
             **more,

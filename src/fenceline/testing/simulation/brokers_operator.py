@@ -151,7 +151,7 @@ class Operator(SimulatedAdmin):
         choices = [("min.insync.replicas", "1"), ("min.insync.replicas", "2"), (FLUSH_MESSAGES, "1")]
         choices += [("max.message.bytes", rng.choice(("2000", "1048588"))), ("file.delete.delay.ms", "0")]
         if options.segment_bytes:
-            choices.append(("internal.segment.bytes", str(rng.choice((300, 1000, options.segment_bytes)))))
+            choices.append(("internal.segment.bytes", str(rng.choice((500, 1000, options.segment_bytes)))))
         if options.unclean:
             choices += [("unclean.leader.election.enable", each) for each in ("true", "false")]
         if options.retention:

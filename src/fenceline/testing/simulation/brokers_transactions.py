@@ -213,6 +213,10 @@ class CommittedReader(_Transactional):
             self.log_event(f"reads {place.topic}-{place.index} {', '.join(f'{value}@{at}' for at, value in found)}")
         self.request_completed()
 
+    def begin_again(self) -> None:
+        """Read all partitions from the start."""
+        self._position.clear()
+
     def has_read(self, where: Partition, end: int) -> bool:
         return self._position.get(where, -1) >= end
 
@@ -240,8 +244,9 @@ class Transactor(_Transactional):
         world, sockets, _, _, _ = args
         self._late = TransactionWire(world, sockets, -1 - number)
         """Connections of their own for requests that others may overtake."""
+        self._under_way: set[asyncio.Future[None]] = set()
         self._death_chance = self.rng.choice((0.0, 0.02, 0.1))
-        self._pause_chance = self.rng.choice((0.0, 0.1, 0.3))
+        self._pause_chance = self.rng.choice((0.0, 0.05, 0.2))
         self._timeout_ms = self.rng.choice((500, 1000, 3000))
 
     async def one_request(self) -> None:
@@ -278,8 +283,7 @@ class Transactor(_Transactional):
             else:
                 await self.send(transaction, self.rng.choice(self._led()))
             await asyncio.sleep(self.rng.random() * 2 * self.world.options.think_ms / 1000)
-        if self.rng.random() < self._pause_chance:
-            await asyncio.sleep(self.rng.uniform(0.2, 1.5))  # another client has taken over, or the time is out
+            await self._may_pause()
         kind = self.rng.random()
         if kind < 0.07:
             raise _Interrupted("it leaves its transaction open", restarts=True)
@@ -287,6 +291,11 @@ class Transactor(_Transactional):
             await self._abort_while_sending(transaction, self.rng.choice(self._led()))
             return
         await self.end(transaction, commit=kind < 0.8)
+
+    async def _may_pause(self) -> None:
+        """Meanwhile another client takes over, or the time is out."""
+        if self.rng.random() < self._pause_chance:
+            await asyncio.sleep(self.rng.uniform(0.2, 1.5))
 
     async def _abort_while_sending(self, transaction: ClientTransaction, place: PartitionInfo) -> None:
         """The batch may reach its leader before the abort, after it, or after the next producer has begun."""
@@ -426,7 +435,9 @@ class Transactor(_Transactional):
         sent = [transaction.sends(where, self.histories.next_value()) for _ in range(self.rng.randint(1, 2))]
         now_ms = WALL_START_MS + int(self.world.scheduler.now_s * 1000)
         sequence = self._sequences.get(where, 0)
-        rows = [(now_ms, None, content_of(each.value), ()) for each in sent]
+        contents = [content_of(each.value) for each in sent]
+        has_keys = self.world.options.compaction
+        rows = [(now_ms, content if has_keys else None, content, ()) for content in contents]
         batch = build_batch(
             rows,
             producer_id=identity.producer_id,
@@ -457,6 +468,8 @@ class Transactor(_Transactional):
             code, following = await self.wire.end(self.any_node(), self._versions, identity, commit=commit)
             return code
 
+        if self.rng.random() < _REPEAT_CHANCE:
+            self._end_later(identity, commit=commit)
         code = await self._until_decided(what, ask, at_most=2 * _TRIES)
         if code:
             raise self._rejected(what, code)
@@ -468,6 +481,22 @@ class Transactor(_Transactional):
             self._sequences.clear()
             self._is_stale = False
         self._identity = following
+
+    def _end_later(self, identity: Identity, *, commit: bool) -> None:
+        """The request takes another way, and arrives when the one that was sent again has been answered."""
+        node_id = self.any_node()
+        self._is_stale = True
+
+        async def ask() -> None:
+            await asyncio.sleep(self.rng.random() * 0.2)
+            try:
+                await self._late.end(node_id, self._versions, identity, commit=commit)
+            except _TROUBLE:
+                self._late.drop(node_id)
+
+        task = asyncio.ensure_future(ask())
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _end_again(self, identity: Identity, *, commit: bool) -> None:
         """The same request again, or the opposite one: it must have no effect on what is decided."""
@@ -528,8 +557,7 @@ class Copier(Transactor):
         transaction.polled += [PolledValue(name_of(source), at, value) for at, value in values]
         for _ in values:
             await self.send(transaction, self.rng.choice(targets))
-        if self.rng.random() < self._pause_chance:
-            await asyncio.sleep(self.rng.uniform(0.2, 1.5))
+        await self._may_pause()
         await self._move(transaction, source, next_offset)
         await self.end(transaction, commit=self.rng.random() < 0.9)
 

@@ -316,7 +316,9 @@ class DataChecks:
             self.histories[key].recovering_epoch = -1
 
     def _partition_changed(self, key: Key, before: PartitionImage | None, after: PartitionImage) -> None:
-        check_change(self.histories[key], before, after, self.image)
+        history = self.histories[key]
+        history.leaders[after.leader_epoch] = after.leader
+        check_change(history, before, after, self.image)
         self._check_isr(key)
 
     # -- replicas ------------------------------------------------------------------------------------------------------
@@ -475,6 +477,8 @@ class DataChecks:
         replica = copy.replica
         leader = None if replica.leader is not None or copy.is_new else self._leader_of(key, replica.leader_epoch)
         batches = copy.batches(copy.end, replica.log.log_end_offset)
+        if all(history.leaders.get(each.epoch) == node.process.node_id for each in batches):
+            leader = None  # it led in this step, before it followed
         if leader is not None and not history.is_compacted:
             theirs = leader.batches(copy.end, replica.log.log_end_offset)
             kept_from = leader.replica.log.segments[0].base_offset if leader.replica.log.segments else 1 << 62

@@ -71,6 +71,8 @@ class PartitionHistory:
         self._bases: list[int] = []
         self.ends: dict[int, int] = {}
         """By leader epoch: the end of what its leader reported as committed."""
+        self.leaders: dict[int, int] = {}
+        """By leader epoch."""
         self.last_unclean = -1
         """The newest leader epoch that began with an unclean election."""
         self.unclean_log_epoch = -1

@@ -26,6 +26,8 @@ class Options:
     # network
     max_delay_ms: float = 2.0
     slow_chance: float = 0.0
+    slow_delay_s: float = 0.2
+    """The longest delay of a slow frame. What is sent after it on the same connection waits."""
     loss_chance: float = 0.0
     duplicate_chance: float = 0.0
     partition_s: float = 0.0

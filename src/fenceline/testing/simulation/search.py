@@ -71,8 +71,8 @@ CALM: Final[Mapping[str, str]] = dict.fromkeys(
 """No faults: a cluster hit by most of them at once serves no request, and reaches nothing."""
 
 LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "log rebased": {"retention": ("1",), "segment_bytes": ("300",), "tidy_ms": ("50",)},
-    "log rolled": {"segment_bytes": ("300",)},
+    "log rebased": {"retention": ("1",), "segment_bytes": ("500",), "tidy_ms": ("50",)},
+    "log rolled": {"segment_bytes": ("500",)},
     "log cutting": {
         "strand_s": ("0.5", "1"),
         "unclean": ("1",),
@@ -85,7 +85,7 @@ LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "log compacting": {
         "compaction": ("1",),
-        "segment_bytes": ("300",),
+        "segment_bytes": ("500",),
         "tidy_ms": ("50",),
         "slow_disk_s": ("0.3", "1"),
         "max_job_ms": ("5", "20"),
@@ -96,7 +96,7 @@ LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "log_dirs": ("2", "3"),
         "slow_disk_s": ("0.3", "1"),
         "max_job_ms": ("5", "20"),
-        "segment_bytes": ("300",),
+        "segment_bytes": ("500",),
         "think_ms": ("10",),
         "partitions": ("2",),
     },
@@ -142,7 +142,7 @@ LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "crash_s": ("0.5",),
         "down_s": ("0.1",),
         "max_job_ms": ("100",),
-        "segment_bytes": ("300",),
+        "segment_bytes": ("500",),
     },
     "groups coordinating": {"groups": ("2", "3")},
     "losses undelivered": {"strand_s": ("0.5",), "unclean": ("1",), "replicas": ("2",), "min_isr": ("1",)},
@@ -166,8 +166,8 @@ LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 
 _GROUPS: Final = {"groups": ("2", "3")}
 _NEEDS: Final[Mapping[Operation, Mapping[str, tuple[str, ...]]]] = {
-    Operation.COMPACTION: {"compaction": ("1",), "segment_bytes": ("300",), "tidy_ms": ("50",)},
-    Operation.RETENTION: {"retention": ("1",), "segment_bytes": ("300",), "tidy_ms": ("50",)},
+    Operation.COMPACTION: {"compaction": ("1",), "segment_bytes": ("500",), "tidy_ms": ("50",)},
+    Operation.RETENTION: {"retention": ("1",), "segment_bytes": ("500",), "tidy_ms": ("50",)},
     Operation.METADATA_SNAPSHOT: {"snapshot_bytes": ("300",), "snapshot_interval_ms": ("200",)},
     Operation.UNCLEAN_ELECTION: {"unclean": ("1",)},
     Operation.MOVE_DIRECTORY: {"log_dirs": ("2", "3")},
@@ -202,7 +202,7 @@ _MUTATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "elr": ("0", "1"),
     "compaction": ("0", "1"),
     "retention": ("0", "1"),
-    "segment_bytes": ("0", "300", "1000"),
+    "segment_bytes": ("0", "500", "1000"),
     "segment_ms": ("100", "2000", "604800000"),
     "checkpoint_ms": ("100", "300", "2000", "2147483647"),
     "flush_ms": ("100", "1000", "2147483647"),

@@ -1,7 +1,7 @@
 """The administrator of a simulated cluster with transactional clients.
 
 Owns the operations that concern transactions: coordinators move, producers are fenced, the level of the feature
-changes, a topic with open transactions is made anew. A rejected request is not retried.
+changes, a topic with open transactions is made anew, topics are compacted. A rejected request is not retried.
 """
 
 from __future__ import annotations
@@ -33,9 +33,23 @@ class CoordinatorsAdmin(SimulatedAdmin):
         super().__init__(*args)
         world, sockets, _, number, _ = args
         self.wire: TransactionWire = TransactionWire(world, sockets, -1 - number)
+        self._to_roll = [TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC] if self.options.compaction else []
+        """Topics that do not have small segments yet."""
+
+    def more_configs(self, topic: str) -> dict[str, str]:
+        """See `SimulatedAdmin`. Two of three topics are compacted, most as early as they can be."""
+        options, rng = self.options, self.rng
+        if not options.compaction or rng.random() < 0.3:
+            return {}
+        configs = {"cleanup.policy": "compact", "internal.segment.bytes": str(options.segment_bytes)}
+        return configs | ({"delete.retention.ms": "0"} if rng.random() < 0.7 else {})
 
     async def one_request(self) -> None:
         options, rng = self.options, self.rng
+        if self._to_roll and self.places:
+            name, value = "internal.segment.bytes", str(options.segment_bytes)
+            if await self.alter_config(self._to_roll[0], name, value):
+                self._to_roll.pop(0)
         if not self.places or not self.world.faults_active or not options.coordinate_s or rng.random() < 0.3:
             await super().one_request()
             return

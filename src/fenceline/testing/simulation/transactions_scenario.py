@@ -5,6 +5,7 @@ Owns the options that it draws, when all transactions have ended, and the check 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from random import Random
@@ -45,6 +46,7 @@ _CONFIG: Final[Mapping[str, str]] = {
     "offsets.topic.replication.factor": "3",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     "fenceline.transaction.recovery.timeout.ms": "2000",
+    "request.timeout.ms": "250",
 }
 
 
@@ -74,6 +76,18 @@ def _cut_off(rng: Random, options: Options) -> Options:
     )
 
 
+def _compacted(rng: Random, options: Options) -> Options:
+    """Segments of a few batches, which are compacted all the time: those of coordinators, and of some topics. No record
+    of a client that is checked has the key of another."""
+    return replace(
+        options, compaction=True, segment_bytes=rng.choice((500, 800, 2000)), tidy_ms=rng.choice((50, 300, 1000))
+    )
+
+
+_MOST_TO_REST_S: Final = 60.0
+"""Of virtual time, until every transaction has ended."""
+
+
 class TransactionsScenario(BrokersScenario):
     """The cluster of `brokers` without unclean elections, with transactional clients: a `stage.Scenario`."""
 
@@ -83,6 +97,9 @@ class TransactionsScenario(BrokersScenario):
     def __init__(self, world: World, invariants: Invariants) -> None:
         super().__init__(world, invariants)
         self._history = ClientTransactions()
+        self._rests_since_s = math.inf
+        self._reads_again = False
+        """Whether the readers have been told to read everything once more."""
         self._epochs: list[tuple[dict[str, Any], str, int]] = []
         """Constants that were changed: module, name, and the value before."""
 
@@ -94,7 +111,7 @@ class TransactionsScenario(BrokersScenario):
             options = _cut_off(rng, options)
         # A client of an older version names topics, and writes to whichever has the name.
         deletes = rng.random() < 0.2
-        return replace(
+        options = replace(
             options,
             topics=2,
             partitions=rng.choice((1, 1, 2)),
@@ -111,7 +128,10 @@ class TransactionsScenario(BrokersScenario):
             changes_level=not deletes and rng.random() < 0.3,
             last_epoch=rng.choice((0, 0, 0, 0, 6)),
             coordinate_s=sometimes(rng, 0.8, 0.3, 2),
+            slow_chance=rng.choice((0.0, 0.01, 0.05)),
+            slow_delay_s=rng.choice((0.2, 1.0)),
         )
+        return _compacted(rng, options) if rng.random() < 0.3 else options
 
     def build(self) -> None:
         """See `BrokersScenario`. Epochs that run out soon are a constant of several modules."""
@@ -158,7 +178,14 @@ class TransactionsScenario(BrokersScenario):
         ]
 
     def quiesce(self) -> bool:
-        """First the writers rest, then all transactions end, then the readers have read everything and rest."""
+        """First the writers rest, then all transactions end, then the readers read everything once more, and rest."""
+        now_s = self._world.scheduler.now_s
+        self._rests_since_s = min(self._rests_since_s, now_s)
+        if now_s > self._rests_since_s + _MOST_TO_REST_S:
+            self._rests_since_s = math.inf
+            self._check_history()  # says more than that the cluster does not rest
+            if left := self._undecided() or self._unstable():
+                raise InvariantBroken(f"{', '.join(left)} (transactions)")
         readers = [client for client in self._clients if isinstance(client, CommittedReader)]
         for client in self._clients:
             client.must_rest |= client not in readers
@@ -166,11 +193,15 @@ class TransactionsScenario(BrokersScenario):
             return False
         ends = self._ends()
         if not ends or not all(
-            end >= 0 and all(reader.must_rest or reader.has_read(where, end) for reader in readers)
-            for where, end in ends.items()
+            reader.must_rest or reader.has_read(where, end) for where, end in ends.items() for reader in readers
         ):
             return False
-        if self._undecided():
+        if self._undecided() or self._unstable():
+            return False
+        if not self._reads_again:
+            self._reads_again = True
+            for reader in readers:
+                reader.begin_again()
             return False
         for reader in readers:
             reader.must_rest = True
@@ -186,23 +217,31 @@ class TransactionsScenario(BrokersScenario):
             ]
         return found
 
+    def _unstable(self) -> list[str]:
+        """The copies of logs in which a transaction is open, or whose last records are not committed."""
+        return [
+            f"n{node_id} {replica.log.topic_partition} is stable up to {replica.log.last_stable_offset} only"
+            for node_id, broker in sorted(self._brokers.items())
+            for replica in broker.partitions.open_by_id.values()
+            if replica.log.last_stable_offset != replica.log.log_end_offset
+        ]
+
     def _ends(self) -> dict[Partition, int]:
-        """By partition of the clients' topics: the end of its log, if every copy agrees and nothing is open in it."""
+        """By partition of the clients' topics: the end of its log."""
         found: dict[Partition, int] = {}
         for broker in self._brokers.values():
             for replica in broker.partitions.open_by_id.values():
                 topic, index = replica.topic_partition
                 if not topic.startswith("__"):
-                    log = replica.log
-                    is_stable = log.last_stable_offset == log.high_watermark == log.log_end_offset
-                    found[partition_name(topic, replica.topic_id_bytes, index)] = (
-                        log.log_end_offset if is_stable else -1
-                    )
+                    found[partition_name(topic, replica.topic_id_bytes, index)] = replica.log.log_end_offset
         return found
 
     def final(self) -> None:
         """Also: the history is that of a correct log."""
         super().final()
+        self._check_history()
+
+    def _check_history(self) -> None:
         self._history.logs.update(self._logs())
         live = {_name(history.name, topic_id) for (topic_id, _), history in self._live()}
         found = transaction_summary(check(self._history, is_lost=lambda partition, offset: partition not in live))
@@ -237,7 +276,10 @@ class TransactionsScenario(BrokersScenario):
         super().check_step(process)
         broker = self._brokers.get(process.node_id)
         if broker is not None and broker.has_metadata:
-            broker.transactions.coordinator.check()
+            try:
+                broker.transactions.coordinator.check()
+            except AssertionError as error:
+                raise InvariantBroken(f"{process.name}: {error} (coordinator)") from error
 
 
 def _name(name: str, topic_id: bytes) -> Partition:

@@ -266,6 +266,7 @@ class World:
                 min_delay_s=min(0.0001, options.max_delay_ms / 2000),
                 max_delay_s=options.max_delay_ms / 1000,
                 slow_chance=options.slow_chance,
+                slow_delay_s=options.slow_delay_s,
                 loss_chance=options.loss_chance,
                 duplicate_chance=options.duplicate_chance,
             ),
