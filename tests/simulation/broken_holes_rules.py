@@ -63,7 +63,7 @@ _UNCLEAN: Final = {
 """Unclean elections, and changes of the same partitions at any moment after them."""
 
 
-@breaks(0, "clean mark", "2026-11-23", scenario="operations", **_STOPS)
+@breaks(0, "clean mark", "2026-11-28", scenario="operations", **_STOPS)
 def _b1_a_start_that_never_registered_leaves_the_clean_mark(patch: pytest.MonkeyPatch) -> None:
     """It wrote its own file, without a broker epoch: the next start counted as unclean."""
 
@@ -77,14 +77,14 @@ def _b1_a_start_that_never_registered_leaves_the_clean_mark(patch: pytest.Monkey
     patch.setattr(LogDir, "give_back", overwrite)
 
 
-@breaks(0, "rest", "2026-11-23", scenario="operations", liveness_s="30")
+@breaks(0, "rest", "2026-11-28", scenario="operations", liveness_s="30")
 def _b4_answers_are_bounded_by_what_allowed_the_batch(patch: pytest.MonkeyPatch) -> None:
     """A fixed bound outside of the configuration: a response above it closes the connection, and is requested again."""
     patch.setattr(Replication, "_largest_answer", lambda self: _BOUND_BYTES)
     patch.setattr(leader_link, "largest_partition", lambda version, begun: None)
 
 
-@breaks(28, "rest", "2026-11-23", scenario="operations", **_UNCLEAN)
+@breaks(9, "rest", "2026-11-28", scenario="operations", **_UNCLEAN)
 def _b6_recovered_is_proposed_until_the_controller_has_it(patch: pytest.MonkeyPatch) -> None:
     """Once for each leader epoch: a proposal overtaken by another change of the partition was never retried."""
     patch.setattr(Replication, "_propose_recovered_again", lambda self, replica: None)
@@ -146,14 +146,14 @@ _ANEW: Final = {
 """Topics that are recreated, and processes that end between two checkpoints."""
 
 
-@breaks(105, "rest", "2026-11-23", scenario="operations", **_BEGINS_ANEW)
+@breaks(22, "rest", "2026-11-28", scenario="operations", **_BEGINS_ANEW)
 def _b2_nothing_is_appended_below_the_durable_recovery_point(patch: pytest.MonkeyPatch) -> None:
     """A follower that restarts its log within a batch appends below the recovery point of its checkpoint."""
     patch.setattr(log_dir_offsets, "recovery_point_to_write", lambda log: log.recovery_point)
     patch.setattr(LogState, "_check_recovery_point", lambda self, base: None)
 
 
-@breaks(18, "log start", "2026-11-23", scenario="operations", **_ANEW)
+@breaks(90, "log start", "2026-11-28", scenario="operations", **_ANEW)
 def _b3_a_checkpoint_belongs_to_one_directory(patch: pytest.MonkeyPatch) -> None:
     """It belonged to a name, and a recreated topic took over the offsets of the previous one."""
     patch.setattr(LogDirOffsets, "applies_to", lambda self, topic_partition, directory: True)
@@ -163,7 +163,7 @@ _TORN_APART: Final = {"drop_s": "0.25", "crash_s": "0.8", "down_s": "0.3", "part
 """Responses of coordinators are lost, so that commits are retried while the group rebalances."""
 
 
-@breaks(6, "commits", "2026-11-23", scenario="members", **_TORN_APART)
+@breaks(6, "commits", "2026-11-28", scenario="members", **_TORN_APART)
 def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatch) -> None:
     """Its retry was sent with the generation of the member at that time."""
 
