@@ -22,7 +22,7 @@ from fenceline.local_cluster.cuts import NetworkCut, NetworkCuts
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
 from tests.conftest import need_apache_kafka
-from tests.support.exactly_once_copy import PARTITIONS, Copy, JavaCopy, LibrdkafkaCopy, OwnCopy, committed
+from tests.support.exactly_once_copy import PARTITIONS, Copy, JavaCopy, LibrdkafkaProcess, OwnCopy, committed
 from tests.support.kafka_start import quick_environment
 from tests.support.replicated_chaos import GROUPS, SOON_MISSED
 from tests.testing.echo_peer import need_cuts
@@ -35,7 +35,7 @@ SETTINGS = {
     "transaction.state.log.min.isr": "2",
     "transaction.state.log.num.partitions": "3",
 }
-COPIES: dict[str, type[Copy]] = {"librdkafka": LibrdkafkaCopy, "own": OwnCopy, "java": JavaCopy}
+COPIES: dict[str, type[Copy]] = {"librdkafka": LibrdkafkaProcess, "own": OwnCopy, "java": JavaCopy}
 PER_SECOND = 100
 _GOES_ON_S = 180
 _REPORT_S = 60

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import threading
-from typing import Final
+import time
+from typing import ClassVar, Final
 
 import confluent_kafka
 
@@ -22,6 +24,7 @@ SOURCE: Final = "source"
 TARGET: Final = "target"
 PARTITIONS: Final = 3
 _BATCH: Final = 25
+_SILENT_S: Final = 60.0
 
 
 class Copy(threading.Thread):
@@ -48,6 +51,9 @@ class Copy(threading.Thread):
 
     def live(self) -> None:
         raise NotImplementedError
+
+    def on_commit(self) -> None:
+        self.commits += 1
 
     def finish(self) -> None:
         self.stopping.set()
@@ -85,7 +91,7 @@ class LibrdkafkaCopy(Copy):
                     consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 60
                 )
                 producer.commit_transaction(60)
-                self.commits += 1
+                self.on_commit()
         finally:
             with contextlib.suppress(confluent_kafka.KafkaException):
                 consumer.close()
@@ -116,37 +122,70 @@ class OwnCopy(Copy):
                     for record in records:
                         producer.send(self.target, record.value, partition=record.partition)
                     producer.send_offsets_to_transaction(records.next_offsets(), consumer.group_metadata())
-                self.commits += 1
+                self.on_commit()
 
 
-class JavaCopy(Copy):
-    """The Java client: Kafka's own TransactionalMessageCopier, which ends when it has copied what there was."""
+class ProcessCopy(Copy):
+    """A copier in a process of its own, which prints a line for each commit. One that is silent is killed."""
+
+    commit_line: ClassVar[str]
+    """In the output once for each commit."""
+
+    def program(self) -> list[str]:
+        raise NotImplementedError
 
     def live(self) -> None:
-        program = java_command(
+        process = subprocess.Popen(self.program(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        reaper.watch_process(process.pid)
+        heard_s = time.monotonic()
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(1):
+                if self.stopping.is_set() or time.monotonic() > heard_s + _SILENT_S:
+                    process.kill()
+
+        threading.Thread(target=watch, daemon=True).start()
+        last: list[str] = []
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                heard_s = time.monotonic()
+                self.commits += self.commit_line in line
+                last = [*last[-5:], line.strip()]
+        finally:
+            ended.set()
+            process.kill()
+            code = process.wait()
+            reaper.forget_process(process.pid)
+        if code and not self.stopping.is_set():
+            self.restarts += 1
+            self.errors.append(f"exit code {code}: {' '.join(last)}"[:400])
+
+
+class JavaCopy(ProcessCopy):
+    """The Java client: Kafka's own TransactionalMessageCopier, which ends when it has copied what there was."""
+
+    commit_line = '"stage":"ProcessLoop"'
+
+    def program(self) -> list[str]:
+        return java_command(
             "org.apache.kafka.tools.TransactionalMessageCopier",
             *("--broker-list", self.bootstrap, "--input-topic", self.source, "--output-topic", self.target),
             *("--input-partition", "0", "--group-mode", "--use-group-metadata", "--consumer-group", self.name),
             *("--transactional-id", self.name, "--transaction-size", str(_BATCH), "--transaction-timeout", "20000"),
             heap="128m",
         )
-        process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        reaper.watch_process(process.pid)
-        last: list[str] = []
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:  # a line for each transaction
-                self.commits += '"stage":"ProcessLoop"' in line
-                last = [*last[-5:], line.strip()]
-                if self.stopping.is_set():
-                    return
-        finally:
-            process.kill()
-            code = process.wait()
-            reaper.forget_process(process.pid)
-        if code and not self.stopping.is_set():
-            self.restarts += 1
-            self.errors.append(" ".join(last)[:400])
+
+
+class LibrdkafkaProcess(ProcessCopy):
+    """confluent-kafka. Its send_offsets_to_transaction may hang for ever while the group's coordinator is away (issues
+    5456 and 5511 of librdkafka 2.16): no thread could be ended then."""
+
+    commit_line = "committed"
+
+    def program(self) -> list[str]:
+        return [sys.executable, "-m", __name__, self.bootstrap, self.name, self.source, self.target]
 
 
 def committed(bootstrap: str, topic: str) -> dict[int, list[int]]:
@@ -172,3 +211,12 @@ def committed(bootstrap: str, topic: str) -> dict[int, list[int]]:
             at_end.add(message.partition())
     consumer.close()
     return found
+
+
+class _Printing(LibrdkafkaCopy):
+    def on_commit(self) -> None:
+        print(LibrdkafkaProcess.commit_line, flush=True)
+
+
+if __name__ == "__main__":
+    _Printing(*sys.argv[1:]).live()
