@@ -278,6 +278,30 @@ def test_lost_end_marker_is_written_again_as_the_coordinator_decided(outcome: bo
     run_story(story)
 
 
+def test_lost_end_marker_is_written_before_the_next_transaction_of_the_producer_ends() -> None:
+    """transactions.md X61, X62: the fence of the next one ends all that is open of the producer."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(3)
+        _transaction(desk, 7)
+        desk.decided = {7: True}
+        desk.held_producers = frozenset({7})
+        fence = desk._fence
+
+        async def aborts(where: TopicPartition) -> frozenset[int] | None:
+            assert desk.markers.end(TOPIC, 0, MarkerToWrite((7, 2), 0, False, 2)) is ErrorCode.NONE
+            return await fence(where)
+
+        desk.replication._fence_transactions = aborts
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await _asked(desk)
+        log = desk.replica().log
+        assert log.log_end_offset == log.last_stable_offset == 3
+        assert log.aborted_transactions(0, 3) == [], "its records are committed"
+
+    run_story(story)
+
+
 @pytest.mark.parametrize("unanswered", ["held_producers", "outcomes"])
 def test_without_an_answer_of_the_coordinators_transactions_are_left_to_them(
     monkeypatch: pytest.MonkeyPatch, unanswered: str

@@ -194,6 +194,7 @@ class Desk:
         """Partitions about which an uncleanly elected leader has asked coordinators."""
         self.held_producers: frozenset[int] | None = frozenset()
         self.outcomes: dict[int, bool | None] | None = {}
+        self.decided: dict[int, bool] = {}
         """What they answer: the producers whose end markers will come."""
         self.group_code = ErrorCode.NONE
         node = NodeView(ME, CLUSTER, self.config, lambda: self.image)
@@ -250,6 +251,9 @@ class Desk:
     async def _outcomes(self, where: TopicPartition, open_ones: Any) -> dict[int, bool | None] | None:
         return self.outcomes
 
+    async def _decided(self, where: TopicPartition, open_ones: Any) -> dict[int, bool]:
+        return self.decided
+
     def new_plane(self) -> DataPlane:
         """As after a start, on the same directories and metadata."""
         return DataPlane(
@@ -265,6 +269,7 @@ class Desk:
             log_config=lambda _: self.topic_settings,
             fence_transactions=self._fence,
             transaction_outcomes=self._outcomes,
+            decided_transactions=self._decided,
             trouble=self.storage_trouble,
             clock=self.clock,
             rng=Random(1),

@@ -25,7 +25,9 @@ from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.node.api.fetch import reads
 from fenceline.node.api.handlers.transaction_markers import TransactionMarkers
 from fenceline.node.coordination.appends import CoordinatorAppends
+from fenceline.node.losses.lost_transactions import LostTransactions
 from fenceline.node.transactions.marker_sender import MarkerSender
+from fenceline.node.transactions.recovery import TransactionRecovery
 from fenceline.node.transactions.verification import Verification
 from fenceline.testing.simulation.brokers_transactions import Transactor
 from fenceline.transactions import decisions, shard
@@ -209,7 +211,7 @@ def _a_rejected_record_changes_nothing(patch: pytest.MonkeyPatch) -> None:
 # --- the coordinator: its log ----------------------------------------
 
 
-@breaks(14, "LEFT_OPEN", "2026-11-28", scenario=_IN)
+@breaks(28, "NOT_REQUESTED", "2026-11-28", scenario=_IN)
 def _a_response_waits_for_the_replicas(patch: pytest.MonkeyPatch) -> None:
     """The state is answered as soon as the leader has it."""
     start = CoordinatorAppends.start
@@ -332,7 +334,7 @@ def _kafka_19999_a_marker_may_be_repeated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProducerStates, "check_marker", strict)
 
 
-@breaks(131, "TORN", "2026-11-28", scenario=_IN)
+@breaks(171, "LOST_WRITE", "2026-11-28", scenario=_IN)
 def _markers_are_of_the_decision(patch: pytest.MonkeyPatch) -> None:
     """Those that are sent again abort."""
     retry = StatePartition._retry
@@ -483,6 +485,43 @@ def _kafka_13782_the_offsets_partition_is_added_to_the_transaction(patch: pytest
         return await ask(self, name, identity, (index + 1) % 2 if adds else index, adds)
 
     patch.setattr(Verification, "ask_for_offsets", wrong)
+
+
+# --- losses ----------------------------------------
+
+_LOSING: Final = {
+    "unclean": "1",
+    "strand_s": "0.4",
+    "replicas": "2",
+    "min_isr": "1",
+    "deletes": "0",
+    "compaction": "0",
+    "think_ms": "20",
+}
+
+
+@breaks(116, "LOST_WRITE", "2026-11-28", scenario=_IN, **_LOSING)
+def _kip_704_a_recovering_leader_asks_the_coordinators(patch: pytest.MonkeyPatch) -> None:
+    """It aborts what is open in its log."""
+
+    async def nothing(self: TransactionRecovery, where: Any) -> frozenset[int]:
+        return frozenset()
+
+    async def unknown(self: TransactionRecovery, where: Any, open_ones: Any) -> dict[int, bool]:
+        return {}
+
+    patch.setattr(TransactionRecovery, "fence", nothing)
+    patch.setattr(TransactionRecovery, "outcomes", unknown)
+
+
+@breaks(41, "receipts", "2026-11-28", scenario=_IN, **_LOSING)
+def _a_receipt_names_the_transactions_that_lost_records(patch: pytest.MonkeyPatch) -> None:
+    async def nothing(self: LostTransactions, receipts: Any) -> bool:
+        for receipt in receipts:
+            self._keeper.complete(receipt.id, receipt.transactions, is_final=True)
+        return True
+
+    patch.setattr(LostTransactions, "_complete", nothing)
 
 
 # --- the client ----------------------------------------

@@ -102,3 +102,32 @@ def test_abort_of_nothing_is_no_transaction_of_a_partition() -> None:
     assert past is not None
     assert past.commit is True
     assert found.of(*following, A, world.wall_ms) is None
+
+
+def test_records_belong_to_one_transaction_only_if_their_epoch_has_no_other() -> None:
+    world = World()
+    first = world.begun(A)
+    world.end(first, commit=True)
+    second = ProducerIdentity(first.producer_id, first.epoch + 1)
+    world.add(second, A)
+    found = history_of(world, first.producer_id)
+    past = found.only(*first, A)
+    assert past is not None
+    assert past.commit
+    undecided = found.only(*second, A)
+    assert undecided is not None
+    assert undecided.commit is None
+
+    world = World(level=0)
+    identity = world.begun(A, version=0)
+    world.end(identity, commit=True, version=3)
+    world.add(identity, A)
+    found = history_of(world, identity.producer_id)
+    assert found.of(*identity, A, 0) is not None
+    assert found.only(*identity, A) is None, "before transaction version 2 it may be either"
+
+
+def test_producers_of_which_nothing_was_read() -> None:
+    world = World()
+    identity = world.begun(A)
+    assert history_of(world, identity.producer_id, 77).unknown == {77}

@@ -229,6 +229,7 @@ class Broker:
             log_config=self.log_config,
             fence_transactions=lambda where: self.transaction_recovery.fence(where),
             transaction_outcomes=lambda where, open_ones: self.transaction_recovery.outcomes(where, open_ones),
+            decided_transactions=lambda where, open_ones: self.transaction_recovery.decided(where, open_ones),
             trouble=self.storage_trouble,
             clock=self.clock,
             rng=self.rng,

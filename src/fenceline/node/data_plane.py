@@ -28,7 +28,12 @@ from fenceline.node.net.peer_connection import dial_from
 from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.node.replication.peers import Peers
 from fenceline.node.replication.replicas import Replicas
-from fenceline.node.replication.replication import FenceTransactions, Replication, TransactionOutcomes
+from fenceline.node.replication.replication import (
+    DecidedTransactions,
+    FenceTransactions,
+    Replication,
+    TransactionOutcomes,
+)
 from fenceline.node.signal import Signal
 from fenceline.node.storage.checkpoints import Checkpoints
 from fenceline.node.storage.directory_assignments import DirectoryAssignments
@@ -76,6 +81,7 @@ class DataPlane:
         log_config: Callable[[str], Mapping[str, str | None]],
         fence_transactions: FenceTransactions,
         transaction_outcomes: TransactionOutcomes,
+        decided_transactions: DecidedTransactions,
         trouble: StorageTrouble,
         clock: Clock,
         rng: Random,
@@ -125,6 +131,7 @@ class DataPlane:
             rejected=partial(rejected_by_follower, trouble),
             fence_transactions=fence_transactions,
             transaction_outcomes=transaction_outcomes,
+            decided_transactions=decided_transactions,
         )
         self.assignments = DirectoryAssignments(node_id, broker_epoch, submit)
         self.partitions = Replicas(

@@ -49,6 +49,11 @@ class TransactionHistory:
         """By transactional id: its newest transaction."""
         self._found: list[PastTransaction] = []
 
+    @property
+    def unknown(self) -> frozenset[int]:
+        """Those of the producers of which nothing was read."""
+        return self._wanted - {each.producer_id for each in self._found}
+
     def add(self, key: bytes | None, value: bytes | None) -> None:
         """The next record of a partition of the topic. Raises InternalError on unreadable bytes."""
         record = decode(key, value)
@@ -69,12 +74,20 @@ class TransactionHistory:
         Before transaction version 2, an epoch has many transactions: it is the first that was not decided before the
         records were written, as far as the producer's clock and the coordinator's agree.
         """
-        found = [
+        found = self._possible(producer_id, epoch, partition)
+        return next((each for each in found if each.decided_ms >= written_ms), found[-1] if found else None)
+
+    def only(self, producer_id: int, epoch: int, partition: TopicIndex) -> PastTransaction | None:
+        """As `of`, if there is just one that the records can belong to."""
+        found = self._possible(producer_id, epoch, partition)
+        return found[0] if len(found) == 1 else None
+
+    def _possible(self, producer_id: int, epoch: int, partition: TopicIndex) -> list[PastTransaction]:
+        return [
             each
             for each in self._found
             if each.can_be(producer_id, epoch) and (partition in each.partitions or not each.partitions)
         ]
-        return next((each for each in found if each.decided_ms >= written_ms), found[-1] if found else None)
 
     def _ongoing(self, name: str, now: Transaction) -> None:
         last = self._last.get(name)

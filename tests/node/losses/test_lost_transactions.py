@@ -137,6 +137,23 @@ def test_undecided_transaction_is_asked_about_until_it_has_ended() -> None:
     run_story(story)
 
 
+def test_transaction_whose_end_was_compacted_away_is_asked_about_no_more() -> None:
+    async def story(stage: Stage) -> None:
+        identity = stage.world.begun(HERE, OTHER)
+        stage.lose(*identity)
+        await asyncio.sleep(100)
+        assert stage.due().transactions[0].outcome is TransactionFate.OPEN
+        stage.world.log[0].clear()
+        await asyncio.sleep(100)
+        (only,) = stage.due().transactions
+        assert (only.outcome, only.transactional_id) == (TransactionFate.UNKNOWN, "orders")
+        asked = len(stage.asked)
+        await asyncio.sleep(1_000)
+        assert len(stage.asked) == asked
+
+    run_story(story)
+
+
 def test_silent_coordinator_is_asked_again() -> None:
     async def story(stage: Stage) -> None:
         identity = stage.world.begun(HERE)

@@ -322,6 +322,24 @@ def test_outcomes_of_transactions_without_their_end_marker() -> None:
     run_story(story)
 
 
+def test_decided_transactions_of_which_the_epoch_is_sure() -> None:
+    async def story(brokers: Brokers) -> None:
+        world = World()
+        committed = world.begun(("rain", 0))
+        world.end(committed, commit=True)
+        undecided = world.begun(("rain", 0), name="another")
+        brokers.history = TransactionHistory({committed.producer_id, undecided.producer_id})
+        for key, value in world.log[0]:
+            brokers.history.add(key, value)
+        brokers.asked_for = {committed.producer_id, undecided.producer_id}
+        entries = [ProducerEntry(*identity, 0, world.wall_ms, 5) for identity in (committed, undecided)]
+        assert await brokers.recovery.decided(RAIN, entries) == {committed.producer_id: True}
+        brokers.history = None
+        assert await brokers.recovery.decided(RAIN, entries) == {}
+
+    run_story(story)
+
+
 def test_close_ends_the_late_questions() -> None:
     async def story(brokers: Brokers) -> None:
         brokers.coordinators[3].is_down = True

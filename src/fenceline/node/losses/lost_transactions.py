@@ -95,7 +95,9 @@ def _answered(transaction: LostTransaction, receipt: Receipt, history: Transacti
         # A marker alone: of transaction version 2, it has the epoch after that of the transaction.
         past = history.of(producer_id, epoch - 1, at, transaction.newest_ms)
     if past is None:
-        return transaction
+        # What was open has ended since, and compaction has removed how.
+        is_open = transaction.outcome is TransactionFate.OPEN
+        return replace(transaction, outcome=TransactionFate.UNKNOWN) if is_open else transaction
     outcome = TransactionFate.of(past.commit, TransactionFate.OPEN)
     return replace(
         transaction,

@@ -9,6 +9,7 @@ Rules: `epochs.md E31`, `E35`, `E38`; `recovery.md V37-V41`.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -63,6 +64,10 @@ TransactionOutcomes: TypeAlias = Callable[
 """By producer id: whether the transaction that is open in a partition was committed; None: undecided; absent: no
 coordinator knows it. None for all: a coordinator could not be asked."""
 
+DecidedTransactions: TypeAlias = Callable[["TopicPartition", Sequence[ProducerEntry]], Awaitable[Mapping[int, bool]]]
+"""By producer id: whether the transaction that is open in a partition was committed, where the producer's epoch alone
+tells which transaction it is."""
+
 
 class FlushUpTo(Protocol):
     """Waits until a log is durable at least up to an offset; returns why it never will be."""
@@ -92,6 +97,7 @@ class Replication:
         rejected: Callable[[Replica, StorageError], None],
         fence_transactions: FenceTransactions,
         transaction_outcomes: TransactionOutcomes,
+        decided_transactions: DecidedTransactions,
     ) -> None:
         """`submit` sends a request to the controller; `next_change` completes with the next change of its metadata.
         `cut_log`: see `link_work.Host`. `checkpoint` writes the offset checkpoints; raises StorageError. `rejected`:
@@ -107,6 +113,7 @@ class Replication:
         self._rejected = rejected
         self._fence_transactions = fence_transactions
         self._transaction_outcomes = transaction_outcomes
+        self._decided_transactions = decided_transactions
         self.cut_log = cut_log
         self.checkpoint = checkpoint
         self.replication_endpoint = peers.endpoint
@@ -327,12 +334,13 @@ class Replication:
         while replica.leader is leader and leader.is_recovering:
             if len(self._image().brokers) > 1:
                 self._waits_for_others.add(replica)
-            held = await self._fence_transactions(replica.topic_partition)
-            outcomes = await self._outcomes(replica, held)
-            if replica.leader is not leader:
-                return
             try:
-                aborted, committed = self._end_open_transactions(replica, leader, outcomes)
+                before = await self._end_decided(replica, leader)
+                held = await self._fence_transactions(replica.topic_partition)
+                outcomes = await self._outcomes(replica, held)
+                if replica.leader is not leader:
+                    return
+                ended = before + self._end_open_transactions(replica, leader, outcomes)
                 if held and not replica.is_internal:
                     await self._end_markers(replica, held)
                 error = await self._flush_up_to(replica, replica.log.log_end_offset)
@@ -353,8 +361,8 @@ class Replication:
                 partition=str(replica.topic_partition),
                 leader_epoch=leader.leader_epoch,
                 log_end_offset=replica.log.log_end_offset,
-                aborted_transactions=aborted,
-                committed_transactions=committed,
+                aborted_transactions=ended[False],
+                committed_transactions=ended[True],
             )
             proposal = leader.propose_recovered()
             if proposal is not None:
@@ -411,11 +419,22 @@ class Replication:
         )
         return {}
 
+    async def _end_decided(self, replica: Replica, leader: LeaderState) -> Counter[bool]:
+        """Write the lost end markers of decided transactions, before that of a later transaction of the same producer
+        comes and ends them. As `_end_open_transactions`."""
+        open_ones = _open_producers(replica)
+        if not open_ones or replica.is_internal:
+            return Counter()
+        decided = await self._decided_transactions(replica.topic_partition, open_ones)
+        if replica.leader is not leader:
+            return Counter()
+        return self._end_open_transactions(replica, leader, decided)
+
     def _end_open_transactions(
         self, replica: Replica, leader: LeaderState, outcomes: Mapping[int, bool | None]
-    ) -> tuple[int, int]:
-        """Write the end markers that the log lacks. Returns the number of aborted and of committed transactions."""
-        now_ms, ended = self._clock.now_ms(), [0, 0]
+    ) -> Counter[bool]:
+        """Write the end markers that the log lacks. Returns the number of committed (True) and aborted transactions."""
+        now_ms, ended = self._clock.now_ms(), Counter[bool]()
         for producer in _open_producers(replica):
             commit = outcomes.get(producer.producer_id)
             if commit is None:
@@ -427,7 +446,7 @@ class Replication:
             )
             replica.appended()
             ended[commit] += 1
-        return ended[False], ended[True]
+        return ended
 
     def _stop_recovery(self, replica: Replica) -> None:
         self._waits_for_others.discard(replica)

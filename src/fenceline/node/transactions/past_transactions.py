@@ -2,7 +2,8 @@
 
 A coordinator forgets the partitions of a transaction once all end markers are written. Its log keeps them until
 compaction: the ids of the producers are listed, then the partitions of `__transaction_state` that hold them are read.
-Works with brokers of Apache Kafka.
+A producer id that is not listed may be an earlier one of its transactional id, whose epochs have run out, or its
+coordinator has not heard yet that it leads: then all partitions are read. Works with brokers of Apache Kafka.
 
 Owns the requests. Never decides; `transactions.history` reads the records. Rules: transactions.md X26, X31, X61.
 """
@@ -18,7 +19,7 @@ from fenceline.errors import ErrorCode, FencelineError, PeerError
 from fenceline.ids import NO_LEADER, TRANSACTION_STATE_TOPIC
 from fenceline.node.logs import Logger
 from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection
-from fenceline.node.replication.leader_queries import EARLIEST, LeaderQueries
+from fenceline.node.replication.leader_queries import EARLIEST, LATEST, LeaderQueries
 from fenceline.records.batch import iter_headers
 from fenceline.records.decode import decode_batch
 from fenceline.transactions.history import TransactionHistory
@@ -66,19 +67,23 @@ class PastTransactions:
         leaders = self._leaders()
         if any(leader == NO_LEADER for leader in leaders):
             return None
+        connections: dict[int, PeerConnection] = {}
         try:
             for broker in sorted(set(leaders)):
-                connection = await self._peers.open(broker, f"broker-{self._node_id}-past-transactions")
-                try:
-                    listed = await self._listed(connection, sorted(producer_ids))
-                    for index in sorted({partition_for(name, len(leaders)) for name in listed}):
-                        if leaders[index] == broker:
-                            await self._read(connection, index, history)
-                finally:
-                    connection.close()
+                name = f"broker-{self._node_id}-past-transactions"
+                connections[broker] = await self._peers.open(broker, name)
+            listed = [await self._listed(each, sorted(producer_ids)) for each in connections.values()]
+            held_by = {partition_for(name, len(leaders)) for name in set().union(*listed)}
+            others = [index for index in range(len(leaders)) if index not in held_by]
+            for index in (*sorted(held_by), *others):
+                if index in held_by or history.unknown:
+                    await self._read(connections[leaders[index]], index, history)
         except (ConnectionError, FencelineError, MalformedRequest, NoSuchVersion, TimeoutError) as error:
             log.debug("coordinators could not be asked about past transactions", reason=str(error))
             return None
+        finally:
+            for connection in connections.values():
+                connection.close()
         return history if leaders == self._leaders() else None
 
     def _leaders(self) -> list[int]:
@@ -96,11 +101,11 @@ class PastTransactions:
         return found
 
     async def _read(self, connection: PeerConnection, index: int, history: TransactionHistory) -> None:
-        """A whole partition, up to its high watermark."""
-        offset = await self._start(connection, index)
-        end: int | None = None
+        """A whole partition, up to its end as the leader tells it once it knows what is committed (KIP-207)."""
+        offset = await self._offset(connection, index, EARLIEST)
+        end = await self._offset(connection, index, LATEST)
         version = connection.version_for(ApiKey.FETCH, *_FETCH_VERSIONS)
-        while end is None or offset < end:
+        while offset < end:
             row = {"partition": index, "fetch_offset": offset, "partition_max_bytes": _FETCH_BYTES}
             fields = {
                 "max_wait": 0,
@@ -111,16 +116,15 @@ class PastTransactions:
             answer = await connection.call(ApiKey.FETCH, version, fields, self._timeout_s)
             partition = _only(answer.responses)
             _raise_if(partition.error_code)
-            end = partition.high_watermark if end is None else end
             read_to = _add(history, memoryview(partition.records or b""), offset)
             if read_to == offset:
                 return  # compaction has removed the rest
             offset = read_to
             await asyncio.sleep(0)
 
-    async def _start(self, connection: PeerConnection, index: int) -> int:
+    async def _offset(self, connection: PeerConnection, index: int, timestamp: int) -> int:
         queries = LeaderQueries(connection, _CONSUMER, TRANSACTION_STATE_TOPIC, index, _ANY_EPOCH, self._timeout_s)
-        found = await queries.offset(EARLIEST, first_version=_LIST_OFFSETS_VERSION)
+        found = await queries.offset(timestamp, first_version=_LIST_OFFSETS_VERSION)
         if found is None:
             raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         _raise_if(found.error_code)

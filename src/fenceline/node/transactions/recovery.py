@@ -5,7 +5,8 @@ coordinator, which still lists the partition, could commit the rest: the transac
 transaction that has the partition, also one of which the log has nothing any more, is aborted by its coordinator: a new
 producer with the id is asked for once, which fences the old one. Decided transactions are left alone; their markers
 come. A transaction that is complete for its coordinator, but open here, has lost its end marker: the coordinator's log
-tells which one it was.
+tells which one it was. It is written first, if it is sure which transaction it belongs to: the producer may have begun
+another one since, whose marker would end both.
 
 A coordinator counts as asked about a partition of `__transaction_state` if it leads it in the newest epoch known here,
 before and after the question: a broker that has not heard yet that it leads it would leave out its transactions.
@@ -115,6 +116,25 @@ class TransactionRecovery:
         if self._task is None:
             self._task = asyncio.ensure_future(self._run())
         return await asyncio.shield(result)
+
+    async def decided(self, where: TopicPartition, open_ones: Sequence[ProducerEntry]) -> Mapping[int, bool]:
+        """By producer id: whether the transaction that is open in this partition was committed, if its coordinator has
+        decided it and no other transaction of the producer can have written its records. Asked before `fence`: the
+        marker of a later transaction would end it."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                history = await self._history_of({each.producer_id for each in open_ones})
+        except TimeoutError:
+            history = None
+        if history is None:
+            return {}
+        at = where.topic, where.partition
+        found = {each.producer_id: history.only(each.producer_id, each.epoch, at) for each in open_ones}
+        return {
+            producer_id: past.commit
+            for producer_id, past in found.items()
+            if past is not None and past.commit is not None
+        }
 
     async def outcomes(
         self, where: TopicPartition, open_ones: Sequence[ProducerEntry]

@@ -114,7 +114,8 @@ class _Node:
         self.receipts: dict[str, Receipt] = {}
         """By id: the receipts that it reported since its start; receipts that the ledger has may be deleted from the
         disk."""
-        self.undelivered = 0
+        self.due: list[Receipt] = []
+        """Its receipts that are not delivered, at the last check."""
         self.has_metadata = False
         self.removed = RemovedChecks(process.disk)
 
@@ -207,10 +208,12 @@ class DataChecks:
         broker = node.broker
         broker.groups.coordinator.check()
         losses = broker.losses
-        if losses.undelivered != node.undelivered:
-            node.undelivered = losses.undelivered
-            node.receipts.update((each.id, each) for each in losses.next_due(node.undelivered))
-            self.receipts |= node.receipts
+        if losses.undelivered or node.due:
+            due = losses.next_due(losses.undelivered)
+            if due != node.due:  # a receipt is due again once its transactions are known
+                node.due = due
+                node.receipts.update((each.id, each) for each in due)
+                self.receipts |= node.receipts
         open_by_id, copies = broker.partitions.open_by_id, node.copies
         if len(copies) > len(open_by_id):
             for key in [each for each in copies if each not in open_by_id]:
@@ -218,7 +221,7 @@ class DataChecks:
                 if not self._was_removed(key, process.node_id):
                     self._crashes[process.node_id].untraced.update((key, batch) for batch in closed.log)
                 self._commit_on_close(node, key, closed)
-        node.removed.check(broker, self._leader_log, self._receipts_of, process.name)
+        node.removed.check(broker, self._leader_log, self.receipts_of, process.name)
         for key, replica in open_by_id.items():
             copy = copies.get(key)
             if copy is None or copy.replica is not replica:
@@ -455,9 +458,10 @@ class DataChecks:
 
     def _known_receipts(self, key: Key) -> dict[str, Receipt]:
         """By id: the receipts of all nodes so far. A directory that returns after a failure has old ones, too."""
-        return {each.id: each for each in self._receipts_of(key)}
+        return {each.id: each for each in self.receipts_of(key)}
 
-    def _receipts_of(self, key: Key) -> list[Receipt]:
+    def receipts_of(self, key: Key) -> list[Receipt]:
+        """All that are about records of this partition."""
         return [each for each in self.receipts.values() if is_of(each, key)]
 
     def _commit_on_close(self, node: _Node, key: Key, copy: _Copy) -> None:
@@ -640,7 +644,7 @@ class DataChecks:
         replica, unless no replica could know of it. Raises InvariantBroken."""
         for key in self._partitions:
             history = self.histories[key]
-            receipts = self._receipts_of(key)
+            receipts = self.receipts_of(key)
             for batch in history.lost_batches if not history.is_compacted else ():
                 # A later unclean election may have restored it.
                 is_there = history.batch_at(batch.base_offset) == batch

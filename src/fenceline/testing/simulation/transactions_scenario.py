@@ -6,13 +6,15 @@ Owns the options that it draws, when all transactions have ended, and the check 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from random import Random
 from types import ModuleType
 from typing import Any, Final
 
 from fenceline.log.core import guards, producer_state
+from fenceline.losses.receipt import LossClass, Receipt
+from fenceline.losses.transactions import TransactionFate
 from fenceline.metadata.features import ELR_VERSION, TRANSACTION_VERSION, fresh_levels
 from fenceline.records.batch import read_header
 from fenceline.records.markers import read_end_marker
@@ -35,7 +37,14 @@ from fenceline.testing.simulation.profiles import draw
 from fenceline.testing.simulation.transactions_admin import CoordinatorsAdmin
 from fenceline.testing.simulation.world import Process, World
 from fenceline.testing.transaction_checks import check, transaction_summary
-from fenceline.testing.transaction_history import ClientTransactions, LogBuilder, TransactionLog
+from fenceline.testing.transaction_history import (
+    ClientOutcome,
+    ClientTransaction,
+    ClientTransactions,
+    LogBuilder,
+    SentValue,
+    TransactionLog,
+)
 from fenceline.transactions import decisions, model
 from fenceline.transactions.model import MAX_EPOCH
 
@@ -84,12 +93,30 @@ def _compacted(rng: Random, options: Options) -> Options:
     )
 
 
+def _losing(options: Options) -> Options:
+    """Logs of clients lose what is committed. Nothing is compacted: the coordinators' logs have all transactions. Every
+    end raises the epoch: before transaction version 2 clocks decide which transaction has lost a record."""
+    return replace(
+        options,
+        profile="losing",
+        unclean=True,
+        strand_s=0.4,
+        replicas=2,
+        min_isr=1,
+        deletes=False,
+        compaction=False,
+        transaction_version=2,
+        changes_level=False,
+    )
+
+
 _MOST_TO_REST_S: Final = 60.0
 """Of virtual time, until every transaction has ended."""
 
 
 class TransactionsScenario(BrokersScenario):
-    """The cluster of `brokers` without unclean elections, with transactional clients: a `stage.Scenario`."""
+    """The cluster of `brokers` with transactional clients: a `stage.Scenario`. Where logs lose records nobody
+    copies."""
 
     name = "transactions"
     more_config = _CONFIG
@@ -131,7 +158,8 @@ class TransactionsScenario(BrokersScenario):
             slow_chance=rng.choice((0.0, 0.01, 0.05)),
             slow_delay_s=rng.choice((0.2, 1.0)),
         )
-        return _compacted(rng, options) if rng.random() < 0.3 else options
+        options = _compacted(rng, options) if rng.random() < 0.3 else options
+        return _losing(options) if rng.random() < 0.15 else options
 
     def build(self) -> None:
         """See `BrokersScenario`. Epochs that run out soon are a constant of several modules."""
@@ -166,6 +194,9 @@ class TransactionsScenario(BrokersScenario):
 
     def clients(self) -> list[type[SimulatedClient]]:
         """See `BrokersScenario`."""
+        if self._world.options.unclean:
+            # Positions and copies of what is lost prove nothing.
+            return [CoordinatorsAdmin, Transactor, Transactor, Transactor, Transactor, SimulatedProducer]
         return [
             CoordinatorsAdmin,
             Transactor,
@@ -196,7 +227,7 @@ class TransactionsScenario(BrokersScenario):
             reader.must_rest or reader.has_read(where, end) for where, end in ends.items() for reader in readers
         ):
             return False
-        if self._undecided() or self._unstable():
+        if self._undecided() or self._unstable() or self._has_incomplete_receipts():
             return False
         if not self._reads_again:
             self._reads_again = True
@@ -244,9 +275,25 @@ class TransactionsScenario(BrokersScenario):
     def _check_history(self) -> None:
         self._history.logs.update(self._logs())
         live = {_name(history.name, topic_id) for (topic_id, _), history in self._live()}
-        found = transaction_summary(check(self._history, is_lost=lambda partition, offset: partition not in live))
+        cut = self._receipts()
+        first_cut = {where: min(each.start_offset for each in receipts) for where, receipts in cut.items() if receipts}
+
+        def is_lost(partition: Partition, offset: int) -> bool:
+            return partition not in live or offset >= first_cut.get(partition, offset + 1)
+
+        found = transaction_summary(check(self._history, is_lost=is_lost))
         if found:
             raise InvariantBroken(f"{found} (transactions)")
+        for transaction in self._history.transactions:
+            if transaction.outcome is ClientOutcome.COMMITTED:
+                check_losses(transaction, self._history.logs, cut)
+
+    def _receipts(self) -> dict[Partition, list[Receipt]]:
+        return {_name(history.name, key[0]): self.checks.receipts_of(key) for key, history in self._live()}
+
+    def _has_incomplete_receipts(self) -> bool:
+        """Whether coordinators are still asked about transactions that lost records."""
+        return any(broker.losses.next_incomplete(1) for broker in self._brokers.values() if broker.has_metadata)
 
     def _live(self) -> Iterator[tuple[Key, PartitionHistory]]:
         """The partitions of the clients' topics that were not deleted."""
@@ -280,6 +327,35 @@ class TransactionsScenario(BrokersScenario):
                 broker.transactions.coordinator.check()
             except AssertionError as error:
                 raise InvariantBroken(f"{process.name}: {error} (coordinator)") from error
+
+
+def check_losses(
+    transaction: ClientTransaction,
+    logs: Mapping[Partition, TransactionLog],
+    receipts: Mapping[Partition, Iterable[Receipt]],
+) -> None:
+    """Raises InvariantBroken if a record of this committed transaction is gone and no receipt says so: of which
+    transaction, that it was committed, and that it is torn if another record of it is there."""
+    there: list[SentValue] = []
+    gone: list[SentValue] = []
+    for sent in transaction.sent:
+        if sent.partition not in receipts or sent.offset < 0:
+            continue
+        is_there = any((each.offset, each.value) == (sent.offset, sent.value) for each in logs[sent.partition].values)
+        (there if is_there else gone).append(sent)
+    for sent in gone:
+        told = [
+            (receipt, lost)
+            for receipt in receipts[sent.partition]
+            for lost in receipt.transactions
+            if lost.start_offset <= sent.offset < lost.end_offset_exclusive
+            and lost.transactional_id == transaction.transactional_id
+            and lost.outcome is TransactionFate.COMMITTED
+        ]
+        if not told:
+            raise InvariantBroken(f"no receipt says that {sent} of {transaction} is lost (receipts)")
+        if there and not any(receipt.loss_class is LossClass.TORN for receipt, _ in told):
+            raise InvariantBroken(f"no receipt says that {transaction} is torn: {sent} is lost (receipts)")
 
 
 def _name(name: str, topic_id: bytes) -> Partition:
