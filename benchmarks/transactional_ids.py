@@ -11,19 +11,26 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.clusters import ClusterUnderTest, wait_for
+from benchmarks.clusters import ClusterUnderTest
+from benchmarks.coordinators import (
+    REQUEST_TIMEOUT_MS,
+    TRANSACTION,
+    connect,
+    coordinator_of,
+    end,
+    until_done,
+    until_loaded,
+    until_moved,
+    wait_in_sync,
+)
 from benchmarks.harness import SIDES, Figures, resident_mb, scratch
 from benchmarks.workloads import create_topic
-from fenceline.client.admin.admin import Admin
-from fenceline.client.core.config import ClientConfig
-from fenceline.client.core.connection import Connection, open_connection
-from fenceline.errors import ErrorCode, FencelineError
+from fenceline.client.core.connection import Connection
 from fenceline.ids import TRANSACTION_STATE_TOPIC
-from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.wire.apis import ApiKey
 
 IDS: Final = int(os.environ.get("BENCH_IDS", "100000"))
@@ -35,18 +42,6 @@ _SETTINGS: Final = {
     "transaction.state.log.replication.factor": "3",
     "transaction.state.log.min.isr": "2",
 }
-_REQUEST_TIMEOUT_MS: Final = 60_000
-_STEP_S: Final = 0.005
-_PATIENCE_S: Final = 120.0
-_TRANSACTION: Final = 1
-_RETRIABLE: Final = frozenset(
-    {
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.CONCURRENT_TRANSACTIONS,
-    }
-)
 
 
 def run(figures: Figures, repeats: int) -> None:
@@ -60,7 +55,7 @@ def _of_side(figures: Figures, side: Any, directory: Path) -> None:
         cluster.start_voters()
         cluster.wait_complete()
         create_topic(cluster.nodes[0].bootstrap, TOPIC, 1)
-        coordinator = _coordinator(cluster)
+        coordinator = coordinator_of(cluster, TRANSACTION, "any")
         asyncio.run(_init_all(coordinator.bootstrap, "first", 100))
         time.sleep(3)
         before_mb, began_s = resident_mb(coordinator.pid), time.perf_counter()
@@ -76,57 +71,26 @@ def _of_side(figures: Figures, side: Any, directory: Path) -> None:
 
 def _fail_over(figures: Figures, cluster: ClusterUnderTest, what: str, name: str) -> None:
     cluster.wait_complete()
-    wait_for(lambda: _all_in_sync(cluster), "all replicas are in sync")
-    controller, node = cluster.leader(), _coordinator(cluster)
+    wait_in_sync(cluster, TRANSACTION_STATE_TOPIC)
+    controller, node = cluster.leader(), coordinator_of(cluster, TRANSACTION, name)
     identity = asyncio.run(_begin(node.bootstrap, name))
     label = f"coordinator of {IDS:,} ids {what}{', the active controller, too' if node is controller else ''}"
     staying = [each.bootstrap for each in cluster.nodes if each is not node]
-    moment = time.monotonic()
-    if what == "killed":
-        node.kill()
-    else:
-        node.stop()
-        moment = time.monotonic()
-    answered = asyncio.run(_until_ended(staying, node.node_id, name, identity))
+    moment = end(node, what)
+    commits = partial(_commits, name=name, identity=identity)
+    answered = asyncio.run(until_moved(staying, node.node_id, TRANSACTION, name, commits))
     figures.add(f"{label}: until EndTxn is answered", cluster.side, answered - moment, "s")
     node.start()
 
 
-def _all_in_sync(cluster: ClusterUnderTest) -> bool:
-    with Admin({"bootstrap.servers": cluster.nodes[0].bootstrap}) as admin:
-        topics = admin.metadata([TRANSACTION_STATE_TOPIC]).topics
-        return len(topics[TRANSACTION_STATE_TOPIC].partitions[0].isr) == len(cluster.nodes)
-
-
-def _coordinator(cluster: ClusterUnderTest) -> MixedNode:
-    bootstrap = cluster.nodes[0].bootstrap
-    found = wait_for(lambda: asyncio.run(_coordinator_at(bootstrap)), "there is a coordinator")
-    return next(each for each in cluster.nodes if each.node_id == found[0])
-
-
 # --- requests ----------------------------------------
-
-
-async def _connect(bootstrap: str) -> Connection:
-    host, _, port = bootstrap.rpartition(":")
-    return await open_connection(host, int(port), ClientConfig.parse("admin", bootstrap, {}), None)
-
-
-async def _coordinator_at(bootstrap: str) -> tuple[int, str] | None:
-    connection = await _connect(bootstrap)
-    try:
-        fields = {"key": "any", "key_type": _TRANSACTION}
-        answer = await connection.call(ApiKey.FIND_COORDINATOR, 3, fields, timeout_ms=_REQUEST_TIMEOUT_MS)
-    finally:
-        connection.close()
-    return (answer.node_id, f"{answer.host}:{answer.port}") if not answer.error_code else None
 
 
 async def _init_all(bootstrap: str, prefix: str, count: int) -> None:
     waiting = list(range(count))
 
     async def some() -> None:
-        connection = await _connect(bootstrap)
+        connection = await connect(bootstrap)
         while waiting:
             await _init(connection, f"{prefix}-{waiting.pop()}")
         connection.close()
@@ -141,13 +105,13 @@ async def _init(connection: Connection, name: str) -> tuple[int, int]:
         "producer_id": -1,
         "producer_epoch": -1,
     }
-    answer = await _until_done(connection, ApiKey.INIT_PRODUCER_ID, 5, fields)
+    answer = await until_done(connection, ApiKey.INIT_PRODUCER_ID, 5, fields)
     return answer.producer_id, answer.producer_epoch
 
 
 async def _begin(bootstrap: str, name: str) -> tuple[int, int]:
     """A transaction with one partition, without records."""
-    connection = await _connect(bootstrap)
+    connection = await connect(bootstrap)
     producer_id, epoch = await _init(connection, name)
     fields = {
         "v3_and_below_transactional_id": name,
@@ -155,55 +119,16 @@ async def _begin(bootstrap: str, name: str) -> tuple[int, int]:
         "v3_and_below_producer_epoch": epoch,
         "v3_and_below_topics": [{"name": TOPIC, "partitions": [0]}],
     }
-    await connection.call(ApiKey.ADD_PARTITIONS_TO_TXN, 3, fields, timeout_ms=_REQUEST_TIMEOUT_MS)
+    await connection.call(ApiKey.ADD_PARTITIONS_TO_TXN, 3, fields, timeout_ms=REQUEST_TIMEOUT_MS)
     connection.close()
     return producer_id, epoch
 
 
-async def _until_done(connection: Connection, api: ApiKey, version: int, fields: dict[str, Any]) -> Any:
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        answer = await connection.call(api, version, fields, timeout_ms=_REQUEST_TIMEOUT_MS)
-        if not answer.error_code:
-            return answer
-        code = ErrorCode(answer.error_code)
-        assert code in _RETRIABLE, code
-        assert time.monotonic() < deadline, f"{api.name}: still {code.name}"
-        await asyncio.sleep(_STEP_S)
-
-
-async def _until_ended(bootstraps: list[str], lost_id: int, name: str, identity: tuple[int, int]) -> float:
-    """The time at which a remaining broker has committed the transaction."""
-    deadline = time.monotonic() + _PATIENCE_S
-    turn = 0
-    while time.monotonic() < deadline:
-        turn += 1
-        with suppress(OSError, FencelineError):
-            found = await _coordinator_at(bootstraps[turn % len(bootstraps)])
-            if found is not None and found[0] != lost_id and await _ends(found[1], name, identity):
-                return time.monotonic()
-        await asyncio.sleep(_STEP_S)
-    raise TimeoutError("EndTxn was not answered")
-
-
-async def _ends(bootstrap: str, name: str, identity: tuple[int, int]) -> bool:
-    connection = await _connect(bootstrap)
-    try:
-        fields = {
-            "transactional_id": name,
-            "producer_id": identity[0],
-            "producer_epoch": identity[1],
-            "committed": True,
-        }
-        while True:
-            answer = await connection.call(ApiKey.END_TXN, 4, fields, timeout_ms=_REQUEST_TIMEOUT_MS)
-            code = ErrorCode(answer.error_code)
-            if code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                await asyncio.sleep(_STEP_S)
-                continue
-            if code in _RETRIABLE:
-                return False
-            assert code is ErrorCode.NONE, code
-            return True
-    finally:
-        connection.close()
+async def _commits(connection: Connection, name: str, identity: tuple[int, int]) -> bool:
+    fields = {
+        "transactional_id": name,
+        "producer_id": identity[0],
+        "producer_epoch": identity[1],
+        "committed": True,
+    }
+    return await until_loaded(connection, ApiKey.END_TXN, 4, fields) is not None

@@ -1,0 +1,122 @@
+"""Requests to coordinators of groups and transactions, and the wait until another broker has taken over from one.
+
+Owns no figure. Every wait ends after two minutes with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from benchmarks.clusters import ClusterUnderTest, wait_for
+from fenceline.client.admin.admin import Admin
+from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.connection import Connection, open_connection
+from fenceline.errors import ErrorCode, FencelineError
+from fenceline.testing.mixed_cluster import MixedNode
+from fenceline.wire.apis import ApiKey
+
+GROUP: Final = 0
+TRANSACTION: Final = 1
+REQUEST_TIMEOUT_MS: Final = 60_000
+STEP_S: Final = 0.005
+RETRIABLE: Final = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+    }
+)
+_PATIENCE_S: Final = 120.0
+
+
+async def connect(bootstrap: str) -> Connection:
+    host, _, port = bootstrap.rpartition(":")
+    return await open_connection(host, int(port), ClientConfig.parse("admin", bootstrap, {}), None)
+
+
+async def coordinator_at(bootstrap: str, kind: int, name: str) -> tuple[int, str] | None:
+    """Node and address of the coordinator, as this broker knows it."""
+    connection = await connect(bootstrap)
+    try:
+        fields = {"key": name, "key_type": kind}
+        answer = await connection.call(ApiKey.FIND_COORDINATOR, 3, fields, timeout_ms=REQUEST_TIMEOUT_MS)
+    finally:
+        connection.close()
+    return (answer.node_id, f"{answer.host}:{answer.port}") if not answer.error_code else None
+
+
+def coordinator_of(cluster: ClusterUnderTest, kind: int, name: str) -> MixedNode:
+    """Waits until there is one."""
+    bootstrap = cluster.nodes[0].bootstrap
+    found = wait_for(lambda: asyncio.run(coordinator_at(bootstrap, kind, name)), "there is a coordinator")
+    return next(each for each in cluster.nodes if each.node_id == found[0])
+
+
+def wait_in_sync(cluster: ClusterUnderTest, topic: str) -> None:
+    """Until all nodes are in sync in the first partition."""
+
+    def are_in_sync() -> bool:
+        with Admin({"bootstrap.servers": cluster.nodes[0].bootstrap}) as admin:
+            return len(admin.metadata([topic]).topics[topic].partitions[0].isr) == len(cluster.nodes)
+
+    wait_for(are_in_sync, "all replicas are in sync")
+
+
+def end(node: MixedNode, what: str) -> float:
+    """Kill it ("killed") or stop it; the time since when another one must take over."""
+    if what == "killed":
+        moment = time.monotonic()
+        node.kill()
+        return moment
+    node.stop()
+    return time.monotonic()
+
+
+async def until_done(connection: Connection, api: ApiKey, version: int, fields: dict[str, Any]) -> Any:
+    """The response without error."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        answer = await connection.call(api, version, fields, timeout_ms=REQUEST_TIMEOUT_MS)
+        if not answer.error_code:
+            return answer
+        code = ErrorCode(answer.error_code)
+        assert code in RETRIABLE, code
+        assert time.monotonic() < deadline, f"{api.name}: still {code.name}"
+        await asyncio.sleep(STEP_S)
+
+
+async def until_loaded(connection: Connection, api: ApiKey, version: int, fields: dict[str, Any]) -> Any | None:
+    """The response without error; None if this is not the coordinator."""
+    while True:
+        answer = await connection.call(api, version, fields, timeout_ms=REQUEST_TIMEOUT_MS)
+        code = ErrorCode(answer.error_code)
+        if code is not ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            assert code is ErrorCode.NONE or code in RETRIABLE, code
+            return answer if code is ErrorCode.NONE else None
+        await asyncio.sleep(STEP_S)
+
+
+async def until_moved(
+    bootstraps: list[str], lost_id: int, kind: int, name: str, serves: Callable[[Connection], Awaitable[bool]]
+) -> float:
+    """The time at which another broker serves as the coordinator."""
+    deadline = time.monotonic() + _PATIENCE_S
+    turn = 0
+    while time.monotonic() < deadline:
+        turn += 1
+        with suppress(OSError, FencelineError):
+            found = await coordinator_at(bootstraps[turn % len(bootstraps)], kind, name)
+            if found is not None and found[0] != lost_id:
+                connection = await connect(found[1])
+                try:
+                    if await serves(connection):
+                        return time.monotonic()
+                finally:
+                    connection.close()
+        await asyncio.sleep(STEP_S)
+    raise TimeoutError(f"no broker took over from node {lost_id}")
