@@ -206,6 +206,26 @@ def test_copy_keeps_epochs_whose_records_were_all_compacted(has_segments: bool) 
     assert log.flush_due(0), "the epochs are due for a flush"
 
 
+def test_copy_of_a_log_whose_first_segment_is_empty_starts_where_the_log_does() -> None:
+    """Compaction has emptied it. With a start at the next one, consumers would be out of range after a restart."""
+    disk = formatted(1)
+    source, target = opened(disk)
+    topic_id = image(UUID(int=5)).topics_by_name[TOPIC].id
+    current = source.partition(WHERE, topic_id, CONFIG)
+    current.start_segment(0, 0)
+    current.log_end_offset = 20
+    current.start_segment(20, 0)
+    current.append_as_follower(memoryview(build_batch([(0, b"k", b"v", ())], base_offset=20, leader_epoch=6)))
+    current.advance_high_watermark(21)
+    future = FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
+    copy_all(future, current)
+    assert [segment.base_offset for segment in future.log.segments] == [0]
+    future.follow_offsets(current)
+    assert future.append_rest(current, 0)
+    log, _ = future.replace(current, CONFIG)
+    assert (log.log_start_offset, log.log_end_offset) == (0, 21)
+
+
 @pytest.mark.parametrize("refused", ["partition.metadata.tmp", ".log"])
 def test_copy_that_fails_to_open_leaves_no_directory(refused: str) -> None:
     """A leftover directory prevented a clean shutdown of its data directory (operations, seed 31000032)."""

@@ -210,15 +210,14 @@ class FutureLog:
         return info.size_bytes
 
     def _pass_gap(self, next_base: int, now_ms: int) -> None:
-        """Compaction left no batch before the next segment."""
+        """Compaction left no batch before the next segment. A copy that is still empty keeps its segment: with another
+        one the log would start there after a restart."""
         if next_base <= self.log.log_end_offset:
             return
         if self.log.size_bytes:
             raise_bound(self.target.disk, self.log.directory, next_base)
-            self.log.log_end_offset = next_base
-            self.log.roll(now_ms)
-        else:
-            self.start_at(next_base, now_ms)
+        self.log.log_end_offset = next_base
+        self.log.roll(now_ms)
 
     def start_at(self, offset: int, now_ms: int) -> None:
         """An empty log with a directory: the name of its segment holds the offset where it continues. Blocks."""
