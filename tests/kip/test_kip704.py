@@ -278,12 +278,14 @@ def test_lost_end_marker_is_written_again_as_the_coordinator_decided(outcome: bo
     run_story(story)
 
 
-def test_lost_end_marker_is_written_before_the_next_transaction_of_the_producer_ends() -> None:
+@pytest.mark.parametrize("is_internal", [False, True], ids=["records", "offsets of groups"])
+def test_lost_end_marker_is_written_before_the_next_transaction_of_the_producer_ends(is_internal: bool) -> None:
     """transactions.md X61, X62: the fence of the next one ends all that is open of the producer."""
 
     async def story(desk: Desk) -> None:
         desk.lead(3)
         _transaction(desk, 7)
+        desk.replica().is_internal = is_internal
         desk.decided = {7: True}
         desk.held_producers = frozenset({7})
         fence = desk._fence

@@ -423,7 +423,7 @@ class Replication:
         """Write the lost end markers of decided transactions, before that of a later transaction of the same producer
         comes and ends them. As `_end_open_transactions`."""
         open_ones = _open_producers(replica)
-        if not open_ones or replica.is_internal:
+        if not open_ones:
             return Counter()
         decided = await self._decided_transactions(replica.topic_partition, open_ones)
         if replica.leader is not leader:
