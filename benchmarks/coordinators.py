@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from contextlib import suppress
 from typing import Any, Final
 
@@ -28,7 +28,6 @@ RETRIABLE: Final = frozenset(
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
         ErrorCode.NOT_COORDINATOR,
-        ErrorCode.CONCURRENT_TRANSACTIONS,
     }
 )
 _PATIENCE_S: Final = 120.0
@@ -50,11 +49,16 @@ async def coordinator_at(bootstrap: str, kind: int, name: str) -> tuple[int, str
     return (answer.node_id, f"{answer.host}:{answer.port}") if not answer.error_code else None
 
 
+def wait_coordinator(bootstrap: str, kind: int, name: str) -> int:
+    """Its node, once there is one."""
+    node_id, _ = wait_for(lambda: asyncio.run(coordinator_at(bootstrap, kind, name)), "there is a coordinator")
+    return node_id
+
+
 def coordinator_of(cluster: ClusterUnderTest, kind: int, name: str) -> MixedNode:
     """Waits until there is one."""
-    bootstrap = cluster.nodes[0].bootstrap
-    found = wait_for(lambda: asyncio.run(coordinator_at(bootstrap, kind, name)), "there is a coordinator")
-    return next(each for each in cluster.nodes if each.node_id == found[0])
+    node_id = wait_coordinator(cluster.nodes[0].bootstrap, kind, name)
+    return next(each for each in cluster.nodes if each.node_id == node_id)
 
 
 def wait_in_sync(cluster: ClusterUnderTest, topic: str) -> None:
@@ -77,27 +81,45 @@ def end(node: MixedNode, what: str) -> float:
     return time.monotonic()
 
 
-async def until_done(connection: Connection, api: ApiKey, version: int, fields: dict[str, Any]) -> Any:
+async def until_done(
+    connection: Connection,
+    api: ApiKey,
+    version: int,
+    fields: dict[str, Any],
+    *,
+    retriable: Set[ErrorCode] = RETRIABLE,
+) -> Any:
     """The response without error."""
+    answer = await _until_not(retriable, connection, api, version, fields)
+    assert not answer.error_code, ErrorCode(answer.error_code)
+    return answer
+
+
+async def until_loaded(
+    connection: Connection,
+    api: ApiKey,
+    version: int,
+    fields: dict[str, Any],
+    *,
+    retriable: Set[ErrorCode] = RETRIABLE,
+) -> Any | None:
+    """The response without error; None if this is not the coordinator."""
+    answer = await _until_not({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}, connection, api, version, fields)
+    code = ErrorCode(answer.error_code)
+    assert code is ErrorCode.NONE or code in retriable, code
+    return answer if code is ErrorCode.NONE else None
+
+
+async def _until_not(
+    codes: Set[ErrorCode], connection: Connection, api: ApiKey, version: int, fields: dict[str, Any]
+) -> Any:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         answer = await connection.call(api, version, fields, timeout_ms=REQUEST_TIMEOUT_MS)
-        if not answer.error_code:
+        code = ErrorCode(answer.error_code)
+        if code not in codes:
             return answer
-        code = ErrorCode(answer.error_code)
-        assert code in RETRIABLE, code
         assert time.monotonic() < deadline, f"{api.name}: still {code.name}"
-        await asyncio.sleep(STEP_S)
-
-
-async def until_loaded(connection: Connection, api: ApiKey, version: int, fields: dict[str, Any]) -> Any | None:
-    """The response without error; None if this is not the coordinator."""
-    while True:
-        answer = await connection.call(api, version, fields, timeout_ms=REQUEST_TIMEOUT_MS)
-        code = ErrorCode(answer.error_code)
-        if code is not ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            assert code is ErrorCode.NONE or code in RETRIABLE, code
-            return answer if code is ErrorCode.NONE else None
         await asyncio.sleep(STEP_S)
 
 

@@ -25,12 +25,12 @@ from benchmarks.coordinators import (
     RETRIABLE,
     STEP_S,
     connect,
-    coordinator_at,
     coordinator_of,
     end,
     until_done,
     until_loaded,
     until_moved,
+    wait_coordinator,
     wait_in_sync,
 )
 from benchmarks.harness import SIDES, Figures, both, resident_mb, run_rows, scratch
@@ -68,8 +68,7 @@ def idle(figures: Figures) -> None:
     with both(overrides=overrides) as subjects:
         for side, subject in subjects.items():
             _create(subject.bootstrap, "idle", OFFSETS_EACH, 1)
-            bootstrap = subject.bootstrap
-            wait_for(lambda at=bootstrap: asyncio.run(coordinator_at(at, GROUP, _LARGE)), "there is a coordinator")  # type: ignore[misc]
+            wait_coordinator(subject.bootstrap, GROUP, _LARGE)
             asyncio.run(_join_all(subject.bootstrap, range(100)))
             time.sleep(3)
             before = resident_mb(subject.pid)

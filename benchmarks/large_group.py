@@ -13,11 +13,11 @@ from typing import Any, Final
 from uuid import UUID
 
 from benchmarks.clusters import wait_for
+from benchmarks.coordinators import GROUP, REQUEST_TIMEOUT_MS, RETRIABLE, connect, until_done
 from benchmarks.harness import Figures, Subject, both, cpu_seconds
 from fenceline.client.admin.admin import Admin
 from fenceline.client.admin.async_admin import NewTopic
-from fenceline.client.core.config import ClientConfig
-from fenceline.client.core.connection import Connection, open_connection
+from fenceline.client.core.connection import Connection
 from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
 
@@ -27,13 +27,9 @@ LEAVING: Final = 100
 CONNECTIONS: Final = 20
 REST_S: Final = 20.0
 TOPIC: Final = "large"
-_REQUEST_TIMEOUT_MS: Final = 60_000
 _STEP_S: Final = 0.02
 _POLL_S: Final = 0.05
 _REBALANCE_MS: Final = 300_000
-_RETRIABLE: Final = frozenset(
-    {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
-)
 
 
 def run(figures: Figures, repeats: int) -> None:
@@ -61,8 +57,8 @@ class _GroupRun:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
-        connections = await asyncio.gather(*(_connect(self._subject.bootstrap) for _ in range(CONNECTIONS)))
-        await _until_coordinated(connections[0], self._group)
+        connections = await asyncio.gather(*(connect(self._subject.bootstrap) for _ in range(CONNECTIONS)))
+        await until_done(connections[0], ApiKey.FIND_COORDINATOR, 3, {"key": self._group, "key_type": GROUP})
         await self._timed(f"{MEMBERS:,} members join", lambda: self._join(connections, MEMBERS))
         await self._rest()
         await self._timed(f"{LEAVING} of {MEMBERS:,} members leave", self._leave)
@@ -129,7 +125,7 @@ class _Member:
         while True:
             answer = await self._heartbeat(self._epoch, reports_owned=reports_owned)
             code = ErrorCode(answer.error_code)
-            if code in _RETRIABLE:
+            if code in RETRIABLE:
                 await asyncio.sleep(_STEP_S)
                 continue
             assert code is ErrorCode.NONE, code
@@ -160,19 +156,4 @@ class _Member:
             "server_assignor": None,
             "topic_partitions": owned if reports_owned else None,
         }
-        return await self._connection.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, fields, timeout_ms=_REQUEST_TIMEOUT_MS)
-
-
-async def _connect(bootstrap: str) -> Connection:
-    host, _, port = bootstrap.rpartition(":")
-    return await open_connection(host, int(port), ClientConfig.parse("admin", bootstrap, {}), None)
-
-
-async def _until_coordinated(connection: Connection, group: str) -> None:
-    while True:
-        found = await connection.call(
-            ApiKey.FIND_COORDINATOR, 3, {"key": group, "key_type": 0}, timeout_ms=_REQUEST_TIMEOUT_MS
-        )
-        if not found.error_code:
-            return
-        await asyncio.sleep(_STEP_S)
+        return await self._connection.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, fields, timeout_ms=REQUEST_TIMEOUT_MS)

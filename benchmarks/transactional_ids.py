@@ -18,6 +18,7 @@ from typing import Any, Final
 from benchmarks.clusters import ClusterUnderTest
 from benchmarks.coordinators import (
     REQUEST_TIMEOUT_MS,
+    RETRIABLE,
     TRANSACTION,
     connect,
     coordinator_of,
@@ -30,6 +31,7 @@ from benchmarks.coordinators import (
 from benchmarks.harness import SIDES, Figures, resident_mb, scratch
 from benchmarks.workloads import create_topic
 from fenceline.client.core.connection import Connection
+from fenceline.errors import ErrorCode
 from fenceline.ids import TRANSACTION_STATE_TOPIC
 from fenceline.wire.apis import ApiKey
 
@@ -37,6 +39,7 @@ IDS: Final = int(os.environ.get("BENCH_IDS", "100000"))
 ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", "3"))
 CONNECTIONS: Final = 100
 TOPIC: Final = "written"
+_RETRIABLE: Final = RETRIABLE | {ErrorCode.CONCURRENT_TRANSACTIONS}
 _SETTINGS: Final = {
     "transaction.state.log.num.partitions": "1",
     "transaction.state.log.replication.factor": "3",
@@ -105,7 +108,7 @@ async def _init(connection: Connection, name: str) -> tuple[int, int]:
         "producer_id": -1,
         "producer_epoch": -1,
     }
-    answer = await until_done(connection, ApiKey.INIT_PRODUCER_ID, 5, fields)
+    answer = await until_done(connection, ApiKey.INIT_PRODUCER_ID, 5, fields, retriable=_RETRIABLE)
     return answer.producer_id, answer.producer_epoch
 
 
@@ -131,4 +134,4 @@ async def _commits(connection: Connection, name: str, identity: tuple[int, int])
         "producer_epoch": identity[1],
         "committed": True,
     }
-    return await until_loaded(connection, ApiKey.END_TXN, 4, fields) is not None
+    return await until_loaded(connection, ApiKey.END_TXN, 4, fields, retriable=_RETRIABLE) is not None

@@ -8,26 +8,22 @@ import pytest
 
 from fenceline.client.core.errors import LogTruncationError
 from fenceline.demo.watcher import ReportedTruncation, lost_ranges
-from fenceline.losses.receipt import LossCause, LossClass, Receipt
+from tests.support.receipts import a_receipt
 
-RECEIPT = Receipt(
-    id="d106e4a2718a55aa11bb22cc",
+RECEIPT = a_receipt(
     topic="flights",
-    topic_id=None,
     partition=1,
     start_offset=100,
     end_offset_exclusive=150,
     leader_epochs=(0, 2),
     records=50,
     size_bytes=5_000,
-    loss_class=LossClass.COMMITTED,
     known_by="high watermark",
-    cause=LossCause.DIVERGENCE,
-    reason="",
     replica=2,
     leader=3,
     leader_epoch=3,
     time_ms=0,
+    id="d106e4a2718a55aa11bb22cc",
 )
 
 

@@ -1,4 +1,6 @@
-"""The data path against a real Kafka 4.3.1: the same requests, the same answers, field by field."""
+"""The data path and the coordinator of transactions against a real Kafka 4.3.1: the same requests, the same answers,
+field by field.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from fenceline.testing.apache_kafka import ApacheKafka
 from fenceline.testing.node import EmbeddedNode
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response
+from tests.support.coordinator_scripts import SCRIPTS as COORDINATOR_SCRIPTS
 from tests.support.data_scripts import SCRIPTS
 from tests.support.data_session import DataSession, differences
 from tests.support.fetch_scripts import SCRIPTS as FETCH_SCRIPTS
@@ -20,7 +23,7 @@ from tests.support.raw import RawConnection
 from tests.support.recorded import Answer, as_recorded
 from tests.support.transaction_scripts import SCRIPTS as TRANSACTION_SCRIPTS
 
-ALL_SCRIPTS = SCRIPTS | FETCH_SCRIPTS | TRANSACTION_SCRIPTS
+ALL_SCRIPTS = SCRIPTS | FETCH_SCRIPTS | TRANSACTION_SCRIPTS | COORDINATOR_SCRIPTS
 
 
 @pytest.mark.parametrize("script", ALL_SCRIPTS.values(), ids=ALL_SCRIPTS)

@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 
 from fenceline.client import Admin, NewTopic
+from fenceline.local_cluster import reaper
 from fenceline.local_cluster.cluster import LocalCluster
 from fenceline.testing.apache_kafka import DEFAULT_JARS
 from fenceline.testing.waiting import eventually
@@ -83,6 +84,7 @@ class SmokeProcess:
         program = ["java", "-Xmx512m", "-cp", jars, "org.apache.kafka.streams.tests.StreamsSmokeTest"]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen([*program, str(config), command], stdout=output, stderr=subprocess.STDOUT)
+        reaper.watch_process(self._process.pid)
 
     @property
     def output(self) -> str:
@@ -95,6 +97,7 @@ class SmokeProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+        reaper.forget_process(self._process.pid)
 
 
 def _has_processed(app: SmokeProcess, driver: SmokeProcess) -> bool:
@@ -109,6 +112,7 @@ def test_the_smoke_test_of_kafka_streams_passes(cluster: LocalCluster, tmp_path:
             app = SmokeProcess(cluster.bootstrap, tmp_path, f"app{number}", "process")
             running.append(app)
             eventually(partial(_has_processed, app, driver), "the application has processed records", wait_s=_MOST_S)
+            running.remove(app)
             app.kill()
         running.append(SmokeProcess(cluster.bootstrap, tmp_path, "last", "process"))
         eventually(lambda: driver.code is not None, "the driver has ended", wait_s=_MOST_S)

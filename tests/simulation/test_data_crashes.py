@@ -13,6 +13,7 @@ from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.data_crashes import Crashes
 from fenceline.testing.simulation.world import StoredBatch
+from tests.support.receipts import a_receipt
 
 DIRECTORY = "/data/t0-0"
 SEGMENT = f"{DIRECTORY}/00000000000000000000.log"
@@ -30,23 +31,15 @@ LOG = [stored(0), stored(2), stored(4)]
 
 def receipt(lost: list[StoredBatch], **other: object) -> Receipt:
     first, last = lost[0], lost[-1]
-    made = Receipt(
+    made = a_receipt(
         topic="t0",
-        topic_id=None,
-        partition=0,
         start_offset=first.base_offset,
         end_offset_exclusive=last.next_offset,
         leader_epochs=(3,),
         records=last.next_offset - first.base_offset,
         size_bytes=sum(len(each.content) for each in lost),
         loss_class=LossClass.MAYBE_ACKNOWLEDGED,
-        known_by="a test",
-        cause=LossCause.DIVERGENCE,
-        reason="a test",
-        replica=1,
-        leader=2,
         leader_epoch=NO_NODE,
-        time_ms=1,
     )
     return identified(replace(made, **other))  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import replace_file
 from fenceline.log.directories.log_dir import CLEAN_FILE
 from fenceline.log.partition.partition_log import PartitionLog
-from fenceline.losses.receipt import LossCause, LossClass, Receipt, encode
+from fenceline.losses.receipt import Receipt, encode
 from fenceline.records.batch import assign_in_place, read_header
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -24,6 +24,7 @@ from fenceline.testing.simulation.disk_checks import (
     verify_finds_nothing,
 )
 from fenceline.testing.simulation.world import StoredBatch
+from tests.support.receipts import a_receipt
 
 PATHS = ["/n1/data", "/n2/data"]
 
@@ -82,25 +83,7 @@ def test_a_changed_byte_is_revealed_by_the_next_file(position: int) -> None:
 
 
 def receipt(name: str, end: int = 3) -> Receipt:
-    return Receipt(
-        id=name,
-        topic="t0",
-        topic_id=UUID(int=7),
-        partition=0,
-        start_offset=1,
-        end_offset_exclusive=end,
-        leader_epochs=(0,),
-        records=2,
-        size_bytes=100,
-        loss_class=LossClass.COMMITTED,
-        known_by="",
-        cause=LossCause.DIVERGENCE,
-        reason="",
-        replica=1,
-        leader=2,
-        leader_epoch=1,
-        time_ms=1,
-    )
+    return a_receipt(id=name, topic="t0", topic_id=UUID(int=7), end_offset_exclusive=end)
 
 
 def ledger(*receipts: Receipt) -> list[StoredBatch]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from uuid import UUID
 
 import pytest
 
-from fenceline.losses.receipt import LossCause, LossClass, Receipt
+from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.losses.transactions import LostTransaction, TransactionFate
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.stage import play
 from fenceline.testing.simulation.transactions_scenario import check_losses
-from fenceline.testing.transaction_history import ClientTransaction, Fate, LoggedValue, TransactionLog
+from fenceline.testing.transaction_history import ClientTransaction
+from tests.support.receipts import a_receipt
 
 HERE, THERE = ("t", 0), ("t", 1)
 LOST = LostTransaction(
@@ -25,26 +25,7 @@ LOST = LostTransaction(
     transactional_id="a",
     outcome=TransactionFate.COMMITTED,
 )
-TORN = Receipt(
-    id="r",
-    topic="t",
-    topic_id=UUID(int=1),
-    partition=0,
-    start_offset=3,
-    end_offset_exclusive=9,
-    leader_epochs=(1,),
-    records=1,
-    size_bytes=70,
-    loss_class=LossClass.TORN,
-    known_by="a test",
-    cause=LossCause.DIVERGENCE,
-    reason="",
-    replica=1,
-    leader=2,
-    leader_epoch=2,
-    time_ms=0,
-    transactions=(LOST,),
-)
+TORN = a_receipt(start_offset=3, end_offset_exclusive=9, loss_class=LossClass.TORN, transactions=(LOST,))
 
 
 def test_transactions_are_atomic() -> None:
@@ -72,9 +53,9 @@ def test_a_lost_record_of_a_committed_transaction_needs_a_receipt(receipts: list
     transaction = ClientTransaction(0, "client", "a")
     for partition, value, offset in ((HERE, 1, 5), (THERE, 2, 8)):
         transaction.sends(partition, value).offset = offset
-    logs = {HERE: TransactionLog(), THERE: TransactionLog([LoggedValue(8, 2, Fate.COMMITTED, 9)])}
+    present: dict[tuple[str, int], set[tuple[int, int]]] = {HERE: set(), THERE: {(8, 2)}}
     if not complaint:
-        check_losses(transaction, logs, {HERE: receipts, THERE: []})
+        check_losses(transaction, present, {HERE: receipts, THERE: []})
         return
     with pytest.raises(InvariantBroken, match=complaint):
-        check_losses(transaction, logs, {HERE: receipts, THERE: []})
+        check_losses(transaction, present, {HERE: receipts, THERE: []})

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from fenceline.losses.folder import DUE, ReceiptFolder
-from fenceline.losses.receipt import LossCause, LossClass, Receipt, identified
+from fenceline.losses.receipt import LossClass, Receipt, identified
 from fenceline.losses.transactions import LostTransaction, TransactionFate
 from fenceline.node.losses.keeper import LossKeeper
 from fenceline.node.losses.lost_transactions import LostTransactions
@@ -22,26 +22,17 @@ from fenceline.testing.simulation.loop import run
 from fenceline.transactions.history import TransactionHistory
 from tests.losses.helpers import DIRECTORY, TOPIC_ID
 from tests.node.controller_helpers import StillClock
+from tests.support.receipts import a_receipt
 from tests.transactions.world import World
 
 HERE, OTHER = ("rain", 3), ("snow", 0)
-A_RECEIPT = Receipt(
+A_RECEIPT = a_receipt(
     topic="rain",
     topic_id=TOPIC_ID,
     partition=3,
     start_offset=10,
     end_offset_exclusive=12,
-    leader_epochs=(4,),
-    records=2,
-    size_bytes=100,
     loss_class=LossClass.MAYBE_ACKNOWLEDGED,
-    known_by="a test",
-    cause=LossCause.DIVERGENCE,
-    reason="a test",
-    replica=2,
-    leader=5,
-    leader_epoch=6,
-    time_ms=9_000,
 )
 
 

@@ -70,13 +70,11 @@ class PastTransactions:
         connections: dict[int, PeerConnection] = {}
         try:
             for broker in sorted(set(leaders)):
-                name = f"broker-{self._node_id}-past-transactions"
-                connections[broker] = await self._peers.open(broker, name)
+                connections[broker] = await self._peers.open(broker, f"broker-{self._node_id}-past-transactions")
             listed = [await self._listed(each, sorted(producer_ids)) for each in connections.values()]
-            held_by = {partition_for(name, len(leaders)) for name in set().union(*listed)}
-            others = [index for index in range(len(leaders)) if index not in held_by]
-            for index in (*sorted(held_by), *others):
-                if index in held_by or history.unknown:
+            likely = {partition_for(name, len(leaders)) for name in set().union(*listed)}
+            for index in sorted(range(len(leaders)), key=lambda index: index not in likely):
+                if index in likely or history.unknown:
                     await self._read(connections[leaders[index]], index, history)
         except (ConnectionError, FencelineError, MalformedRequest, NoSuchVersion, TimeoutError) as error:
             log.debug("coordinators could not be asked about past transactions", reason=str(error))

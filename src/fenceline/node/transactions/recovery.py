@@ -418,7 +418,7 @@ class _Elsewhere:
 
 @cache
 def _an_id_of(index: int, partition_count: int) -> str:
-    """A transactional id, of nobody, that this partition of `__transaction_state` coordinates."""
+    """A transactional id that belongs to this partition of `__transaction_state`. No client has it."""
     return next(name for number in count() if partition_for(name := f"recovery-{number}", partition_count) == index)
 
 

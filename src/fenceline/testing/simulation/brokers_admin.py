@@ -6,11 +6,14 @@ Owns the requests to the controllers: replicas, leaders, configs, deletion and r
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from fenceline.testing.simulation.brokers_clients import SimulatedClient
 from fenceline.testing.simulation.flush_checks import FLUSH_MESSAGES
 from fenceline.wire.apis import ApiKey
+
+SEGMENT_BYTES: Final = "internal.segment.bytes"
+"""Without the lower bound of segment.bytes."""
 
 
 class SimulatedAdmin(SimulatedClient):
@@ -138,6 +141,10 @@ class SimulatedAdmin(SimulatedClient):
         code = answer.responses[0].error_code
         self.log_event(f"sets {name}={value} of {topic}: {code}")
         return not code
+
+    async def roll_early(self, topic: str) -> bool:
+        """Give it segments of a few batches. Whether it succeeded."""
+        return await self.alter_config(topic, SEGMENT_BYTES, str(self.options.segment_bytes))
 
     async def delete(self, topic: str) -> None:
         await self.delete_only(topic)

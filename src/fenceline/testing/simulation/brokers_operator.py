@@ -14,7 +14,7 @@ from typing import Any, Final
 from fenceline.controller.state import directory_is_online
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, NO_LEADER
 from fenceline.metadata.image import MetadataImage, PartitionImage
-from fenceline.testing.simulation.brokers_admin import SimulatedAdmin
+from fenceline.testing.simulation.brokers_admin import SEGMENT_BYTES, SimulatedAdmin
 from fenceline.testing.simulation.brokers_clients import ENOUGH_S
 from fenceline.testing.simulation.brokers_node import directories_of
 from fenceline.testing.simulation.brokers_wire import PartitionInfo
@@ -60,9 +60,7 @@ class Operator(SimulatedAdmin):
         for topic in missing:
             await self._create_topic(topic)
         if self.options.groups and self.options.segment_bytes and not self._offsets_roll:
-            self._offsets_roll = await self.alter_config(
-                CONSUMER_OFFSETS_TOPIC, "internal.segment.bytes", str(self.options.segment_bytes)
-            )
+            self._offsets_roll = await self.roll_early(CONSUMER_OFFSETS_TOPIC)
         if not self.world.faults_active:
             await self._elect_for_lost_files()
             if not missing:
@@ -97,7 +95,7 @@ class Operator(SimulatedAdmin):
         options, rng = self.options, self.rng
         configs = {}
         if options.segment_bytes:
-            configs["internal.segment.bytes"] = str(options.segment_bytes)
+            configs[SEGMENT_BYTES] = str(options.segment_bytes)
         policies = ["delete"] + ["compact", "compact,delete"] * options.compaction
         policy = rng.choice(policies)
         configs["cleanup.policy"] = policy
@@ -151,7 +149,7 @@ class Operator(SimulatedAdmin):
         choices = [("min.insync.replicas", "1"), ("min.insync.replicas", "2"), (FLUSH_MESSAGES, "1")]
         choices += [("max.message.bytes", rng.choice(("2000", "1048588"))), ("file.delete.delay.ms", "0")]
         if options.segment_bytes:
-            choices.append(("internal.segment.bytes", str(rng.choice((500, 1000, options.segment_bytes)))))
+            choices.append((SEGMENT_BYTES, str(rng.choice((500, 1000, options.segment_bytes)))))
         if options.unclean:
             choices += [("unclean.leader.election.enable", each) for each in ("true", "false")]
         if options.retention:

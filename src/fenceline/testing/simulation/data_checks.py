@@ -481,8 +481,10 @@ class DataChecks:
         replica = copy.replica
         leader = None if replica.leader is not None or copy.is_new else self._leader_of(key, replica.leader_epoch)
         batches = copy.batches(copy.end, replica.log.log_end_offset)
-        if all(history.leaders.get(each.epoch) == node.process.node_id for each in batches):
-            leader = None  # it led in this step, before it followed
+        if all(
+            each.epoch >= copy.epoch and history.leaders.get(each.epoch) == node.process.node_id for each in batches
+        ):
+            leader = None  # it led since the last check, before it followed
         if leader is not None and not history.is_compacted:
             theirs = leader.batches(copy.end, replica.log.log_end_offset)
             kept_from = leader.replica.log.segments[0].base_offset if leader.replica.log.segments else 1 << 62

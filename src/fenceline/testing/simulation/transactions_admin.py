@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from fenceline.metadata.features import TRANSACTION_VERSION
-from fenceline.testing.simulation.brokers_admin import SimulatedAdmin
+from fenceline.testing.simulation.brokers_admin import SEGMENT_BYTES, SimulatedAdmin
 from fenceline.testing.simulation.brokers_transactions import COPY_ID, IDS
 from fenceline.testing.simulation.transaction_wire import TRANSACTION_V2, TransactionWire
 from fenceline.wire.apis import ApiKey
@@ -41,15 +41,13 @@ class CoordinatorsAdmin(SimulatedAdmin):
         options, rng = self.options, self.rng
         if not options.compaction or rng.random() < 0.3:
             return {}
-        configs = {"cleanup.policy": "compact", "internal.segment.bytes": str(options.segment_bytes)}
+        configs = {"cleanup.policy": "compact", SEGMENT_BYTES: str(options.segment_bytes)}
         return configs | ({"delete.retention.ms": "0"} if rng.random() < 0.7 else {})
 
     async def one_request(self) -> None:
         options, rng = self.options, self.rng
-        if self._to_roll and self.places:
-            name, value = "internal.segment.bytes", str(options.segment_bytes)
-            if await self.alter_config(self._to_roll[0], name, value):
-                self._to_roll.pop(0)
+        if self._to_roll and self.places and await self.roll_early(self._to_roll[0]):
+            self._to_roll.pop(0)
         if not self.places or not self.world.faults_active or not options.coordinate_s or rng.random() < 0.3:
             await super().one_request()
             return

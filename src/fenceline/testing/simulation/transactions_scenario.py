@@ -6,7 +6,7 @@ Owns the options that it draws, when all transactions have ended, and the check 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from random import Random
 from types import ModuleType
@@ -115,7 +115,7 @@ _MOST_TO_REST_S: Final = 60.0
 
 
 class TransactionsScenario(BrokersScenario):
-    """The cluster of `brokers` with transactional clients: a `stage.Scenario`. Where logs lose records nobody
+    """The cluster of `brokers` with transactional clients: a `stage.Scenario`. If logs may lose records, no client
     copies."""
 
     name = "transactions"
@@ -125,6 +125,7 @@ class TransactionsScenario(BrokersScenario):
         super().__init__(world, invariants)
         self._history = ClientTransactions()
         self._rests_since_s = math.inf
+        """When the clients were first told to rest, or the history was last checked meanwhile."""
         self._reads_again = False
         """Whether the readers have been told to read everything once more."""
         self._epochs: list[tuple[dict[str, Any], str, int]] = []
@@ -284,9 +285,14 @@ class TransactionsScenario(BrokersScenario):
         found = transaction_summary(check(self._history, is_lost=is_lost))
         if found:
             raise InvariantBroken(f"{found} (transactions)")
+        if not first_cut:
+            return
+        present = {
+            where: {(each.offset, each.value) for each in log.values} for where, log in self._history.logs.items()
+        }
         for transaction in self._history.transactions:
             if transaction.outcome is ClientOutcome.COMMITTED:
-                check_losses(transaction, self._history.logs, cut)
+                check_losses(transaction, present, cut)
 
     def _receipts(self) -> dict[Partition, list[Receipt]]:
         return {_name(history.name, key[0]): self.checks.receipts_of(key) for key, history in self._live()}
@@ -331,17 +337,18 @@ class TransactionsScenario(BrokersScenario):
 
 def check_losses(
     transaction: ClientTransaction,
-    logs: Mapping[Partition, TransactionLog],
+    present: Mapping[Partition, Set[tuple[int, int]]],
     receipts: Mapping[Partition, Iterable[Receipt]],
 ) -> None:
     """Raises InvariantBroken if a record of this committed transaction is gone and no receipt says so: of which
-    transaction, that it was committed, and that it is torn if another record of it is there."""
+    transaction, that it was committed, and that it is torn if another record of it is there. `present`: offset and
+    value of the records in the logs."""
     there: list[SentValue] = []
     gone: list[SentValue] = []
     for sent in transaction.sent:
         if sent.partition not in receipts or sent.offset < 0:
             continue
-        is_there = any((each.offset, each.value) == (sent.offset, sent.value) for each in logs[sent.partition].values)
+        is_there = (sent.offset, sent.value) in present[sent.partition]
         (there if is_there else gone).append(sent)
     for sent in gone:
         told = [
