@@ -7,7 +7,7 @@ other brokers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
@@ -32,6 +32,7 @@ from fenceline.metadata.image import (
     TopicImage,
 )
 from fenceline.node.api.handlers.transaction_markers import TransactionMarkers
+from fenceline.node.api.produce.transactional import Verdicts
 from fenceline.node.api.tables import broker_apis, data_path_handlers
 from fenceline.node.context import NodeView, RequestContext
 from fenceline.node.data_plane import DataPlane
@@ -115,21 +116,30 @@ class _Lifecycle:
 class FakeVerifier:
     """Coordinators of transactions: confirm every partition, until `answers` has codes for the next questions."""
 
+    answers_at_once = False
+
     def __init__(self) -> None:
         self.asked: list[tuple[str, tuple[int, int], tuple[tuple[str, int], ...], bool]] = []
         self.answers: list[ErrorCode | dict[tuple[str, int], ErrorCode]] = []
         self.before_answer: Callable[[], object] | None = None
 
-    async def ask(
+    def ask(
         self,
         transactional_id: str,
         identity: tuple[int, int],
         partitions: Collection[tuple[str, int]],
         *,
         verify_only: bool,
-    ) -> dict[tuple[str, int], ErrorCode]:
+    ) -> Verdicts | Awaitable[Verdicts]:
         self.asked.append((transactional_id, identity, tuple(partitions), verify_only))
-        await asyncio.sleep(0)
+
+        async def later() -> Verdicts:
+            await asyncio.sleep(0)
+            return self._answer(partitions)
+
+        return self._answer(partitions) if self.answers_at_once else later()
+
+    def _answer(self, partitions: Collection[tuple[str, int]]) -> Verdicts:
         if self.before_answer is not None:
             self.before_answer()
         answer = self.answers.pop(0) if self.answers else ErrorCode.NONE

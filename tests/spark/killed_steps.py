@@ -1,21 +1,12 @@
 """The victim of `test_killed_steps.py` and `test_killed_while_cut.py`: a stream into a table that is compared with the
-log, whose processes are killed at one step at a time.
-
-A file in the folder of plans names a step. The process that reaches the step removes the file and dies by SIGKILL: only
-a Python worker on the executors' side, the whole driver with its JVM on the driver's side. If the file says so, only
-the driver's Python process that plans or commits dies, and its query with it, or the process is suspended instead
-(SIGSTOP), and the test resumes it after another driver has taken over.
+log, whose processes are killed or suspended at one step at a time (`kill_plans`).
 
 Arguments: a folder for Spark's temporary files, bootstrap servers, topic, table, checkpoint, the folder of plans.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark_fenceline.delta import checkpoint_positions
@@ -26,6 +17,7 @@ from pyspark_fenceline.delta import plan as delta_plan
 from pyspark_fenceline.delta import sink as delta
 from pyspark_fenceline.delta import table_cache as delta_table_cache
 from pyspark_fenceline.delta.sink import DeltaDataSource, DeltaStreamWriter
+from tests.spark.kill_plans import Steps, arm, plans_of
 from tests.spark.queries import stream
 from tests.spark.sessions import session
 
@@ -33,12 +25,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-EXECUTOR_STEPS: Mapping[str, tuple[Any, str]] = {
+EXECUTOR_STEPS: Steps = {
     "file": (delta_files.FileWriter, "_open"),
     "end of file": (delta_files.FileWriter, "_close"),
     "question": (delta_evidence, "gather_evidence"),
 }
-DRIVER_STEPS: Mapping[str, tuple[Any, str]] = {
+DRIVER_STEPS: Steps = {
     "look": (delta_table_cache, "cached_table"),
     "table": (delta_commit, "_create"),
     "columns": (delta_commit, "_add_columns"),
@@ -52,71 +44,21 @@ DRIVER_STEPS: Mapping[str, tuple[Any, str]] = {
 ROWS_A_BATCH = 150
 MORE = "more"
 """A column added later."""
-ALONE = "alone"
-DEAD = "dead"
-"""A file that signals that a single process has died."""
-STAND_STILL = "stand still"
-SLEEPER = "sleeper"
-"""A file with the id of the suspended process."""
 
 
 def plans(side: str) -> list[str]:
-    steps = EXECUTOR_STEPS if side == "executor" else DRIVER_STEPS
-    return [f"{moment} {step}" for step in steps for moment in ("before", "after")]
-
-
-def die(folder: str, side: str, plan: str) -> None:
-    """Dies only if this process claims the plan."""
-    file = Path(folder, f"{side} {plan}")
-    try:
-        what = file.read_text()
-        if what == STAND_STILL:
-            Path(folder, SLEEPER).write_text(str(os.getpid()))
-        os.unlink(file)
-    except FileNotFoundError:
-        return
-    if what == STAND_STILL:
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return
-    if what == ALONE:
-        Path(folder, DEAD).touch()
-    elif side == "driver":
-        # Spark's daemons have their own process groups; their session is still the one that the driver leads.
-        os.killpg(os.getsid(0), signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-_armed: set[str] = set()
-
-
-def arm(folder: str, side: str) -> None:
-    """Once per process: wrap each step in a check for the plan."""
-    if side in _armed:
-        return
-    _armed.add(side)
-
-    def killable(step: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*positional: Any, **named: Any) -> Any:
-            die(folder, side, f"before {step}")
-            result = real(*positional, **named)
-            die(folder, side, f"after {step}")
-            return result
-
-        return run
-
-    for step, (owner, name) in (EXECUTOR_STEPS if side == "executor" else DRIVER_STEPS).items():
-        setattr(owner, name, killable(step, getattr(owner, name)))
+    return plans_of(EXECUTOR_STEPS if side == "executor" else DRIVER_STEPS)
 
 
 class KillableWriter(DeltaStreamWriter):
     folder = ""
 
     def write(self, iterator: Any) -> Any:
-        arm(self.folder, "executor")
+        arm(self.folder, "executor", EXECUTOR_STEPS)
         return super().write(iterator)
 
     def commit(self, messages: Any, batchId: int) -> None:
-        arm(self.folder, "driver")
+        arm(self.folder, "driver", DRIVER_STEPS)
         super().commit(messages, batchId)
 
 
@@ -130,7 +72,7 @@ class KillableDelta(DeltaDataSource):
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
         given = dict(self.options)
         folder = given.pop("plans")
-        arm(folder, "driver")
+        arm(folder, "driver", DRIVER_STEPS)
         made = delta.DeltaDataSource(given).streamWriter(schema, overwrite)
         writer = KillableWriter(made._tasks, overwrite=overwrite)
         writer.folder = folder

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.spark.killed_steps import DEAD, MORE, ROWS_A_BATCH
+from tests.spark.kill_plans import DEAD
+from tests.spark.killed_steps import MORE, ROWS_A_BATCH
 from tests.spark.queries import tracked
 from tests.spark.sessions import session
 

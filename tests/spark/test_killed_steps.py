@@ -22,7 +22,8 @@ from fenceline.ids import TopicPartition
 from fenceline.testing.node import EmbeddedNode
 from tests.conftest import need_java
 from tests.spark.conftest import Broker
-from tests.spark.killed_steps import ROWS_A_BATCH, SLEEPER, STAND_STILL, plans
+from tests.spark.kill_plans import SLEEPER, STAND_STILL
+from tests.spark.killed_steps import ROWS_A_BATCH, plans
 from tests.spark.own_process import driver
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.together("killed steps"), pytest.mark.timeout(3600)]

@@ -18,7 +18,8 @@ from fenceline.client.reader.reader import RangeReader
 from pyspark_fenceline.auditing.table import audit_here, settings
 from tests.conftest import need_java
 from tests.scheduling import CLUSTERS
-from tests.spark.killed_steps import ALONE, MORE, plans
+from tests.spark.kill_plans import ALONE
+from tests.spark.killed_steps import MORE, plans
 from tests.spark.killed_while_cut import ENOUGH, WIDER
 from tests.spark.own_process import OwnProcess, driver
 from tests.support.unclean_story import FIRST, KEPT, LOST, SECOND, UncleanStory, cluster_of

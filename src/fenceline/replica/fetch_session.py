@@ -19,7 +19,9 @@ from which the first call removes it.
 |------------------------------------------------------|-------------------------------------------------------------|
 | the reader requests it again, with other fields      | read with this request                                      |
 | log end, high watermark, log start, epoch, role move | read with the next request, or wakes the parked one         |
-| the follower's broker epoch changes (E31)            | all partitions of the session are read                      |
+| high watermark moves, last stable offset does not    | READ_COMMITTED: read with the next request or response      |
+| the follower's broker epoch changes (E31), or the    | all partitions of the session are read                      |
+| reader's isolation level                             |                                                             |
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def key_of(partition: FetchPartition | FetchedPartition) -> PartitionKey:
 class SessionPartition:
     """One partition that a reader fetches, with the last state sent. `session` None: a request without session."""
 
-    __slots__ = ("_progress", "_waiters", "asked", "is_known", "key", "place", "sent", "session")
+    __slots__ = ("_progress", "_unheard", "_waiters", "asked", "is_known", "key", "place", "sent", "session")
 
     def __init__(self, asked: FetchPartition, session: FetchSession | None = None, place: int = 0) -> None:
         self.key = key_of(asked)
@@ -75,6 +77,7 @@ class SessionPartition:
         """The topic has existed in this session."""
         self._waiters: Waiters | None = None
         self._progress: FollowerProgress | None = None
+        self._unheard: Waiters | None = None
 
     def record_sent(self, now: SentState) -> None:
         """The response has records of this partition, so it is served last in the next response."""
@@ -83,9 +86,12 @@ class SessionPartition:
         self.sent, self.is_known = now, True
         self.place = session.take_place()
 
-    def mark_idle(self, waiters: Waiters, progress: FollowerProgress | None = None) -> None:
-        """The reader knows everything: do not read the partition again until one of `waiters` is called.
+    def mark_idle(
+        self, waiters: Waiters, progress: FollowerProgress | None = None, *, unheard: Waiters | None = None
+    ) -> None:
+        """The reader knows everything: do not read the partition again until `waiters` are called.
 
+        unheard: are called for changes that the next response reports, but that do not end the wait of a request.
         progress: of a follower that is at the log end. Each further fetch of its session confirms that, so until the
         log grows its fetch time is that of the session (`epochs.md E32`).
         """
@@ -94,6 +100,16 @@ class SessionPartition:
         session.changed.pop(self.key, None)
         self._waiters, self._progress = waiters, progress
         waiters.add(self.mark_changed)
+        self._unheard = unheard
+        if unheard is not None:
+            unheard.add(self._mark_unheard)
+
+    def _mark_unheard(self) -> None:
+        if self._unheard is None or self.session is None:
+            return
+        self._unheard.discard(self._mark_unheard)
+        self._unheard = None
+        self.session.changed[self.key] = self
 
     def mark_changed(self) -> None:
         """The partition may have changed: read it with the next request."""
@@ -111,6 +127,9 @@ class SessionPartition:
             return
         self._waiters.discard(self.mark_changed)
         self._waiters = None
+        if self._unheard is not None:
+            self._unheard.discard(self._mark_unheard)
+            self._unheard = None
         if self._progress is not None:
             self._progress.confirm_caught_up(self.session.last_used_ms)
             self._progress = None
@@ -123,6 +142,7 @@ class FetchSession:
         "_next_place",
         "changed",
         "is_replica",
+        "isolation_level",
         "last_used_ms",
         "listeners",
         "next_epoch",
@@ -140,6 +160,8 @@ class FetchSession:
         self.next_epoch = 1
         self.replica_epoch = NO_EPOCH
         """Broker epoch of the follower, as of its last request."""
+        self.isolation_level = 0
+        """Of the last request. What is idle at one level may have records at another."""
         self.partitions: dict[PartitionKey, SessionPartition] = {}
         self.changed: dict[PartitionKey, SessionPartition] = {}
         """Partitions to read with the next request."""
@@ -307,9 +329,10 @@ class FetchSessions:
         if not session.partitions:
             self._close(session.session_id)
             return SessionAnswer(None, is_full=True)
-        if is_outdated or request.replica_epoch != session.replica_epoch:
+        reads_as = request.replica_epoch, request.isolation_level
+        if is_outdated or reads_as != (session.replica_epoch, session.isolation_level):
             session.mark_all_changed()
-            session.replica_epoch = request.replica_epoch
+            session.replica_epoch, session.isolation_level = reads_as
         session.went_on(now_ms)
         self.by_id.move_to_end(session.session_id)
         return SessionAnswer(session, is_full=False)
@@ -324,7 +347,7 @@ class FetchSessions:
         while fresh_id in self.by_id or fresh_id == NO_SESSION_ID:
             fresh_id = fresh_id % _LAST_EPOCH + 1
         session = FetchSession(fresh_id, uses_topic_ids=uses_topic_ids, is_replica=is_replica, now_ms=now_ms)
-        session.replica_epoch = request.replica_epoch
+        session.replica_epoch, session.isolation_level = request.replica_epoch, request.isolation_level
         session.update(request.partitions, ())
         self.by_id[fresh_id] = session
         return session

@@ -9,8 +9,9 @@ The records of a micro-batch and the batch's number are one transaction of one t
    with the epoch of the next transaction.
 
 The driver may die between any two of these: Spark runs the batch again, and step 1 tells whether it is committed. If a
-task fails, or runs twice, the transaction is aborted and the batch is written again, in a new transaction. A task that
-outlives its transaction is fenced by the epoch.
+task fails, or runs twice, the transaction is aborted and the batch is written again, in a new transaction; so it is if
+the cluster has aborted the transaction, as a leader that recovers after an unclean election does. A task that outlives
+its transaction is fenced by the epoch.
 
 Owns these steps and their repetition. Never decides what a row contains. Rules: transactions.md X69-X74; decision 033.
 """
@@ -82,6 +83,8 @@ class ExactlyOnceTopic:
         self._owner: TransactionOwner | None = None
         self._handle: TransactionHandle | None = None
         """Of the next transaction; None before the first, and after a failure."""
+        self._newest: TransactionHandle | None = None
+        """The last one that there was."""
         self._next_batch = 0
         """The first batch that is not committed, if there is a handle."""
 
@@ -93,9 +96,10 @@ class ExactlyOnceTopic:
                 self._write_once(batch, batch_id)
                 return
             except Exception as error:
-                again = attempt < _ATTEMPTS and _may_succeed(error)
-                self._give_up(error)
-                if not again:
+                was_aborted = self._give_up(error)
+                if attempt == _ATTEMPTS and was_aborted:
+                    raise self._aborted(batch_id) from error
+                if attempt == _ATTEMPTS or not (was_aborted or _may_succeed(error)):
                     raise
                 _log.warning("micro-batch %d is written again to %s: %s", batch_id, self._topic, _first_line(error))
 
@@ -109,7 +113,7 @@ class ExactlyOnceTopic:
 
     def _write_once(self, batch: DataFrame, batch_id: int) -> None:
         query_id = _query_id(batch)
-        handle = self._handle if self._handle is not None else self._begin(query_id, batch_id)
+        handle = self._newest = self._handle if self._handle is not None else self._begin(query_id, batch_id)
         if batch_id < self._next_batch:
             _log.info("micro-batch %d is in %s already", batch_id, self._topic)
             return
@@ -163,26 +167,41 @@ class ExactlyOnceTopic:
 
     # --- failures ----------------------------------------
 
-    def _give_up(self, error: Exception) -> None:
-        """Abort, so that no reader waits for the time-out. Raises OperatorError if another run has taken over."""
+    def _give_up(self, error: Exception) -> bool:
+        """Abort, so that no reader waits for the time-out. Whether the cluster had done that before. Raises
+        OperatorError if another run has taken over."""
         handle, self._handle = self._handle, None
         if isinstance(error, ProducerFenced):
-            raise self._fenced() from error
+            return self._was_aborted(error)
         if handle is None or self._owner is None:
-            return
+            return False
         try:
             self._owner.abort(handle)
         except ProducerFenced as fenced:
-            raise self._fenced() from fenced
+            # Tasks were fenced as well, whatever their errors are.
+            return self._was_aborted(fenced)
         except FencelineError as failure:
             _log.warning("the transaction of %s stays open until the next begins: %s", self._topic, failure)
+        return False
 
-    def _fenced(self) -> OperatorError:
+    def _was_aborted(self, fenced: ProducerFenced) -> bool:
+        """True if the cluster has aborted the transaction. Raises OperatorError if another run has taken over."""
+        try:
+            if self._owner is not None and self._newest is not None and self._owner.was_aborted(self._newest):
+                return True
+        except FencelineError as failure:
+            _log.warning("it is unknown who has fenced the transaction of %s: %s", self._topic, failure)
+        raise OperatorError(
+            f"Another run with the transactional id {self._transactional_id!r} has taken over",
+            "Run a query once at a time, with a transactional id of its own.",
+        ) from fenced
+
+    def _aborted(self, batch_id: int) -> OperatorError:
         return OperatorError(
-            f"Another run with the transactional id {self._transactional_id!r} has taken over, or the batch took "
-            f"longer than transaction.timeout.ms ({self._client['transaction.timeout.ms']})",
-            "Run a query once at a time, with a transactional id of its own; write smaller batches "
-            "(maxOffsetsPerTrigger) or raise kafka.transaction.timeout.ms and the broker's transaction.max.timeout.ms.",
+            f"The cluster has aborted the transaction of micro-batch {batch_id} in each of {_ATTEMPTS} attempts",
+            f"If it takes longer than transaction.timeout.ms ({self._client['transaction.timeout.ms']}), write smaller "
+            "batches (maxOffsetsPerTrigger), or raise kafka.transaction.timeout.ms and the broker's "
+            "transaction.max.timeout.ms. Otherwise the brokers' logs name leaders that recover.",
         )
 
 

@@ -6,6 +6,7 @@ Each test runs against a Fenceline node and against Apache Kafka as shipped.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,11 +17,13 @@ from fenceline.client.producer import transaction_requests
 from fenceline.client.producer.partitioner import partition_of_key
 from fenceline.client.producer.transaction_handle import TransactionHandle
 from fenceline.client.producer.transaction_owner import AsyncTransactionOwner, TransactionOwner
-from fenceline.errors import OperatorError
+from fenceline.errors import ErrorCode, OperatorError
+from fenceline.wire.apis import ApiKey
 from pyspark_fenceline import exactly_once
 from pyspark_fenceline.source.exactly_once import ExactlyOnceTopic
 from pyspark_fenceline.source.transaction_tasks import PARTITION, SECOND_ATTEMPT, RowPartitioner, TransactionTask
 from tests.spark.conftest import Broker
+from tests.support.raw import RawConnection
 from tests.support.read_to_end import read_to_end
 
 if TYPE_CHECKING:
@@ -218,6 +221,50 @@ def test_former_run_is_fenced(spark: SparkSession, broker: Broker, topic: str, m
     with pytest.raises(OperatorError, match="Another run"):
         former(rows(spark, "b"), 1)
     assert committed(broker, topic) == sorted(values("a") + values("b"))
+
+
+@pytest.mark.parametrize("aborts", [1, 3])
+def test_transaction_that_the_cluster_has_aborted(
+    spark: SparkSession,
+    broker: Broker,
+    topic: str,
+    made: list[ExactlyOnceTopic],
+    monkeypatch: pytest.MonkeyPatch,
+    aborts: int,
+) -> None:
+    """By its time-out, or by a leader that recovers: it is no other run (transactions.md X16, X19, X62)."""
+    broker.create(topic, PARTITIONS)
+    sink = sink_of(made, broker, topic)
+    sink(rows(spark, "a"), 0)
+    write, attempts = ExactlyOnceTopic._write, []
+
+    def write_and_lose(self: ExactlyOnceTopic, *given: Any) -> None:
+        write(self, *given)
+        attempts.append(given)
+        if len(attempts) <= aborts:
+            fence(broker, f"id of {topic}")
+
+    monkeypatch.setattr(ExactlyOnceTopic, "_write", write_and_lose)
+    if aborts < 3:
+        sink(rows(spark, "b"), 1)
+        assert committed(broker, topic) == sorted(values("a") + values("b"))
+    else:
+        with pytest.raises(OperatorError, match=r"(?s)aborted .* in each of 3 attempts.*transaction.timeout.ms"):
+            sink(rows(spark, "b"), 1)
+        assert committed(broker, topic) == values("a")
+
+
+def fence(broker: Broker, transactional_id: str) -> None:
+    """As a leader that recovers does: the first request aborts what is open, and no second one follows."""
+    fields = {
+        "transactional_id": transactional_id,
+        "transaction_timeout": timedelta(minutes=1),
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
+    with RawConnection(int(broker.bootstrap.rpartition(":")[2])) as connection:
+        answer = connection.call(ApiKey.INIT_PRODUCER_ID, 4, fields)
+        assert answer.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
 
 
 def test_progress_of_another_query_is_refused(

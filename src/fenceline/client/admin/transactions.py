@@ -10,10 +10,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from fenceline.client.admin.admin_requests import AdminRequests
-from fenceline.client.core.cluster import CoordinatorOf
-from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import broker_error, error_code
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.client.core.transaction_coordinator import describe_transaction, init_producer
+from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import millis
@@ -91,11 +90,7 @@ class TransactionsAdmin(AdminRequests):
         deadline = self._deadline(timeout_ms)
         found = {}
         for transactional_id in transactional_ids:
-            fields = {"transactional_ids": [transactional_id]}
-            node_id, response = await self._ask_transaction_coordinator(
-                transactional_id, ApiKey.DESCRIBE_TRANSACTIONS, fields, deadline
-            )
-            each = response.transaction_states[0]
+            node_id, each = await describe_transaction(self.cluster, transactional_id, deadline)
             start_ms = _milliseconds(each.transaction_start_time)
             found[transactional_id] = TransactionDescription(
                 transactional_id,
@@ -112,15 +107,8 @@ class TransactionsAdmin(AdminRequests):
     async def fence_producer(self, transactional_id: str, *, timeout_ms: float | None = None) -> tuple[int, int]:
         """Abort what the producer with this id has open, and fence it. Returns the new producer id and epoch."""
         deadline = self._deadline(timeout_ms)
-        fields = {
-            "transactional_id": transactional_id,
-            "transaction_timeout": int(max(1, min(deadline.left_ms, 60_000))),
-            "producer_id": -1,
-            "producer_epoch": -1,
-        }
-        _, response = await self._ask_transaction_coordinator(
-            transactional_id, ApiKey.INIT_PRODUCER_ID, fields, deadline
-        )
+        timeout_ms = int(max(1, min(deadline.left_ms, 60_000)))
+        _, response = await init_producer(self.cluster, transactional_id, timeout_ms, deadline)
         return int(response.producer_id), int(response.producer_epoch)
 
     async def abort_in_partition(
@@ -155,27 +143,6 @@ class TransactionsAdmin(AdminRequests):
                 raise broker_error(code, f"aborting a transaction in {where}")
 
         await self.cluster.retrying(deadline, attempt)
-
-    async def _ask_transaction_coordinator(
-        self, transactional_id: str, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline
-    ) -> tuple[int, Any]:
-        """The coordinator and its response, retried while the coordinator moves or ends a transaction."""
-
-        async def attempt() -> tuple[int, Any]:
-            node_id = await self.cluster.coordinator(transactional_id, deadline, CoordinatorOf.TRANSACTION)
-            try:
-                response = await self.cluster.call(node_id, api_key, fields, deadline=deadline)
-                first = response.transaction_states[0] if hasattr(response, "transaction_states") else response
-                code = error_code(first.error_code)
-                if code is not ErrorCode.NONE:
-                    raise broker_error(code, f"{api_key.name} of transactional id {transactional_id}")
-            except PeerError as error:
-                if error.code is not ErrorCode.CONCURRENT_TRANSACTIONS:
-                    self.cluster.forget_coordinator(transactional_id, CoordinatorOf.TRANSACTION)
-                raise
-            return node_id, response
-
-        return await self.cluster.retrying(deadline, attempt)
 
 
 def _milliseconds(time: datetime | int | None) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from fenceline.client.core.client_base import AsyncClient, BlockingClient, blocking
 from fenceline.client.core.cluster import Cluster
@@ -27,12 +27,15 @@ from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.group_requests import ConsumerGroupMetadata, fetch_committed
 from fenceline.client.core.offsets import CommittedOffset
+from fenceline.client.core.transaction_coordinator import describe_transaction
 from fenceline.client.producer.producer import Producer
 from fenceline.client.producer.transaction_handle import TransactionHandle
 from fenceline.client.producer.transaction_requests import ProducerIdAndEpoch, TransactionRequests
 from fenceline.client.producer.transactions import check_version_2, committed_offsets
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+
+_ABORTED: Final = ("PrepareAbort", "CompleteAbort")
 
 
 class AsyncTransactionOwner(AsyncClient):
@@ -100,6 +103,15 @@ class AsyncTransactionOwner(AsyncClient):
         producer = self._producer_of(handle)
         return self._handle(await self._requests.end(producer, self._deadline(), commit=False, is_version_2=True))
 
+    async def was_aborted(self, handle: TransactionHandle) -> bool:
+        """After ProducerFenced: whether the cluster itself has aborted the transaction, and no other owner has begun
+        since. Its time-out does that, and a leader that recovers after an unclean election (X61-X63).
+        """
+        found = (await describe_transaction(self.cluster, self._transactional_id, self._deadline())).answer
+        # Another owner's `begin` leaves a later epoch, or the state Empty.
+        is_next = (found.producer_id, found.producer_epoch) == (handle.producer_id, handle.epoch + 1)
+        return is_next and found.transaction_state in _ABORTED
+
     def _handle(self, producer: ProducerIdAndEpoch) -> TransactionHandle:
         return TransactionHandle(self._transactional_id, producer.producer_id, producer.epoch)
 
@@ -136,6 +148,7 @@ class TransactionOwner(BlockingClient[AsyncTransactionOwner]):
     progress = blocking(AsyncTransactionOwner.progress)
     commit = blocking(AsyncTransactionOwner.commit)
     abort = blocking(AsyncTransactionOwner.abort)
+    was_aborted = blocking(AsyncTransactionOwner.was_aborted)
 
 
 @contextlib.contextmanager

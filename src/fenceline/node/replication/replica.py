@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NEVER_SEEN: Final = -2
 """A partition epoch that no other one follows."""
+_UNKNOWN: Final = -1
+"""No last stable offset."""
 
 
 class Committer(Protocol):
@@ -80,6 +82,7 @@ class Replica:
         "_clock",
         "_commits",
         "_partition_epoch",
+        "_stable_offset",
         "clean_since",
         "cleaning",
         "config",
@@ -93,6 +96,7 @@ class Replica:
         "log",
         "may_lead",
         "refused",
+        "stable_waiters",
         "topic_id",
         "topic_id_bytes",
         "topic_partition",
@@ -133,6 +137,10 @@ class Replica:
         """Removed from this node; its files are deleted when the thread finishes."""
         self.waiters = Waiters()
         """Called when the high watermark, log start, role or epoch changes."""
+        self.stable_waiters = Waiters()
+        """Called when the last stable offset, log start, role or epoch changes."""
+        self._stable_offset = _UNKNOWN
+        """For which `stable_waiters` were called."""
         self.follower_waiters = Waiters()
         """Called when the log end, log start, role or epoch changes. Followers get a new high watermark with the next
         records: waking their fetches for it alone would find nothing to send."""
@@ -193,6 +201,12 @@ class Replica:
                 waiter.committed(position, code)
         if self.waiters:
             _call_all(self.waiters)
+        if self.stable_waiters:
+            # Records of an open transaction are of no use to a READ_COMMITTED reader.
+            stable_offset = self.log.last_stable_offset
+            if stable_offset != self._stable_offset:
+                self._stable_offset = stable_offset
+                _call_all(self.stable_waiters)
 
     def apply_leader_offsets(self, high_watermark: int, log_start_offset: int) -> None:
         """Apply the leader's offsets to a follower (E29). The high watermark decreases by truncation only (G14b)."""
@@ -221,8 +235,11 @@ class Replica:
 
     def wake(self) -> None:
         """Call all waiters for a change of this partition; they remove themselves."""
+        self._stable_offset = _UNKNOWN
         if self.waiters:
             _call_all(self.waiters)
+        if self.stable_waiters:
+            _call_all(self.stable_waiters)
         if self.follower_waiters:
             _call_all(self.follower_waiters)
 

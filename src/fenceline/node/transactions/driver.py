@@ -7,7 +7,7 @@ are in `node.coordination`, end markers leave through `marker_sender`. Everythin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from typing import Final, Protocol, TypeVar
 
@@ -175,14 +175,13 @@ class TransactionsDriver:
     def add_partitions(self, request: AddPartitions) -> Reply[PartitionsAdded]:
         return self._submit(lambda ticket, now: self.coordinator.add_partitions(ticket, request, now))
 
-    async def add_for_leader(
+    def add_for_leader(
         self, transactional_id: str, identity: tuple[int, int], partitions: tuple[TopicIndex, ...], verify_only: bool
-    ) -> Sequence[ErrorCode]:
-        """AddPartitionsToTxn of this broker as a partition's leader: a code for each partition."""
-        request = AddPartitions(
-            transactional_id, ProducerIdentity(*identity), partitions, verify_only, VERSION_OF_LEADERS
+    ) -> Reply[PartitionsAdded]:
+        """AddPartitionsToTxn of this broker as a partition's leader."""
+        return self.add_partitions(
+            AddPartitions(transactional_id, ProducerIdentity(*identity), partitions, verify_only, VERSION_OF_LEADERS)
         )
-        return (await self.add_partitions(request).wait()).errors
 
     def end_transaction(self, request: EndTransaction) -> Reply[TransactionEnded]:
         return self._submit(lambda ticket, now: self.coordinator.end_transaction(ticket, request, now))

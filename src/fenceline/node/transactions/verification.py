@@ -17,15 +17,17 @@ Rules: transactions.md X33, X34.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from fenceline.node.coordination.replies import Reply
 from fenceline.node.logs import Logger
 from fenceline.node.metric_families import Durations, counters
 from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection
+from fenceline.transactions.messages import PartitionsAdded
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 
@@ -45,7 +47,7 @@ _AS_PRODUCERS_KNOW_IT: Final = {
 }
 
 
-AsksHere: TypeAlias = Callable[[str, tuple[int, int], tuple[TopicIndex, ...], bool], Awaitable[Sequence[ErrorCode]]]
+AsksHere: TypeAlias = Callable[[str, tuple[int, int], tuple[TopicIndex, ...], bool], Reply[PartitionsAdded]]
 """(transactional id, (producer id, epoch), partitions, whether only to verify) -> a code for each partition"""
 
 
@@ -106,33 +108,38 @@ class Verification:
         self.durations = Durations()
         """From the question to the answer."""
 
-    async def ask(
+    def ask(
         self,
         transactional_id: str,
         identity: tuple[int, int],
         partitions: Collection[TopicIndex],
         *,
         verify_only: bool,
-    ) -> PartitionCodes:
+    ) -> PartitionCodes | Awaitable[PartitionCodes]:
         """Whether these partitions are in the transaction of `identity` (producer id, epoch); unless `verify_only`,
         they are added to it. A code for each: NONE, those of X12 and X34 (3, 13, 14, 15, 16, 42, 47, 48, 49, 51, 120,
-        ...)."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
+        ...). This broker's own coordinator answers most questions at once."""
+        started_s = asyncio.get_running_loop().time()
         coordinator = self._coordinator(transactional_id)
         if self._is_closed:
-            codes = dict.fromkeys(partitions, ErrorCode.NETWORK_EXCEPTION)
-        elif coordinator is None:
-            codes = dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        elif coordinator == self._node_id and self._ask_here is not None:
-            found = await self._ask_here(transactional_id, identity, tuple(partitions), verify_only)
-            codes = {partition: _known(code) for partition, code in zip(partitions, found, strict=True)}
-        else:
-            link = self._links.get(coordinator)
-            if link is None:
-                link = self._links[coordinator] = _CoordinatorLink(self, coordinator)
-            codes = await link.ask(transactional_id, identity, partitions, verify_only)
-        self.durations.observe(loop.time() - started)
+            return self._answered(dict.fromkeys(partitions, ErrorCode.NETWORK_EXCEPTION), started_s)
+        if coordinator is None:
+            return self._answered(dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE), started_s)
+        if coordinator == self._node_id and self._ask_here is not None:
+            reply = self._ask_here(transactional_id, identity, tuple(partitions), verify_only)
+            if reply.outcome is not None:
+                return self._answered(_codes_here(partitions, reply.outcome), started_s)
+            return self._when_answered(_answer_here(partitions, reply), started_s)
+        link = self._links.get(coordinator)
+        if link is None:
+            link = self._links[coordinator] = _CoordinatorLink(self, coordinator)
+        return self._when_answered(link.ask(transactional_id, identity, partitions, verify_only), started_s)
+
+    async def _when_answered(self, codes: Awaitable[PartitionCodes], started_s: float) -> PartitionCodes:
+        return self._answered(await codes, started_s)
+
+    def _answered(self, codes: PartitionCodes, started_s: float) -> PartitionCodes:
+        self.durations.observe(asyncio.get_running_loop().time() - started_s)
         self.failures += sum(code is not ErrorCode.NONE for code in codes.values())
         return codes
 
@@ -141,7 +148,8 @@ class Verification:
     ) -> ErrorCode:
         """`ask`, for one partition of `__consumer_offsets`."""
         partition = (CONSUMER_OFFSETS_TOPIC, partition_index)
-        return (await self.ask(transactional_id, identity, (partition,), verify_only=not adds))[partition]
+        codes = self.ask(transactional_id, identity, (partition,), verify_only=not adds)
+        return (codes if isinstance(codes, dict) else await codes)[partition]
 
     def _coordinator(self, transactional_id: str) -> int | None:
         """The broker that leads the id's partition of `__transaction_state`; None if there is none."""
@@ -293,6 +301,14 @@ def _codes(result: Any) -> Iterable[tuple[TopicIndex, ErrorCode]]:
     for topic in result.topic_results if result is not None else ():
         for partition in topic.results_by_partition:
             yield (topic.name, partition.partition_index), _known(partition.partition_error_code)
+
+
+def _codes_here(partitions: Iterable[TopicIndex], added: PartitionsAdded) -> PartitionCodes:
+    return {partition: _known(code) for partition, code in zip(partitions, added.errors, strict=True)}
+
+
+async def _answer_here(partitions: Iterable[TopicIndex], reply: Reply[PartitionsAdded]) -> PartitionCodes:
+    return _codes_here(partitions, await reply.wait())
 
 
 def _known(code: int | ErrorCode) -> ErrorCode:

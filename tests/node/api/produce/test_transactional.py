@@ -18,7 +18,7 @@ from fenceline.records.markers import end_marker
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.frame import parse_response_header
-from tests.node.desk import TOPIC, Desk, run_story, turns
+from tests.node.desk import TOPIC, Desk, FakeVerifier, run_story, turns
 
 ID = "till"
 ABORTABLE, PLAIN_48 = ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_TXN_STATE
@@ -107,6 +107,16 @@ def mark(desk: Desk, *, epoch: int = 0, index: int = 0, version: int = 0) -> Non
 
 def is_open(desk: Desk, index: int = 0) -> bool:
     return any(each.transaction_first_offset >= 0 for each in desk.replica(index).log.producers)
+
+
+@pytest.fixture(params=[False, True], ids=["asks another broker", "asks itself"], autouse=True)
+def verifier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This broker's own coordinator answers at once."""
+    monkeypatch.setattr(FakeVerifier, "answers_at_once", request.param)
+
+
+other_broker = pytest.mark.parametrize("verifier", [False], indirect=True)
+"""For a response that waits for the coordinator."""
 
 
 @pytest.mark.parametrize(("version", "verify_only"), [(9, True), (11, True), (12, False), (13, False)])
@@ -289,6 +299,7 @@ def test_partition_stays_in_the_transaction_if_the_write_fails() -> None:
     run_story(story)
 
 
+@other_broker
 def test_acks_of_all_replicas_are_waited_for_after_the_coordinator() -> None:
     async def story(desk: Desk) -> None:
         desk.lead(1, isr=(1, 2))
@@ -304,6 +315,7 @@ def test_acks_of_all_replicas_are_waited_for_after_the_coordinator() -> None:
     run_story(story)
 
 
+@other_broker
 @pytest.mark.parametrize(("answer", "succeeds"), [(ErrorCode.NONE, True), (ABORTABLE, False)])
 def test_request_without_response(answer: ErrorCode, succeeds: bool) -> None:
     """acks=0: a refusal closes the connection, as the producer would learn of it in no other way."""
@@ -335,6 +347,7 @@ def test_damaged_batch_is_refused_by_the_append() -> None:
     run_story(story)
 
 
+@other_broker
 def test_bug_in_the_verifier_closes_the_connection() -> None:
     async def story(desk: Desk) -> None:
         desk.lead(1)

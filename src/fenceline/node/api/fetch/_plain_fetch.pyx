@@ -20,7 +20,7 @@ from fenceline.node.api.fetch.parked_fetch import ParkedFetch
 from fenceline.replica.fetch_session import SessionAnswer, SentState
 from fenceline.wire.fetch import FetchPartition, FetchRequest
 
-ABI = 6
+ABI = 7
 
 cdef enum:
     FIRST_WITH_TOPIC_IDS = 13
@@ -120,7 +120,7 @@ def handle_plain(fetching, context, body):
     session = sessions.get(session_id)
     if session is None or <int64_t>session.next_epoch != epoch or not session.uses_topic_ids:
         return None
-    if <int64_t>session.replica_epoch != replica_epoch or replica_epoch < 0:
+    if <int64_t>session.replica_epoch != replica_epoch or replica_epoch < 0 or session.isolation_level:
         return None
     if not _may_read(fetching, replica_id, replica_epoch):
         return None

@@ -60,7 +60,7 @@ _FIRST_FROM_FOLLOWERS: Final = 11
 _FIRST_WITH_TOPIC_IDS: Final = 13
 _FIRST_WITH_LEADER_HINT: Final = 16
 _ISOLATION_LEVELS: Final = (0, 1)
-_PLAIN_ABI: Final = 6
+_PLAIN_ABI: Final = 7
 """Changes with every change of `_plain_fetch.pyx`, so that an outdated build is not used."""
 
 _plain_fetch = compiled("fenceline.node.api.fetch._plain_fetch", _PLAIN_ABI) if tail.IS_NATIVE else None

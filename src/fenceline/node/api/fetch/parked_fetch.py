@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from fenceline.node.api.fetch.reads import FetchReads, FetchResult, Reader
 from fenceline.node.context import RequestContext
 from fenceline.node.net.connection import PendingAnswer
-from fenceline.replica.fencing import CONSUMER_REPLICA_ID
+from fenceline.replica.fencing import CONSUMER_REPLICA_ID, IsolationLevel
 from fenceline.replica.fetch_session import SessionAnswer
 from fenceline.wire.fetch import FetchRequest
 
@@ -155,8 +155,11 @@ class ParkedFetch:
         self._unregister()
 
     def _waiters(self, replica: Replica) -> Waiters:
-        """Consumers wait for the high watermark, all other readers for the log end."""
-        return replica.waiters if self._request.replica_id == CONSUMER_REPLICA_ID else replica.follower_waiters
+        """Consumers wait for the high watermark or the last stable offset, all other readers for the log end."""
+        if self._request.replica_id != CONSUMER_REPLICA_ID:
+            return replica.follower_waiters
+        is_committed = self._request.isolation_level == IsolationLevel.READ_COMMITTED
+        return replica.stable_waiters if is_committed else replica.waiters
 
     def _read(self) -> FetchResult:
         return self._fetching.reads.read(self._request, self._answer, self._reader)

@@ -231,9 +231,8 @@ class FetchReads:
                 last_stable_offset=partition_log.last_stable_offset,
             )
         if offset >= bound:
-            empty = self._empty(replica, partition, None)
             is_committed = is_consumer and request.isolation_level == IsolationLevel.READ_COMMITTED
-            result.fetched.append(empty._replace(aborted_transactions=[]) if is_committed else empty)
+            result.fetched.append(self._empty(replica, partition, None, aborted=[] if is_committed else None))
             if wanted.session is not None:
                 self._mark_idle(request, wanted, replica, result)
             return
@@ -319,7 +318,9 @@ class FetchReads:
             if result.is_for_replica and -1 < sent.log_start_offset != partition_log.log_start_offset:
                 result.must_answer = True  # DeleteRecords waits until all replicas have the new log start
             return
-        if request.replica_id == CONSUMER_REPLICA_ID:
+        if request.replica_id == CONSUMER_REPLICA_ID and request.isolation_level == IsolationLevel.READ_COMMITTED:
+            wanted.mark_idle(replica.stable_waiters, unheard=replica.waiters)
+        elif request.replica_id == CONSUMER_REPLICA_ID:
             wanted.mark_idle(replica.waiters)
         else:
             self.mark_idle(request.replica_id, wanted, replica)
@@ -346,7 +347,11 @@ class FetchReads:
         return None
 
     def _empty(
-        self, replica: Replica, partition: FetchPartition, diverging: tuple[int, int] | None
+        self,
+        replica: Replica,
+        partition: FetchPartition,
+        diverging: tuple[int, int] | None,
+        aborted: list[tuple[int, int]] | None = None,
     ) -> FetchedPartition:
         return FetchedPartition(
             partition.topic,
@@ -357,6 +362,7 @@ class FetchReads:
             replica.log.last_stable_offset,
             replica.log.log_start_offset,
             diverging,
+            aborted_transactions=aborted,
             records=b"",
         )
 

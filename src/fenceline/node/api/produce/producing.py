@@ -12,7 +12,7 @@ request meanwhile, so that the producer's batches stay in order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -23,7 +23,14 @@ from fenceline.log.core.errors import StorageError
 from fenceline.log.core.producer_state import Origin
 from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.api.produce.acknowledging import AckedBy, DelayedProduce, FlushUpTo, PendingAck, ProducePurgatory
-from fenceline.node.api.produce.transactional import RequestGuards, TransactionalProduce, has_transactional, refusal
+from fenceline.node.api.produce.transactional import (
+    Codes,
+    RequestGuards,
+    TransactionalProduce,
+    Verdicts,
+    has_transactional,
+    refusal,
+)
 from fenceline.node.context import RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import PendingAnswer
@@ -183,12 +190,19 @@ class ProduceHandler:
         if opening is None or not opening.to_ask:
             guards = opening.guards if opening is not None else {}
             return self._answer(context, request, self._append_all(context, request, partitions, guards))
+        verdicts = self._transactions.ask(opening)
+        if isinstance(verdicts, dict):
+            codes = self._transactions.codes(opening, partitions, verdicts)
+            if codes is not None:
+                return self._answer(
+                    context, request, self._append_confirmed(context, request, partitions, opening, codes)
+                )
         # The receive buffer is reused while the coordinator is asked.
         kept = [
             p._replace(records=memoryview(bytearray(p.records))) if p.records is not None else p for p in partitions
         ]
         pending = PendingAnswer()
-        verifying = asyncio.ensure_future(self._verify(context, request, kept, opening, pending))
+        verifying = asyncio.ensure_future(self._verify(context, request, kept, opening, verdicts, pending))
         self._verifying.add(verifying)
         verifying.add_done_callback(self._verifying.discard)
         return pending
@@ -199,21 +213,33 @@ class ProduceHandler:
         request: ProduceRequest,
         partitions: list[PartitionRecords],
         opening: RequestGuards,
+        verdicts: Verdicts | Awaitable[Verdicts],
         pending: PendingAnswer,
     ) -> None:
-        """Ask the transaction's coordinator, then append what it confirms."""
+        """Wait for the transaction's coordinator, then append what it confirms."""
         try:
-            codes = {**opening.errors, **await self._transactions.ask(opening, partitions)}
-            refused = {
-                position: _failed(partitions[position], *refusal(code, context.api_version))
-                for position, code in codes.items()
-            }
-            self.metrics.failed_produce_partitions += len(refused)
-            appended = self._append_all(context, request, partitions, opening.guards, refused)
+            codes = await self._transactions.await_codes(opening, partitions, verdicts)
+            appended = self._append_confirmed(context, request, partitions, opening, codes)
             self._answer(context, request, appended, pending)
         except Exception:
             log.exception("transactional produce failed", peer=context.peer)
             pending.fail("internal error, see the previous log message")
+
+    def _append_confirmed(
+        self,
+        context: RequestContext,
+        request: ProduceRequest,
+        partitions: list[PartitionRecords],
+        opening: RequestGuards,
+        codes: Codes,
+    ) -> _Appended:
+        """`codes`: of the partitions that the coordinator does not confirm."""
+        refused = {
+            position: _failed(partitions[position], *refusal(code, context.api_version))
+            for position, code in {**opening.errors, **codes}.items()
+        }
+        self.metrics.failed_produce_partitions += len(refused)
+        return self._append_all(context, request, partitions, opening.guards, refused)
 
     def wait_for(
         self,

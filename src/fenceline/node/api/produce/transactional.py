@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.guards import WITHOUT_VERIFICATION, VerificationGuard
@@ -40,6 +40,12 @@ _RETRIABLE: Final = frozenset(
 )
 
 
+Verdicts: TypeAlias = dict[tuple[str, int], ErrorCode]
+"""By topic and partition."""
+Codes: TypeAlias = dict[int, ErrorCode]
+"""By position among the partitions of a request."""
+
+
 class Verifier(Protocol):
     """As `Verification`."""
 
@@ -50,7 +56,7 @@ class Verifier(Protocol):
         partitions: Collection[tuple[str, int]],
         *,
         verify_only: bool,
-    ) -> Awaitable[Mapping[tuple[str, int], ErrorCode]]: ...
+    ) -> Verdicts | Awaitable[Verdicts]: ...
 
 
 class VerificationLimits(NamedTuple):
@@ -160,38 +166,62 @@ class TransactionalProduce:
                 opening.guards[position] = guard
                 opening.to_ask[position] = _Asked(replica.topic_partition.topic, index, replica.leader_epoch)
 
-    async def ask(self, opening: RequestGuards, partitions: Sequence[PartitionRecords]) -> dict[int, ErrorCode]:
-        """Ask the coordinator. The codes by position, except NONE; 51, while the transaction before is being ended, is
-        waited for (X34)."""
+    def ask(self, opening: RequestGuards) -> Verdicts | Awaitable[Verdicts]:
+        """The coordinator's codes for `to_ask`, which is not empty; at once if it can tell."""
+        return self._verifier.ask(
+            opening.transactional_id,
+            opening.identity,
+            [(each.topic, each.partition) for each in opening.to_ask.values()],
+            verify_only=opening.verify_only,
+        )
+
+    def codes(self, opening: RequestGuards, partitions: Sequence[PartitionRecords], verdicts: Verdicts) -> Codes | None:
+        """The codes by position, except NONE; None if the transaction before is being ended (X34)."""
+        codes = self._codes(opening, partitions, verdicts)
+        return None if _is_waiting(opening, codes) else codes
+
+    async def await_codes(
+        self,
+        opening: RequestGuards,
+        partitions: Sequence[PartitionRecords],
+        verdicts: Verdicts | Awaitable[Verdicts],
+    ) -> Codes:
+        """As `codes`, and asks again while the transaction before is being ended."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._limits.retry_max_ms / 1000
-        while opening.to_ask:
-            asked = dict(opening.to_ask)
-            verdicts = await self._verifier.ask(
-                opening.transactional_id,
-                opening.identity,
-                [(each.topic, each.partition) for each in asked.values()],
-                verify_only=opening.verify_only,
-            )
-            codes = {position: verdicts[each.topic, each.partition] for position, each in asked.items()}
-            is_waiting = ErrorCode.CONCURRENT_TRANSACTIONS in codes.values() and not opening.verify_only
-            if not is_waiting or loop.time() >= until_s:
-                for position, each in asked.items():
-                    if codes[position] is ErrorCode.NONE and not self._still_leads(partitions[position], each):
-                        codes[position] = ErrorCode.NOT_LEADER_OR_FOLLOWER
-                return {position: code for position, code in codes.items() if code is not ErrorCode.NONE}
+        while True:
+            codes = self._codes(opening, partitions, verdicts if isinstance(verdicts, dict) else await verdicts)
+            if not _is_waiting(opening, codes) or loop.time() >= until_s:
+                return codes
             await asyncio.sleep(self._limits.retry_backoff_ms / 1000)
             # A marker may have voided the guards.
+            asked = list(opening.to_ask)
             for position in asked:
                 del opening.guards[position], opening.to_ask[position]
             self._make_guards(opening, partitions, _headers(partitions, asked))
-        return {}
+            if not opening.to_ask:
+                return {}
+            verdicts = self.ask(opening)
+
+    def _codes(self, opening: RequestGuards, partitions: Sequence[PartitionRecords], verdicts: Verdicts) -> Codes:
+        found: Codes = {}
+        for position, each in opening.to_ask.items():
+            code = verdicts[each.topic, each.partition]
+            if code is not ErrorCode.NONE:
+                found[position] = code
+            elif not self._still_leads(partitions[position], each):
+                found[position] = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return found
 
     def _still_leads(self, partition: PartitionRecords, asked: _Asked) -> bool:
         try:
             return self._replicas.leader(*partition[:3]).leader_epoch == asked.leader_epoch
         except PeerError:
             return False
+
+
+def _is_waiting(opening: RequestGuards, codes: Codes) -> bool:
+    return ErrorCode.CONCURRENT_TRANSACTIONS in codes.values() and not opening.verify_only
 
 
 def _headers(partitions: Sequence[PartitionRecords], positions: Iterable[int]) -> dict[int, BatchHeader]:
