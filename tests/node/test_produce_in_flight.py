@@ -10,6 +10,7 @@ import pytest
 from fenceline.node.net.connection import MAX_PIPELINED, PendingAnswer, ServerConnection
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.principal import ANONYMOUS
 
 PRODUCE, METADATA = int(ApiKey.PRODUCE), int(ApiKey.METADATA)
 
@@ -56,6 +57,8 @@ class Node:
         server: Any = SimpleNamespace(
             handle=self._handle,
             register=lambda connection: True,
+            principal=lambda connection, certificate: ANONYMOUS,
+            begin_authentication=lambda connection: None,
             unregister=lambda connection, size: None,
             metrics=SimpleNamespace(received_bytes=0),
             max_request_bytes=1000,

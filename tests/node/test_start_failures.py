@@ -167,7 +167,7 @@ def test_configuration_files(tmp_path: Path) -> None:
         ("controller.quorum.voters=1@a:9093,2@b:9093", "has no listener for them"),
         ("authorizer.class.name=org.example.A", "authorization is not implemented yet"),
         ("log.dirs=/tmp/a,/tmp/a", "must name at least one directory, without duplicates"),
-        ("listeners=SSL://:9093", "is not implemented yet"),
+        ("listeners=SSL://:9093", "TLS needs a certificate"),
         ("node.id=-3", "node.id"),
         ("without-a-value", "has no value"),
     ],

@@ -37,6 +37,14 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             Range(0),
         ),
         ConfigKey(
+            "fenceline.authentication.timeout.ms",
+            ConfigType.INT,
+            "10000",
+            "Milliseconds that a TLS handshake and an authentication may take.",
+            Importance.LOW,
+            Range(1),
+        ),
+        ConfigKey(
             "fenceline.metrics.port",
             ConfigType.INT,
             "-1",

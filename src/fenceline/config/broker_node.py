@@ -66,7 +66,7 @@ broker.session.timeout.ms int 9000 medium
     Milliseconds without a heartbeat after which a broker is fenced.
 controller.listener.names list ! high list
     Listeners of the controllers; nodes connect to the first.
-sasl.mechanism.controller.protocol string GSSAPI high inert
+sasl.mechanism.controller.protocol string GSSAPI high
     SASL mechanism for connections to controllers.
 controller.performance.sample.period.ms long 60000 medium >=100 internal inert
     Milliseconds between reports of slow controller events.
@@ -121,7 +121,7 @@ max.connection.creation.rate int 2147483647 medium >=0 cluster-wide inert
     Maximum new connections per second.
 connections.max.idle.ms long 600000 medium
     Idle milliseconds after which a connection is closed; negative disables it.
-connection.failed.authentication.delay.ms int 100 low >=0 inert
+connection.failed.authentication.delay.ms int 100 low >=0
     Milliseconds before a connection that failed to authenticate is closed.
 queued.max.requests int 500 high >=1
     Maximum queued requests before connections are no longer read.

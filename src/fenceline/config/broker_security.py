@@ -8,18 +8,18 @@ from __future__ import annotations
 from typing import Final
 
 TABLE: Final = """
-connections.max.reauth.ms long 0 medium inert
+connections.max.reauth.ms long 0 medium
     Milliseconds after which a connection must authenticate again; 0 disables it.
-sasl.server.max.receive.size int 524288 medium inert
+sasl.server.max.receive.size int 524288 medium
     Largest SASL message in bytes before a client is authenticated.
 security.providers string null low refused:class
     Classes of security providers.
 principal.builder.class class \
 org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder medium per-broker refused:class
     Class that determines the principal of a connection.
-ssl.client.auth string none medium in:required,requested,none per-broker inert
+ssl.client.auth string none medium in:required,requested,none per-broker
     Whether clients must present a certificate.
-ssl.principal.mapping.rules string DEFAULT low inert
+ssl.principal.mapping.rules string DEFAULT low
     Rules that map certificate names to user names.
 ssl.allow.dn.changes boolean false low inert
     Whether a new certificate may have another distinguished name.
@@ -29,49 +29,49 @@ ssl.protocol string TLSv1.3 medium per-broker inert
     Default TLS protocol.
 ssl.provider string null medium per-broker inert
     Provider of TLS.
-ssl.enabled.protocols list TLSv1.2,TLSv1.3 medium list per-broker inert
+ssl.enabled.protocols list TLSv1.2,TLSv1.3 medium list per-broker
     Enabled TLS protocols.
-ssl.keystore.type string JKS medium per-broker inert
+ssl.keystore.type string JKS medium per-broker
     Format of the key store.
-ssl.keystore.location string null medium per-broker inert
+ssl.keystore.location string null medium per-broker
     File of the key store.
-ssl.keystore.password password null medium per-broker inert
+ssl.keystore.password password null medium per-broker
     Password of the key store.
-ssl.key.password password null medium per-broker inert
+ssl.key.password password null medium per-broker
     Password of the private key.
-ssl.keystore.key password null medium per-broker inert
+ssl.keystore.key password null medium per-broker
     The private key itself, in PEM.
-ssl.keystore.certificate.chain password null medium per-broker inert
+ssl.keystore.certificate.chain password null medium per-broker
     The certificate chain itself, in PEM.
-ssl.truststore.type string JKS medium per-broker inert
+ssl.truststore.type string JKS medium per-broker
     Format of the trust store.
-ssl.truststore.location string null medium per-broker inert
+ssl.truststore.location string null medium per-broker
     File of the trust store.
-ssl.truststore.password password null medium per-broker inert
+ssl.truststore.password password null medium per-broker
     Password of the trust store.
-ssl.truststore.certificates password null medium per-broker inert
+ssl.truststore.certificates password null medium per-broker
     The trusted certificates themselves, in PEM.
 ssl.keymanager.algorithm string SunX509 medium per-broker inert
     Algorithm of the key manager.
 ssl.trustmanager.algorithm string PKIX medium per-broker inert
     Algorithm of the trust manager.
-ssl.endpoint.identification.algorithm string https low per-broker inert
+ssl.endpoint.identification.algorithm string https low per-broker
     How a server's name is checked against its certificate.
 ssl.secure.random.implementation string null low per-broker inert
     Source of random numbers for TLS.
-ssl.cipher.suites list "" medium list per-broker inert
+ssl.cipher.suites list "" medium list per-broker
     Enabled cipher suites; empty is the default set.
 ssl.engine.factory.class class null low per-broker inert
     Class that creates TLS engines.
-sasl.mechanism.inter.broker.protocol string GSSAPI medium per-broker inert
+sasl.mechanism.inter.broker.protocol string GSSAPI medium per-broker
     SASL mechanism between brokers.
-sasl.enabled.mechanisms list GSSAPI medium list per-broker inert
+sasl.enabled.mechanisms list GSSAPI medium list per-broker
     SASL mechanisms enabled for clients.
 sasl.server.callback.handler.class class null medium inert
     Class that verifies credentials.
 sasl.kerberos.principal.to.local.rules list DEFAULT medium list per-broker inert
     Rules that map Kerberos names to user names.
-sasl.jaas.config password null medium per-broker inert
+sasl.jaas.config password null medium per-broker
     JAAS login configuration.
 sasl.client.callback.handler.class class null medium inert
     Class that supplies credentials.

@@ -67,16 +67,6 @@ def parse_listeners(key: str, items: Sequence[str], protocols: Mapping[str, str]
     return tuple(found)
 
 
-def reject_unsupported_security(listeners: Sequence[ListenerConfig]) -> None:
-    """Raises OperatorError for a listener with an unsupported protocol, rather than serve it unprotected."""
-    for listener in listeners:
-        if listener.security_protocol != "PLAINTEXT":
-            raise OperatorError(
-                f"Listener {listener}: security protocol {listener.security_protocol} is not implemented yet",
-                "Use PLAINTEXT within a trusted network, or put a TLS proxy in front.",
-            )
-
-
 def check_roles(
     roles: frozenset[str], listeners: tuple[ListenerConfig, ...], controllers: tuple[ListenerConfig, ...], is_set: bool
 ) -> None:

@@ -14,8 +14,8 @@ Rules: docs/configuration.md; since_4_0.md "Defaults".
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -29,7 +29,6 @@ from fenceline.config.listeners import (
     is_any_address,
     parse_listeners,
     parse_protocol_map,
-    reject_unsupported_security,
 )
 from fenceline.config.properties import read_properties
 from fenceline.config.quorum import QuorumAddress, parse_quorum_address, parse_quorum_voters
@@ -84,14 +83,36 @@ class NodeConfig:
     quorum_voters: tuple[QuorumAddress, ...] = ()
     """From `controller.quorum.voters`: a static set."""
     quorum_bootstrap_servers: tuple[QuorumAddress, ...] = ()
+    protocols: Mapping[str, str] = field(default_factory=dict)
+    """`listener.security.protocol.map`: protocols by the names of listeners."""
 
     @property
     def inter_broker_listener(self) -> str:
-        """The listener for communication between brokers: the configured one, or the first PLAINTEXT one."""
+        """The listener for communication between brokers: the configured one, or the first with the configured
+        protocol (A3)."""
         named = self.text("inter.broker.listener.name")
         if named is not None:
             return named.upper()
-        return next((one.name for one in self.listeners if one.security_protocol == "PLAINTEXT"), "PLAINTEXT")
+        protocol = self.text("security.inter.broker.protocol") or "PLAINTEXT"
+        return next((one.name for one in self.listeners if one.security_protocol == protocol), protocol)
+
+    def security_protocol(self, listener: str) -> str:
+        """Of a listener of this or another node: all nodes map the names alike."""
+        return self.protocols.get(listener, "PLAINTEXT")
+
+    def for_listener(self, listener: str) -> Callable[[str], str | None]:
+        """The values of broker keys for one listener: with its prefix, or for all listeners, or default (A2)."""
+        prefix = f"listener.name.{listener.lower()}."
+        is_sasl = self.security_protocol(listener).startswith("SASL")
+
+        def lookup(key: str) -> str | None:
+            own = self.raw.get(prefix + key)
+            if own is not None:
+                return own
+            # Certificates of clients do not matter for SASL, unless the listener itself asks for them (A5).
+            return "none" if is_sasl and key == "ssl.client.auth" else self.text(key)
+
+        return lookup
 
     @classmethod
     def load(
@@ -270,7 +291,6 @@ def _typed(
     for name in controller_names:
         protocols.setdefault(name, "PLAINTEXT")
     everything = parse_listeners("listeners", items("listeners"), protocols)
-    reject_unsupported_security(everything)
     listeners = tuple(one for one in everything if one.name not in controller_names)
     controller_listeners = tuple(one for name in names_in_order for one in everything if one.name == name)
     check_roles(roles, listeners, controller_listeners, "listeners" in raw)
@@ -281,9 +301,10 @@ def _typed(
             f"controller.quorum.voters names {len(voters)} voters, but this one has no listener for them",
             f"Add one of controller.listener.names ({', '.join(names_in_order)}) to `listeners`.",
         )
-    if value("security.inter.broker.protocol") != "PLAINTEXT":
+    if "inter.broker.listener.name" in raw and "security.inter.broker.protocol" in raw:
         raise OperatorError(
-            "security.inter.broker.protocol must be PLAINTEXT: others are not implemented", "Remove the key."
+            "inter.broker.listener.name and security.inter.broker.protocol are both set",
+            "Remove the second: the listener's protocol is in listener.security.protocol.map.",
         )
     log_dirs = tuple(Path(item).expanduser().absolute() for item in items("log.dirs") or items("log.dir"))
     if not log_dirs or len(set(log_dirs)) != len(log_dirs):
@@ -312,6 +333,7 @@ def _typed(
         ),
         quorum_voters=voters,
         quorum_bootstrap_servers=servers,
+        protocols=MappingProxyType(protocols),
     )
 
 

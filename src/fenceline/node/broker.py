@@ -59,7 +59,9 @@ from fenceline.node.losses.keeper import LossCollector
 from fenceline.node.losses.lost_transactions import LostTransactions
 from fenceline.node.metadata.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import MetricsEndpoint, NodeMetrics, open_endpoint
+from fenceline.node.net.sasl import ListenersSasl
 from fenceline.node.net.server import Server, ServerLimits
+from fenceline.node.net.tls import ListenersTls
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.replication.metrics import ReplicationCollector
 from fenceline.node.replication.replicas import log_recovery_report
@@ -98,6 +100,7 @@ def server_limits(config: NodeConfig) -> ServerLimits:
         max_connections=config.get_int("max.connections"),
         backlog=config.get_int("socket.listen.backlog.size"),
         idle_timeout_ms=config.get_int("connections.max.idle.ms"),
+        handshake_timeout_ms=config.get_int("fenceline.authentication.timeout.ms"),
         # Kafka's default buffers would split requests and responses into ten pieces each; the system's buffers grow
         # with use.
         send_buffer_bytes=_explicit_int(config, "socket.send.buffer.bytes"),
@@ -493,6 +496,8 @@ class Broker:
             threads=self.disk_threads,
             forward=channel.forward if channel is not None else None,
             has_urgent_requests=self._fetching.reads.load_pace.has_urgent_requests,
+            tls=ListenersTls.of(config, config.listeners),
+            sasl=ListenersSasl.of(config, config.listeners, lambda: self.image, self.clock),
         )
 
     async def _bind(self) -> tuple[ListenerConfig, ...]:

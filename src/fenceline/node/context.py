@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.principal import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
@@ -39,6 +40,8 @@ class RequestContext:
     client_host: str
     listener: str
     """Name of the listener that the request came through."""
+    principal: Principal = ANONYMOUS
+    """Who sent the request."""
     is_forwarded: bool = False
     """It reached the controller in an envelope: the broker that forwarded it has validated it."""
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from fenceline.node.losses.keeper import LossKeeper
 from fenceline.node.losses.pending_partitions import PendingPartitions
 from fenceline.node.losses.removed_replicas import RemovedReplicas
-from fenceline.node.net.peer_connection import dial_from
+from fenceline.node.net.dialing import dial_brokers
 from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.node.replication.peers import Peers
 from fenceline.node.replication.replicas import Replicas
@@ -99,9 +99,7 @@ class DataPlane:
         self._suspected: Signal[LogDir, OSError | StorageError] = Signal()
         suspect = self._suspected
         self.in_service = OpenReplicas()
-        self.peers = Peers(
-            image, config.inter_broker_listener, dial_from(config.get_str("fenceline.outbound.address") or "")
-        )
+        self.peers = Peers(image, config.inter_broker_listener, dial_brokers(config))
         self.checkpoints = Checkpoints(log_dirs, executor, suspect)
         self.flushes = LogFlushes(self.in_service, clock, executor)
         self.losses = LossKeeper(

@@ -21,7 +21,9 @@ class NodeMetrics:
     """Counters of one node. Every field is a total since the start unless its name says otherwise."""
 
     __slots__ = (
+        "authentications",
         "connections",
+        "failed_authentications",
         "failed_produce_partitions",
         "fetched_bytes",
         "fetched_partitions",
@@ -36,6 +38,10 @@ class NodeMetrics:
     def __init__(self) -> None:
         self.connections = 0
         """Open now."""
+        self.authentications = 0
+        """Successful SASL exchanges."""
+        self.failed_authentications = 0
+        """TLS handshakes and SASL exchanges that did not succeed."""
         self.received_bytes = 0
         self.produced_bytes = 0
         self.produced_partitions = 0

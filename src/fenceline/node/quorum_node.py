@@ -54,12 +54,13 @@ class QuorumNode:
         channel = None
         if config.can_reach_others:
             from fenceline.node.controller.channel import ControllerChannel
-            from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES, dial_from
+            from fenceline.node.net.dialing import dial_controllers
+            from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES
 
             channel = partial(
                 ControllerChannel,
                 node_id=config.node_id,
-                connect=dial_from(config.get_str("fenceline.outbound.address") or ""),
+                connect=dial_controllers(config),
                 largest_answer_bytes=max(LARGEST_ANSWER_BYTES, config.get_int("socket.request.max.bytes")),
             )
         self.controller = ControllerDriver(
@@ -76,6 +77,7 @@ class QuorumNode:
             channel=channel,
         )
         self._rng = rng
+        self._clock = clock
         self.metrics = NodeMetrics()
         """Metrics of the controller listener."""
         self._registration: ControllerRegistration | None = None
@@ -97,7 +99,7 @@ class QuorumNode:
             apis = controller_apis(node, controller)
             raw = with_api_versions(node, controller, apis, {})
             self.listener = ControllerListener(
-                config, controller, apis, raw, metrics=self.metrics, threads=disk_threads
+                config, controller, apis, raw, metrics=self.metrics, threads=disk_threads, clock=self._clock
             )
             await self.listener.bind()
         controller.open(self.listener.voter_endpoint if self.listener is not None else None)

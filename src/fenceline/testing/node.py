@@ -21,7 +21,7 @@ class NodeFailed(RuntimeError):
 class EmbeddedNode(ChildProcesses):
     """One node in its own process. `data_dir` is kept if given.
 
-    `port` 0 selects a free port, which is kept for restarts."""
+    `port` 0 selects a free port, which is kept for restarts. `security_protocol` is that of the only listener."""
 
     def __init__(
         self,
@@ -31,12 +31,14 @@ class EmbeddedNode(ChildProcesses):
         overrides: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
         log_level: str = "warning",
+        security_protocol: str = "PLAINTEXT",
     ) -> None:
         super().__init__(data_dir, prefix="fenceline-")
         self.port = port
         self._overrides = dict(overrides or {})
         self._environment = dict(environment or {})
         self._log_level = log_level
+        self._security_protocol = security_protocol
         self._process: subprocess.Popen[str] | None = None
         self._errors: list[str] = []
         self._reader: threading.Thread | None = None
@@ -62,8 +64,14 @@ class EmbeddedNode(ChildProcesses):
 
     def command(self) -> list[str]:
         command = [sys.executable, "-m", "fenceline", "start", "--data-dir", str(self.log_dir)]
-        command += ["--listen", f"127.0.0.1:{self.port}", "--log-level", self._log_level]
-        for key, value in self._overrides.items():
+        command += ["--log-level", self._log_level]
+        address, protocol, overrides = f"127.0.0.1:{self.port}", self._security_protocol, self._overrides
+        if protocol == "PLAINTEXT":
+            command += ["--listen", address]
+        else:
+            secured = {"listeners": f"{protocol}://{address}", "security.inter.broker.protocol": protocol}
+            overrides = {**secured, **overrides}
+        for key, value in overrides.items():
             command += ["--override", f"{key}={value}"]
         return command
 

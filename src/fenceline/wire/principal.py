@@ -20,6 +20,9 @@ class Principal:
     name: str = kafka("string", versions="0+", default="ANONYMOUS")
     token_authenticated: bool = kafka("bool", versions="0+", default=False)
 
+    def __str__(self) -> str:
+        return f"{self.type}:{self.name}"
+
 
 ANONYMOUS: Final = Principal()
 """An unauthenticated client."""

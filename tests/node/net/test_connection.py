@@ -10,6 +10,7 @@ import pytest
 
 from fenceline.node.net.connection import PendingAnswer, ServerConnection
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.principal import ANONYMOUS
 
 REQUEST = struct.pack(">ihhih", 10, ApiKey.METADATA, 0, 7, 0)
 
@@ -48,6 +49,8 @@ class Scene:
             max_request_bytes=1000,
             is_short_of_memory=False,
             register=lambda connection: True,
+            principal=lambda connection, certificate: ANONYMOUS,
+            begin_authentication=lambda connection: None,
             handle=self._handle,
         )
         self.connection = ServerConnection(server, "PLAINTEXT")

@@ -34,6 +34,12 @@ class NodeCollector:
         yield requests_by_api("fenceline_requests", "Requests received, by API", metrics)
         yield from counters(
             ("fenceline_received_bytes", "Bytes received from clients", metrics.received_bytes),
+            ("fenceline_authentications", "SASL authentications that succeeded", metrics.authentications),
+            (
+                "fenceline_failed_authentications",
+                "TLS handshakes and SASL authentications that failed",
+                metrics.failed_authentications,
+            ),
             ("fenceline_produced_bytes", "Bytes of records appended", metrics.produced_bytes),
             ("fenceline_produced_batches", "Record batches appended", metrics.produced_partitions),
             ("fenceline_produce_failures", "Record batches rejected", metrics.failed_produce_partitions),

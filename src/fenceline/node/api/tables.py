@@ -35,6 +35,7 @@ from fenceline.node.api.handlers import (
     producers,
     quorum,
     reassignments,
+    sasl,
     topics,
     transaction_markers,
     transactions,
@@ -107,6 +108,7 @@ def broker_apis(
         *update_features.apis(submit),
         *unregister_broker.apis(submit),
         *quorum.apis(controller),
+        *sasl.apis(),
     )
 
 
@@ -132,6 +134,7 @@ def controller_apis(node: NodeView, controller: ControllerDriver) -> tuple[Api, 
         *broker_registration.controller_apis(submit, controller.broker_identified),
         *broker_partition_requests.controller_apis(submit),
         *cluster.controller_apis(node, lambda: controller.quorum),
+        *sasl.apis(),
     )
 
 

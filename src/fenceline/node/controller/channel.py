@@ -153,7 +153,8 @@ class ControllerChannel:
         host = _address_bytes(context.client_host)
 
         async def ask(connection: PeerConnection) -> Any:
-            return bytes(await self._wrap(connection, api.key, version, body, host, context.client_id))
+            principal = encode_principal(context.principal)
+            return bytes(await self._wrap(connection, api.key, version, body, host, context.client_id, principal))
 
         async def here() -> Any:
             answer: Any = api.handler(context, read_request(api.key, version, body))
@@ -174,13 +175,14 @@ class ControllerChannel:
         body: bytes,
         host: bytes,
         client_id: str | None = None,
+        principal: bytes = _ANONYMOUS,
     ) -> memoryview:
         """Send the request in an Envelope; returns the embedded response body. Raises PeerError, ConnectionError,
         MalformedRequest."""
         header = encode_request_header(key, version, 0, client_id)
         fields = {
             "request_data": header + body,
-            "request_principal": _ANONYMOUS,
+            "request_principal": principal,
             "client_host_address": host or bytes((127, 0, 0, 1)),
         }
         answer = await connection.call(

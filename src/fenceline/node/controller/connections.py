@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fenceline.config.broker import FENCING_GRACE
 from fenceline.node.controller.presence import BrokerPresence
 from fenceline.node.controller.probe import BrokerProbe
-from fenceline.node.net.peer_connection import dial_from
+from fenceline.node.net.dialing import dial_controllers, dial_plain
 from fenceline.node.quorum.peers import QuorumPeers
 from fenceline.node.quorum.watch import QuorumWatch
 
@@ -55,7 +55,7 @@ def create_peers(
             request_timeout_ms=config.get_int("controller.quorum.request.timeout.ms"),
             answered=answered,
             unanswered=unanswered,
-            connect=connect or dial_from(config.get_str("fenceline.outbound.address") or ""),
+            connect=connect or dial_controllers(config),
             watch=watch,
         )
 
@@ -71,7 +71,7 @@ def create_presence(
     peers: QuorumPeers | None,
 ) -> BrokerPresence:
     """Probes brokers with `connect`; None: TCP. `peers`: the other controllers, if any."""
-    dial = connect or dial_from(config.get_str("fenceline.outbound.address") or "")
+    dial = connect or dial_plain(config)
     probe = BrokerProbe(dial, config.inter_broker_listener)
     return BrokerPresence(
         controller,

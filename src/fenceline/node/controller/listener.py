@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from fenceline.node.net.sasl import ListenersSasl
 from fenceline.node.net.server import Server, ServerLimits
+from fenceline.node.net.tls import ListenersTls
 from fenceline.quorum.control_records import VoterEndpoint
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from fenceline.config.listeners import ListenerConfig
     from fenceline.config.node import NodeConfig
+    from fenceline.node.clock import Clock
     from fenceline.node.context import Api
     from fenceline.node.controller.driver import ControllerDriver
     from fenceline.node.metrics import NodeMetrics
@@ -38,8 +41,10 @@ class _Listening(Server):
         *,
         metrics: NodeMetrics,
         threads: Executor,
+        tls: ListenersTls | None,
+        sasl: ListenersSasl | None,
     ) -> None:
-        super().__init__(apis, raw, limits, metrics=metrics, threads=threads)
+        super().__init__(apis, raw, limits, metrics=metrics, threads=threads, tls=tls, sasl=sasl)
         self._controller = controller
 
     def register(self, connection: ServerConnection) -> bool:
@@ -67,7 +72,9 @@ class ControllerListener:
         *,
         metrics: NodeMetrics,
         threads: Executor,
+        clock: Clock,
     ) -> None:
+        """Raises OperatorError for unusable certificates or mechanisms."""
         self._config = config
         self.endpoints: tuple[ListenerConfig, ...] = ()
         """The advertised listeners, with the ports that were actually bound."""
@@ -81,9 +88,12 @@ class ControllerListener:
                 max_connections=config.get_int("max.connections"),
                 backlog=config.get_int("socket.listen.backlog.size"),
                 idle_timeout_ms=config.get_int("connections.max.idle.ms"),
+                handshake_timeout_ms=config.get_int("fenceline.authentication.timeout.ms"),
             ),
             metrics=metrics,
             threads=threads,
+            tls=ListenersTls.of(config, config.controller_listeners),
+            sasl=ListenersSasl.of(config, config.controller_listeners, lambda: controller.image, clock),
         )
 
     @property

@@ -21,15 +21,19 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from fenceline.log.core.disk import FileSlice
 from fenceline.node.logs import Logger
+from fenceline.node.net.copying import CopySender
 from fenceline.node.net.sending import FileSender, Part
+from fenceline.node.net.tls_connection import TlsConnection
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.frame import MalformedRequest
+from fenceline.wire.principal import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
     from fenceline.node.metrics import NodeMetrics
+    from fenceline.security.authentication import SaslConversation
 
 log = Logger("connection")
 
@@ -109,6 +113,8 @@ class ConnectionOwner(Protocol):
 
     def register(self, connection: ServerConnection) -> bool: ...
     def unregister(self, connection: ServerConnection, buffer_bytes: int) -> None: ...
+    def principal(self, connection: ServerConnection, certificate: bytes | None) -> Principal | None: ...
+    def begin_authentication(self, connection: ServerConnection) -> None: ...
     def handle(self, connection: ServerConnection, frame: memoryview) -> Sequence[Part] | PendingAnswer | None: ...
     def reserve(self, connection: ServerConnection, size_bytes: int) -> bool: ...
     def release_memory(self, size_bytes: int) -> None: ...
@@ -116,9 +122,11 @@ class ConnectionOwner(Protocol):
     def is_short_of_memory(self) -> bool: ...
 
 
-def _has_socket(transport: asyncio.Transport | None) -> bool:
+def _sends_files(transport: asyncio.Transport | None) -> bool:
     """Whether files can be sent and their completion observed; a simulated transport has no socket."""
-    return transport is not None and transport.get_extra_info("socket") is not None
+    return isinstance(transport, TlsConnection) or (
+        transport is not None and transport.get_extra_info("socket") is not None
+    )
 
 
 class ServerConnection(asyncio.BufferedProtocol):
@@ -137,10 +145,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_transport",
         "_view",
         "_waiting",
+        "conversation",
+        "deadline",
         "host",
         "idle_ticks",
         "listener",
+        "max_request_bytes",
         "peer",
+        "principal",
     )
 
     def __init__(self, server: ConnectionOwner, listener: str) -> None:
@@ -155,12 +167,18 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Responses that are owed, in the order in which they are sent."""
         self._paused_writing = False
         self._paused_reading = False
-        self._sender: FileSender | None = None
+        self._sender: FileSender | CopySender | None = None
         self._on_sent: Callable[[], None] | None = None
         self._closes_when_sent = False
         self.idle_ticks = 0
         self.peer = "?"
         self.host = "?"
+        self.principal = ANONYMOUS
+        self.conversation: SaslConversation | None = None
+        """None without SASL."""
+        self.max_request_bytes = server.max_request_bytes
+        self.deadline: asyncio.TimerHandle | None = None
+        """When the peer must be authenticated."""
 
     # --- asyncio's side -------------------------------------------------------------------------------------------
 
@@ -171,13 +189,21 @@ class ServerConnection(asyncio.BufferedProtocol):
         if peername:
             self.host = str(peername[0])
             self.peer = f"{peername[0]}:{peername[1]}"
+        principal = self._server.principal(self, transport.get_extra_info("peer_certificate"))
         if not self._server.register(self):
             self.close("too many connections (max.connections)")
+        elif principal is None:
+            self.close("no rule of ssl.principal.mapping.rules matches the name in its certificate")
+        else:
+            self.principal = principal
+            self._server.begin_authentication(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._sender is not None:
             self._sender.close()
+        if self.deadline is not None:
+            self.deadline.cancel()
         self._answer_left()
         waiting, self._waiting = self._waiting, deque()
         for pending in waiting:
@@ -220,13 +246,18 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _send_files(self, transport: asyncio.Transport, buffers: Sequence[Part]) -> bool:
         sender = self._sender
         if sender is None:
-            sender = self._sender = FileSender(
-                transport,
-                self._server.threads,
-                sent=self._files_sent,
-                failed=self._files_failed,
-                has_urgent_requests=self._server.has_urgent_requests,
-            )
+            threads = self._server.threads
+            if isinstance(transport, TlsConnection):
+                sender = CopySender(transport, threads, sent=self._files_sent, failed=self._files_failed)
+            else:
+                sender = FileSender(
+                    transport,
+                    threads,
+                    sent=self._files_sent,
+                    failed=self._files_failed,
+                    has_urgent_requests=self._server.has_urgent_requests,
+                )
+            self._sender = sender
         return sender.send(buffers)
 
     def _files_sent(self) -> None:
@@ -262,8 +293,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         waiting.popleft()
         transport = self._transport
-        if on_sent is not None and buffers is not None and _has_socket(transport):
-            assert transport is not None, "it has a socket"
+        if on_sent is not None and buffers is not None and _sends_files(transport):
+            assert transport is not None, "it sends files"
             # The lease is released when the response has been sent.
             self._on_sent = on_sent
             if self._send_files(transport, buffers):
@@ -366,10 +397,10 @@ class ServerConnection(asyncio.BufferedProtocol):
             if available < _SIZE_PREFIX_BYTES:
                 break
             size = int.from_bytes(self._view[start : start + 4], "big", signed=True)
-            if size < _SMALLEST_REQUEST_BYTES or size > self._server.max_request_bytes:
+            if size < self._smallest_request_bytes or size > self.max_request_bytes:
                 self.close_in_turn(
-                    f"invalid request size of {size} bytes; the limits are {_SMALLEST_REQUEST_BYTES} and"
-                    f" {self._server.max_request_bytes} bytes (socket.request.max.bytes)"
+                    f"invalid request size of {size} bytes; the limits are {self._smallest_request_bytes} and"
+                    f" {self.max_request_bytes} bytes (socket.request.max.bytes)"
                 )
                 return
             if available < _SIZE_PREFIX_BYTES + size:
@@ -404,6 +435,12 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._server.release_memory(freed)
         if self._paused_reading or self._end == len(self._buffer):
             self._read_or_pause()
+
+    @property
+    def _smallest_request_bytes(self) -> int:
+        """A message of a SASL mechanism may have no header, and no content."""
+        conversation = self.conversation
+        return 0 if conversation is not None and conversation.expects_raw_token else _SMALLEST_REQUEST_BYTES
 
     def _make_room(self, frame_bytes: int) -> bool:
         """Make room for the rest of the frame at `_start`. False: the budget is exhausted, the connection waits.

@@ -15,7 +15,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline import __version__
 from fenceline.errors import ErrorCode
@@ -23,6 +23,9 @@ from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.frame import encode_request_frame, parse_response_header
+
+if TYPE_CHECKING:
+    import ssl
 
 Dial = Callable[[Callable[[], asyncio.BaseProtocol], str, int], Awaitable[tuple[asyncio.BaseTransport, Any]]]
 """(protocol factory, host, port) -> (transport, protocol), as `loop.create_connection`. Raises OSError;
@@ -75,15 +78,19 @@ def dial(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> A
     return asyncio.get_running_loop().create_connection(factory, host, port)
 
 
-def dial_from(address: str) -> Dial:
-    """`dial`, from an address of this machine (`fenceline.outbound.address`); "" lets the system choose."""
-    if not address:
+def dial_from(address: str, context: ssl.SSLContext | None = None) -> Dial:
+    """`dial`, from an address of this machine (`fenceline.outbound.address`); "" lets the system choose. `context`: for
+    a connection with TLS."""
+    if not address and context is None:
         return dial
+    options: dict[str, Any] = {"local_addr": (address, 0)} if address else {}
+    if context is not None:
+        options |= {"ssl": context, "ssl_handshake_timeout": _CONNECT_S}
 
-    def dial_bound(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> Awaitable[tuple[Any, Any]]:
-        return asyncio.get_running_loop().create_connection(factory, host, port, local_addr=(address, 0))
+    def dial_with(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> Awaitable[tuple[Any, Any]]:
+        return asyncio.get_running_loop().create_connection(factory, host, port, **options)
 
-    return dial_bound
+    return dial_with
 
 
 class PeerConnection(asyncio.BufferedProtocol):

@@ -21,18 +21,26 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fenceline.errors import OperatorError, PeerError
 from fenceline.node.context import Answer, Api, RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import INITIAL_BUFFER_BYTES, PendingAnswer, ServerConnection
+from fenceline.node.net.failure_log import FailureLog
+from fenceline.node.net.tls_connection import TlsConnection
+from fenceline.security.authentication import SaslStep
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, write_response
 from fenceline.wire.frame import MalformedRequest, RequestHeader, encode_response_frame, parse_request_header
+from fenceline.wire.principal import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
     from fenceline.node.metrics import NodeMetrics
+    from fenceline.node.net.sasl import ListenersSasl
+    from fenceline.node.net.tls import ListenersTls
+    from fenceline.security.authentication import SaslConversation
 
 log = Logger("server")
 
@@ -47,6 +55,7 @@ Forward: TypeAlias = Callable[[Api, RequestContext, bytes], "Awaitable[Answer] |
 
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
 _STALL_S: Final = 5.0
+_OF_SASL: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class ServerLimits:
     max_connections: int
     backlog: int
     idle_timeout_ms: int
+    handshake_timeout_ms: int = 10_000
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
 
@@ -75,9 +85,11 @@ class Server:
         threads: Executor,
         forward: Forward | None = None,
         has_urgent_requests: Callable[[], bool] = lambda: True,
+        tls: ListenersTls | None = None,
+        sasl: ListenersSasl | None = None,
     ) -> None:
         """`threads` load the records of responses from the disk; `has_urgent_requests`: whether they must leave time
-        for other requests."""
+        for other requests. `tls`, `sasl`: None if no listener has it."""
         self.metrics = metrics
         self.threads = threads
         self.has_urgent_requests = has_urgent_requests
@@ -88,6 +100,7 @@ class Server:
         self._max_connections = limits.max_connections
         self._backlog = limits.backlog
         self._idle_timeout_ms = limits.idle_timeout_ms
+        self._handshake_timeout_s = limits.handshake_timeout_ms / 1000
         self._socket_buffers = (
             (socket.SO_SNDBUF, limits.send_buffer_bytes),
             (socket.SO_RCVBUF, limits.receive_buffer_bytes),
@@ -95,6 +108,11 @@ class Server:
         self._apis: dict[int, Api] = {api.key: api for api in apis}
         self._raw: dict[int, RawApi] = {int(key): each for key, each in raw.items()}
         self._forward = forward
+        self._tls = tls
+        self._sasl = sasl
+        self._failures = FailureLog()
+        self._handshakes = 0
+        """TLS connections that are not made yet."""
         self._connections: dict[ServerConnection, None] = {}
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
@@ -113,7 +131,7 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
-                lambda: ServerConnection(self, listener),
+                partial(self._accept, listener),
                 host or None,
                 port,
                 backlog=self._backlog,
@@ -169,10 +187,32 @@ class Server:
 
     # --- connections ----------------------------------------------------------------------------------------------
 
+    def _accept(self, listener: str) -> asyncio.BufferedProtocol:
+        context = self._tls.context(listener) if self._tls is not None else None
+        if context is None:
+            return ServerConnection(self, listener)
+        self._handshakes += 1
+        return TlsConnection(
+            context,
+            lambda: ServerConnection(self, listener),
+            handshake_timeout_s=self._handshake_timeout_s,
+            ended=partial(self._handshake_ended, listener),
+        )
+
+    def _handshake_ended(self, listener: str, peer: str, failure: str | None) -> None:
+        self._handshakes -= 1
+        if failure is not None:
+            self.metrics.failed_authentications += 1
+            self._failures.refused("TLS handshake failed", listener, peer, failure)
+
     def register(self, connection: ServerConnection) -> bool:
         self._connections[connection] = None
         self.metrics.connections = len(self._connections)
-        return len(self._connections) <= self._max_connections
+        return len(self._connections) + self._handshakes <= self._max_connections
+
+    def principal(self, connection: ServerConnection, certificate: bytes | None) -> Principal | None:
+        """Of a connection that is made; None if it must not be served."""
+        return self._tls.principal(connection.listener, certificate) if self._tls is not None else ANONYMOUS
 
     def unregister(self, connection: ServerConnection, buffer_bytes: int) -> None:
         self._connections.pop(connection, None)
@@ -257,6 +297,66 @@ class Server:
                 self.release_memory(freed)
         self._sweeper = loop.call_later(self._idle_timeout_ms / 1000 / _SWEEPS_PER_IDLE_PERIOD, self._sweep)
 
+    # --- authentication -------------------------------------------------------------------------------------------
+
+    def begin_authentication(self, connection: ServerConnection) -> None:
+        """With SASL, the connection is served once it is authenticated."""
+        if self._sasl is None or (conversation := self._sasl.conversation(connection.listener)) is None:
+            return
+        connection.conversation = conversation
+        connection.max_request_bytes = min(self.max_request_bytes, self._sasl.max_message_bytes)
+        connection.deadline = asyncio.get_running_loop().call_later(
+            self._handshake_timeout_s, self._authentication_is_late, connection
+        )
+
+    def _authentication_is_late(self, connection: ServerConnection) -> None:
+        self.metrics.failed_authentications += 1
+        connection.close("not authenticated in time (fenceline.authentication.timeout.ms)")
+
+    def _converse(
+        self,
+        connection: ServerConnection,
+        conversation: SaslConversation,
+        header: RequestHeader | None,
+        frame: memoryview,
+    ) -> list[Buffer] | PendingAnswer | None:
+        """The answer to a request of an authentication; None for a request that is served. `header` None: a message
+        without one."""
+        sasl = self._sasl
+        assert sasl is not None, "it began the conversation"
+        now_ms, wall_ms = sasl.now_ms()
+        if header is None:
+            step: SaslStep | None = conversation.raw_token(bytes(frame), now_ms, wall_ms)
+        elif conversation.is_over(now_ms, header.api_key):
+            step = SaslStep(closes=True, failure="the session has ended and was not renewed")
+        else:
+            step = conversation.request(header, frame[header.body_position :], now_ms, wall_ms)
+        if step is None:
+            return None
+        answer: list[Buffer] | None = None
+        if step.body is not None and header is None:
+            answer = [len(step.body).to_bytes(4, "big") + step.body]
+        elif step.body is not None and header is not None:
+            answer = encode_response_frame(header.api_key, header.api_version, header.correlation_id, step.body)
+        if step.authenticated:
+            assert conversation.principal is not None, "it is authenticated"
+            connection.principal = conversation.principal
+            connection.max_request_bytes = self.max_request_bytes
+            self.metrics.authentications += 1
+            if connection.deadline is not None:
+                connection.deadline.cancel()
+                connection.deadline = None
+        if step.failure is not None:
+            self.metrics.failed_authentications += 1
+            self._failures.refused("authentication failed", connection.listener, connection.host, step.failure)
+        if not step.closes:
+            assert answer is not None, "only a closed connection has no answer"
+            return answer
+        # The peer learns of its failure late, so that it cannot try many passwords (A19).
+        pending = PendingAnswer()
+        asyncio.get_running_loop().call_later(sasl.failure_delay_s, _end_failed, connection, pending, answer)
+        return pending
+
     # --- dispatch -------------------------------------------------------------------------------------------------
 
     def handle(self, connection: ServerConnection, frame: memoryview) -> list[Buffer] | PendingAnswer | None:
@@ -264,9 +364,18 @@ class Server:
 
         Raises MalformedRequest; the connection then closes with the reason.
         """
+        conversation = connection.conversation
+        if conversation is not None and conversation.expects_raw_token:
+            return self._converse(connection, conversation, None, frame)
         header = parse_request_header(frame)
         key, version = header.api_key, header.api_version
         self.metrics.count_request(key)
+        if conversation is not None and (not conversation.is_done or conversation.may_end or key in _OF_SASL):
+            answer = self._converse(connection, conversation, header, frame)
+            if answer is not None:
+                return answer
+            if not conversation.is_done:
+                return self._answer_versions(connection, conversation, header, frame)
         raw = self._raw.get(key)
         if raw is not None:
             low, high, raw_handler = raw
@@ -285,6 +394,18 @@ class Server:
             )
         return self._handle_entity(api, self._context(connection, header), bytes(frame[header.body_position :]))
 
+    def _answer_versions(
+        self, connection: ServerConnection, conversation: SaslConversation, header: RequestHeader, frame: memoryview
+    ) -> list[Buffer] | PendingAnswer | None:
+        """ApiVersions of a peer that is not authenticated yet."""
+        _, _, handler = self._raw[ApiKey.API_VERSIONS]
+        answer = handler(self._context(connection, header), frame[header.body_position :])
+        assert isinstance(answer, list), "it is answered at once"
+        # Behind the size and the correlation id. After an error the peer may ask again (A14).
+        if b"".join(answer)[8:10] == b"\0\0":
+            conversation.versions_answered()
+        return answer
+
     def _context(self, connection: ServerConnection, header: RequestHeader) -> RequestContext:
         return RequestContext(
             header.api_version,
@@ -293,6 +414,7 @@ class Server:
             connection.peer,
             connection.host,
             connection.listener,
+            connection.principal,
         )
 
     def _handle_entity(self, api: Api, context: RequestContext, body: bytes) -> list[Buffer] | PendingAnswer:
@@ -332,6 +454,13 @@ class Server:
     def _frame(self, key: ApiKey, context: RequestContext, answer: Answer) -> list[Buffer]:
         body = answer if isinstance(answer, bytes) else write_response(key, context.api_version, answer)
         return encode_response_frame(key, context.api_version, context.correlation_id, body)
+
+
+def _end_failed(connection: ServerConnection, pending: PendingAnswer, answer: list[Buffer] | None) -> None:
+    """Send the answer, if there is one, and close the connection."""
+    if answer is not None:
+        pending.complete(answer)
+    connection.close("authentication failed", quiet=True)
 
 
 def _bind_failure(error: OSError) -> tuple[str, str]:

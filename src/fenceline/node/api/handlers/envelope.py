@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import ErrorCode, PeerError
@@ -41,7 +42,7 @@ async def handle_envelope(
     if epoch < 0:
         return _rejected(ErrorCode.NOT_CONTROLLER)
     try:
-        decode_principal(request.request_principal)
+        principal = decode_principal(request.request_principal)
     except MalformedRequest:
         return _rejected(ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE)
     if len(request.client_host_address) not in _ADDRESS_SIZES:
@@ -64,6 +65,8 @@ async def handle_envelope(
         api_version=version,
         correlation_id=header.correlation_id,
         client_id=header.client_id,
+        client_host=str(ip_address(request.client_host_address)),
+        principal=principal,
         is_forwarded=True,
     )
     try:

@@ -1,0 +1,201 @@
+"""The SASL of a node's listeners, and of its own connections to other nodes.
+
+Owns the mechanisms of each listener and where their credentials come from: `sasl.jaas.config` and the metadata. The
+conversation itself is `fenceline.security.authentication`.
+
+Rules: security.md A2, A3, A14 to A28, A31.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from fenceline.errors import ErrorCode, OperatorError
+from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost
+from fenceline.sasl.scram import DIGESTS, ClientExchange, Credential, MalformedMessage
+from fenceline.security.authentication import SaslConversation
+from fenceline.security.jaas import PLAIN_MODULE, SCRAM_MODULE, LoginModule, parse_jaas
+from fenceline.security.sasl_server import KnownCredential, PlainExchange, SaslExchange, ScramExchange
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.principal import Principal
+
+if TYPE_CHECKING:
+    from fenceline.config.listeners import ListenerConfig
+    from fenceline.config.node import NodeConfig
+    from fenceline.metadata.image import MetadataImage
+    from fenceline.node.clock import Clock
+
+WITH_SASL: Final = ("SASL_PLAINTEXT", "SASL_SSL")
+PLAIN: Final = "PLAIN"
+SCRAM_NUMBERS: Final[Mapping[str, int]] = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+"""Mechanisms as the records of credentials number them."""
+_MODULES: Final = {PLAIN: PLAIN_MODULE, **dict.fromkeys(DIGESTS, SCRAM_MODULE)}
+_USER_OPTION: Final = "user_"
+_MAX_MESSAGE_BYTES: Final = 64 << 10
+"""No message of a mechanism is larger: a peer that is not authenticated must not take more memory (A69)."""
+_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Mechanisms:
+    names: tuple[str, ...]
+    passwords: Mapping[str, str] = field(repr=False)
+    """Of PLAIN, by user."""
+
+
+class ListenersSasl:
+    """Of the listeners that one node opens."""
+
+    def __init__(
+        self, config: NodeConfig, listeners: Iterable[str], image: Callable[[], MetadataImage], clock: Clock
+    ) -> None:
+        """Raises OperatorError if a listener's mechanism is not supported, or has no credentials."""
+        self._image = image
+        self._clock = clock
+        self._secret = secrets.token_bytes(32)
+        self._max_session_ms = config.get_int("connections.max.reauth.ms")
+        self.max_message_bytes = min(config.get_int("sasl.server.max.receive.size"), _MAX_MESSAGE_BYTES)
+        self.failure_delay_s = config.get_int("connection.failed.authentication.delay.ms") / 1000
+        self._listeners = {name: _mechanisms(config, name) for name in listeners}
+
+    @classmethod
+    def of(
+        cls,
+        config: NodeConfig,
+        listeners: Iterable[ListenerConfig],
+        image: Callable[[], MetadataImage],
+        clock: Clock,
+    ) -> ListenersSasl | None:
+        """None if none of these listeners has SASL. Raises OperatorError."""
+        names = [each.name for each in listeners if each.security_protocol in WITH_SASL]
+        return cls(config, names, image, clock) if names else None
+
+    def now_ms(self) -> tuple[int, int]:
+        """Of the monotonic clock, and since the epoch."""
+        return self._clock.monotonic_ms(), self._clock.now_ms()
+
+    def conversation(self, listener: str) -> SaslConversation | None:
+        """For a new connection; None if the listener has no SASL."""
+        found = self._listeners.get(listener)
+        if found is None:
+            return None
+        return SaslConversation(found.names, partial(self._begin, found), max_session_ms=self._max_session_ms)
+
+    def _begin(self, listener: _Mechanisms, mechanism: str) -> SaslExchange:
+        if mechanism == PLAIN:
+            return PlainExchange(listener.passwords)
+        find = partial(self._find, SCRAM_NUMBERS[mechanism])
+        return ScramExchange(mechanism, find, nonce=secrets.token_urlsafe(24), secret=self._secret)
+
+    def _find(self, mechanism: int, name: str, is_token: bool) -> KnownCredential | None:
+        if is_token:
+            return None
+        record = self._image().scram.get((name, mechanism))
+        if record is None:
+            return None
+        found = Credential(record.salt, record.stored_key, record.server_key, record.iterations)
+        return KnownCredential(found, Principal(name=name))
+
+
+def _mechanisms(config: NodeConfig, listener: str) -> _Mechanisms:
+    lookup = config.for_listener(listener)
+    names = tuple(name.strip() for name in (lookup("sasl.enabled.mechanisms") or "").split(",") if name.strip())
+    if not names:
+        raise OperatorError(
+            f"Listener {listener}: sasl.enabled.mechanisms is empty", "Name one, such as SCRAM-SHA-512."
+        )
+    for name in names:
+        if name not in _MODULES:
+            raise _unsupported(listener, name, "sasl.enabled.mechanisms")
+    passwords = {}
+    if PLAIN in names:
+        module = login_module(config, listener, PLAIN)
+        if module is None:
+            raise OperatorError(
+                f"Listener {listener}: PLAIN has no users",
+                f"Set listener.name.{listener.lower()}.plain.sasl.jaas.config with options user_NAME=PASSWORD.",
+            )
+        passwords = {
+            key.removeprefix(_USER_OPTION): value
+            for key, value in module.options.items()
+            if key.startswith(_USER_OPTION)
+        }
+    return _Mechanisms(names, passwords)
+
+
+def login_module(config: NodeConfig, listener: str, mechanism: str) -> LoginModule | None:
+    """The login module of one mechanism of a listener (A2); None if it is not set. Raises OperatorError."""
+    key = f"listener.name.{listener.lower()}.{mechanism.lower()}.sasl.jaas.config"
+    text = config.raw.get(key)
+    if text is None:
+        return None
+    module = parse_jaas(text, key)
+    if module.name != _MODULES[mechanism]:
+        raise OperatorError(
+            f"{key}: the login module {module.name} is not supported",
+            f"The module of {mechanism} is {_MODULES[mechanism]}.",
+        )
+    return module
+
+
+def _unsupported(listener: str, mechanism: str, key: str) -> OperatorError:
+    if mechanism == "GSSAPI":
+        return OperatorError(
+            f"Listener {listener}: GSSAPI (Kerberos) in {key} is not implemented",
+            f"Set {key} to one of {', '.join(_MODULES)}. GSSAPI is Kafka's default.",
+        )
+    return OperatorError(
+        f"Listener {listener}: the mechanism {mechanism} in {key} is not supported",
+        f"Choose from {', '.join(_MODULES)}.",
+    )
+
+
+# --- this node's own logins ----------------------------------------
+
+
+def login_for(
+    config: NodeConfig, listener: str, mechanism_key: str
+) -> Callable[[PeerConnection], Awaitable[None]] | None:
+    """Logs a new connection in at another node's listener of this name; None without SASL. `mechanism_key`:
+    `sasl.mechanism.inter.broker.protocol` or `sasl.mechanism.controller.protocol`. Raises OperatorError."""
+    if config.security_protocol(listener) not in WITH_SASL:
+        return None
+    mechanism = config.text(mechanism_key) or ""
+    if mechanism not in _MODULES:
+        raise _unsupported(listener, mechanism, mechanism_key)
+    module = login_module(config, listener, mechanism)
+    user, password = ("", "") if module is None else (module.options.get("username"), module.options.get("password"))
+    if not user or not password:
+        raise OperatorError(
+            f"Listener {listener}: this node has no user for other nodes",
+            f"Set username and password in listener.name.{listener.lower()}.{mechanism.lower()}.sasl.jaas.config.",
+        )
+    return partial(_log_in, mechanism, user, password)
+
+
+async def _log_in(mechanism: str, user: str, password: str, connection: PeerConnection) -> None:
+    """Raises ConnectionError."""
+    answer = await connection.call(ApiKey.SASL_HANDSHAKE, 1, {"mechanism": mechanism}, _TIMEOUT_S)
+    if answer.error_code:
+        names = ", ".join(map(str, answer.mechanisms))
+        raise PeerConnectionLost(f"{connection.peer} does not offer {mechanism}; it has {names}")
+
+    async def send(message: bytes) -> bytes:
+        answer = await connection.call(ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": message}, _TIMEOUT_S)
+        if answer.error_code:
+            code = ErrorCode(answer.error_code).name
+            raise PeerConnectionLost(f"{connection.peer} refused the login of {user}: {code}: {answer.error_message}")
+        return bytes(answer.auth_bytes)
+
+    if mechanism == PLAIN:
+        await send(f"\0{user}\0{password}".encode())
+        return
+    exchange = ClientExchange(mechanism, user, password, secrets.token_urlsafe(24), {})
+    try:
+        exchange.check(await send(exchange.answer(await send(exchange.first()))))
+    except MalformedMessage as error:
+        raise PeerConnectionLost(f"{connection.peer}: {error}") from None

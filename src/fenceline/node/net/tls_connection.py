@@ -1,0 +1,237 @@
+"""TLS on an accepted connection: the transport of a `ServerConnection`, on top of that of the socket.
+
+Owns the handshake, its deadline and the report of why it failed, and the TLS records of one connection. Decides nothing
+about certificates: the context that it is given does. `connection_made` of the protocol above is called when the
+handshake is complete, before any data.
+
+Why not the event loop's own TLS: it logs no failed handshake, counts none, and has one context for the life of a
+listener, so that certificates could not be exchanged.
+
+Rules: security.md A10, A12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+_RECEIVE_BYTES: Final = 64 << 10
+_received: Final = memoryview(bytearray(_RECEIVE_BYTES))
+"""Shared by all connections of the process: what is received is given to the TLS library before the loop goes on."""
+
+
+class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
+    """The protocol of a socket's transport, and the transport of `protocol`."""
+
+    __slots__ = (
+        "_deadline",
+        "_ended",
+        "_incoming",
+        "_is_closing",
+        "_is_reading_paused",
+        "_made",
+        "_outgoing",
+        "_protocol",
+        "_raw",
+        "_tls",
+    )
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        made: Callable[[], asyncio.BufferedProtocol],
+        *,
+        handshake_timeout_s: float,
+        ended: Callable[[str, str | None], None],
+    ) -> None:
+        """`made` returns the protocol above, when the handshake is complete. `ended`: called once when it is over,
+        with the peer's host, and the reason if it failed."""
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._made = made
+        self._protocol: asyncio.BufferedProtocol | None = None
+        self._ended = ended
+        self._raw: asyncio.Transport | None = None
+        self._is_closing = False
+        self._is_reading_paused = False
+        self._deadline = asyncio.get_running_loop().call_later(handshake_timeout_s, self._time_out)
+
+    # --- the socket's side ----------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._raw = transport  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        self._is_closing = True
+        self._handshake_ended("the peer closed the connection")
+        if self._protocol is not None:
+            self._protocol.connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._incoming.write(_received[:nbytes])
+        if self._protocol is not None or self._shake_hands():
+            self._deliver()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        if self._protocol is not None:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._protocol is not None:
+            self._protocol.resume_writing()
+
+    # --- the handshake ----------------------------------------
+
+    def _shake_hands(self) -> bool:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return False
+        except (ssl.SSLError, ssl.CertificateError) as error:
+            self._flush()  # the alert that tells the peer why
+            self._handshake_ended(_reason(error))
+            self._close_raw()
+            return False
+        self._deadline.cancel()
+        self._flush()
+        self._handshake_ended(None)
+        self._protocol = self._made()
+        self._protocol.connection_made(self)
+        return True
+
+    def _time_out(self) -> None:
+        self._handshake_ended("the handshake took too long")
+        self.abort()
+
+    def _handshake_ended(self, failure: str | None) -> None:
+        ended, self._ended = self._ended, _ignore
+        peername = self._raw.get_extra_info("peername") if self._raw is not None else None
+        ended(str(peername[0]) if peername else "?", failure)
+
+    def _close_raw(self) -> None:
+        """Close after what is written has been sent."""
+        self._deadline.cancel()
+        self._is_closing = True
+        if self._raw is not None:
+            self._raw.close()
+
+    # --- data ----------------------------------------
+
+    def _deliver(self) -> None:
+        """Give the protocol what is decrypted, until it pauses reading."""
+        protocol, tls = self._protocol, self._tls
+        assert protocol is not None, "the handshake is complete"
+        try:
+            while not self._is_reading_paused and not self._is_closing:
+                buffer = protocol.get_buffer(-1)
+                # With a buffer it returns a count, which typeshed does not know.
+                count: Any = tls.read(len(buffer), buffer)  # type: ignore[arg-type]
+                if not count:
+                    self.close()  # the peer has said that it is done
+                    return
+                protocol.buffer_updated(count)
+        except ssl.SSLWantReadError:
+            self._flush()  # the library answers some messages by itself
+        except ssl.SSLZeroReturnError:
+            self.close()
+        except ssl.SSLError:
+            # Renegotiation, a damaged record: the library's alert says which.
+            self._flush()
+            self._close_raw()
+
+    def _flush(self) -> None:
+        if self._outgoing.pending and self._raw is not None:
+            self._raw.write(self._outgoing.read())
+
+    # --- the protocol's side ----------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writelines((data,))
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        if self._is_closing:
+            return
+        tls = self._tls
+        for data in list_of_data:
+            left = memoryview(data)
+            while left:
+                left = left[tls.write(left) :]
+        self._flush()
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        with contextlib.suppress(ssl.SSLError, ValueError):
+            self._tls.unwrap()  # the peer need not answer
+        self._flush()
+        if self._raw is not None:
+            self._raw.close()
+
+    def abort(self) -> None:
+        self._deadline.cancel()
+        self._is_closing = True
+        if self._raw is not None:
+            self._raw.abort()
+
+    def pause_reading(self) -> None:
+        self._is_reading_paused = True
+        if self._raw is not None:
+            self._raw.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._is_reading_paused:
+            return
+        self._is_reading_paused = False
+        if self._raw is not None:
+            self._raw.resume_reading()
+            # What was decrypted before the pause waits in the library, and no socket reports it.
+            asyncio.get_running_loop().call_soon(self._deliver)
+
+    def is_reading(self) -> bool:
+        return not self._is_reading_paused
+
+    def get_write_buffer_size(self) -> int:
+        return self._raw.get_write_buffer_size() if self._raw is not None else 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        if self._raw is not None:
+            self._raw.set_write_buffer_limits(high, low)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """`peer_certificate`: the DER bytes of the peer's certificate, None if it showed none. There is no `socket`:
+        bytes that go around the TLS library would not be encrypted."""
+        if name == "peer_certificate":
+            return self._tls.getpeercert(binary_form=True)
+        if name == "tls_version":
+            return self._tls.version()
+        if name == "cipher":
+            return self._tls.cipher()
+        if name == "peername" and self._raw is not None:
+            return self._raw.get_extra_info(name, default)
+        return default
+
+
+def _ignore(peer: str, failure: str | None) -> None:
+    pass
+
+
+def _reason(error: ssl.SSLError | ssl.CertificateError) -> str:
+    """Without the file and line of the library's source."""
+    reason = getattr(error, "reason", None)
+    verification = getattr(error, "verify_message", None)
+    return ": ".join(str(each).replace("_", " ").lower() for each in (reason, verification) if each) or str(error)

@@ -1,0 +1,26 @@
+"""A certificate authority for tests, and the files that servers and clients need of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trustme
+
+
+class TestAuthority:
+    """Writes to `folder`: `ca.pem`, and for each identity one file with its key and chain."""
+
+    __test__ = False
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._authority = trustme.CA()
+        self.ca = folder / "ca.pem"
+        self._authority.cert_pem.write_to_path(str(self.ca))
+
+    def identity(self, name: str, *hosts: str) -> Path:
+        """A PEM file with a key and the chain of a certificate for these hosts, with the common name `name`."""
+        issued = self._authority.issue_cert(*(hosts or (f"{name}.test",)), common_name=name)
+        path = self._folder / f"{name}.pem"
+        path.write_bytes(issued.private_key_and_cert_chain_pem.bytes())
+        return path
