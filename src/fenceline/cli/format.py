@@ -41,12 +41,17 @@ def format_directory_command(
     no_initial_controllers: Annotated[
         bool, typer.Option("--no-initial-controllers", help="join an existing quorum")
     ] = False,
+    add_scram: Annotated[
+        list[str] | None,
+        typer.Option(help="a user of the new cluster, MECHANISM=[name=...,password=...]; may be repeated"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Format the node's directories for a cluster."""
     from fenceline.config.node import NodeConfig
     from fenceline.node.metadata.format import format_directory, initial_quorum
     from fenceline.node.run import settings_from_options
+    from fenceline.security.added_users import added_user
 
     with readable_errors():
         settings = settings_from_options(override or [], data_dir, None)
@@ -67,6 +72,7 @@ def format_directory_command(
             metadata_log_dir=node.metadata_log_dir,
             voter_endpoint=endpoint,
             voters=voters,
+            users=[added_user(text, os.urandom) for text in add_scram or ()],
             ignore_formatted=ignore_formatted,
         )
         message = f"Formatted {', '.join(formatted.directories)}" if formatted.directories else "Nothing to format"

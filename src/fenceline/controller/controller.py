@@ -22,6 +22,7 @@ from fenceline.controller import (
     producer_ids,
     reassignments,
     registrations,
+    scram_credentials,
     topics,
 )
 from fenceline.controller.partition_requests import (
@@ -36,6 +37,7 @@ from fenceline.controller.partition_requests import (
 from fenceline.controller.requests import (
     AllocateProducerIds,
     AlterConfigs,
+    AlterUserScram,
     BrokerHeartbeat,
     CreatePartitions,
     CreateTopics,
@@ -128,6 +130,8 @@ def _decide(state: ControllerState, request: Request, now_ms: int, rng: Rng) -> 
             return registrations.register_controller(state, request)
         case AllocateProducerIds():
             return producer_ids.allocate_producer_ids(state, request)
+        case AlterUserScram():
+            return scram_credentials.alter_user_scram(state, request)
         case UpdateFeatures():
             return feature_updates.update_features(state, request)
         case AlterPartitionReassignments():

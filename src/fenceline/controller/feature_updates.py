@@ -59,6 +59,7 @@ def bootstrap_records(state: ControllerState, request: WriteBootstrapRecords) ->
     if levels.get(ELR_VERSION, 0) >= 1:
         minimum = state.settings.static_configs.get(MIN_ISR, "1")
         records.append(ConfigRecord(ConfigResourceType.BROKER, "", MIN_ISR, minimum))
+    records += request.scram
     if levels.get(METADATA_VERSION, 0) >= _MV_TRANSACTIONS:
         records = [BeginTransactionRecord(_BOOTSTRAP_NAME), *records, EndTransactionRecord()]
     return Decision(records, EmptyAnswer())

@@ -18,6 +18,7 @@ from fenceline.controller.partition_requests import PartitionRequest
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.features import Levels
 from fenceline.metadata.image import ConfigResource, Endpoint
+from fenceline.metadata.security_records import UserScramCredentialRecord
 
 # -- topics (C21-C25, K27) -------------------------------------------------------------------------------------------
 
@@ -299,6 +300,37 @@ class FenceEndedBroker:
     since_ms: int
 
 
+# -- credentials (security.md A37) -----------------------------------------------------------------------------------
+
+
+class ScramDeletion(NamedTuple):
+    name: str
+    mechanism: int
+
+
+class ScramUpsertion(NamedTuple):
+    name: str
+    mechanism: int
+    iterations: int
+    salt: bytes
+    salted_password: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AlterUserScram:
+    """Each user succeeds or fails separately."""
+
+    deletions: tuple[ScramDeletion, ...]
+    upsertions: tuple[ScramUpsertion, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AlterUserScramAnswer:
+    """One outcome for each user."""
+
+    users: tuple[NamedOutcome, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class WriteNoOp:
     """Timer: keep the log moving (C7)."""
@@ -309,7 +341,7 @@ class WriteBootstrapRecords:
     """First start of a cluster: the records of `bootstrap.checkpoint` in a metadata transaction (C6, K20)."""
 
     features: tuple[tuple[str, int], ...]
-    scram: tuple[object, ...] = field(default=())
+    scram: tuple[UserScramCredentialRecord, ...] = field(default=(), repr=False)
 
 
 Request: TypeAlias = (
@@ -324,6 +356,7 @@ Request: TypeAlias = (
     | RegisterController
     | AllocateProducerIds
     | UpdateFeatures
+    | AlterUserScram
     | FenceStaleBroker
     | FenceEndedBroker
     | WriteNoOp

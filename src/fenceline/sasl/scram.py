@@ -23,7 +23,11 @@ from typing import Final
 
 DIGESTS: Final[Mapping[str, str]] = MappingProxyType({"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"})
 """Hash functions by mechanism."""
+NUMBERS: Final[Mapping[str, int]] = MappingProxyType({"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2})
+"""Mechanisms as requests and metadata records number them."""
 FEWEST_ITERATIONS: Final = 4096
+MOST_STORED_ITERATIONS: Final = 16_384
+"""Of a credential that is set, as in Kafka."""
 MOST_ITERATIONS: Final = 10_000_000
 """A broker that asks for more keeps the client busy for seconds."""
 TOKEN_EXTENSION: Final = "tokenauth"
@@ -44,6 +48,11 @@ class Credential:
 
     def __repr__(self) -> str:
         return f"Credential(iterations={self.iterations})"
+
+
+def digest_size(mechanism: str) -> int:
+    """Bytes of a key."""
+    return hashlib.new(DIGESTS[mechanism]).digest_size
 
 
 def salted_password(mechanism: str, password: str, salt: bytes, iterations: int) -> bytes:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from fenceline.sasl.scram import (
-    DIGESTS,
     FEWEST_ITERATIONS,
     TOKEN_EXTENSION,
     ClientFirst,
     Credential,
     MalformedMessage,
     ServerFirst,
+    digest_size,
     parse_client_final,
     parse_client_first,
 )
@@ -139,7 +139,7 @@ class ScramExchange:
         return self._challenge.message.encode()
 
     def _unknown(self, user: str) -> Credential:
-        size = hashlib.new(DIGESTS[self._mechanism]).digest_size
+        size = digest_size(self._mechanism)
         made = hmac.digest(self._secret, f"{self._mechanism} {user}".encode(), "sha512")
         # No proof fits a stored key that is not the hash of a known value.
         return Credential(base64.b64encode(made)[:_SALT_BYTES], made[:size], made[:size], FEWEST_ITERATIONS)

@@ -209,6 +209,7 @@ FORWARDED: Final = frozenset(
         ApiKey.ADD_RAFT_VOTER,
         ApiKey.REMOVE_RAFT_VOTER,
         ApiKey.UNREGISTER_BROKER,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
     }
 )
 """Client requests that only the active controller can answer: the APIs allowed in an Envelope (KIP-590)."""

@@ -536,6 +536,32 @@ class EnvelopeRequest(Entity):
     client_host_address: bytes
 
 
+class UserName(Entity):
+    name: str
+
+
+class DescribeUserScramCredentialsRequest(Entity):
+    users: tuple[UserName, ...] | None
+
+
+class ScramCredentialDeletion(Entity):
+    name: str
+    mechanism: int
+
+
+class ScramCredentialUpsertion(Entity):
+    name: str
+    mechanism: int
+    iterations: int
+    salt: bytes
+    salted_password: bytes
+
+
+class AlterUserScramCredentialsRequest(Entity):
+    deletions: tuple[ScramCredentialDeletion, ...]
+    upsertions: tuple[ScramCredentialUpsertion, ...]
+
+
 class Listener(Entity):
     name: str
     host: str

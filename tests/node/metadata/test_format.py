@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fenceline.config.node import NodeConfig
+from fenceline.controller.requests import WriteBootstrapRecords
 from fenceline.errors import OperatorError
 from fenceline.ids import encode_uuid
 from fenceline.log.core.disk import OsDisk
@@ -20,7 +21,7 @@ from fenceline.node.metadata.format import (
     format_if_new,
     initial_quorum,
     parse_initial_controllers,
-    read_bootstrap_features,
+    read_bootstrap,
 )
 from fenceline.node.metadata.metadata_log import MetadataLog
 from fenceline.node.metadata.replay import NO_SNAPSHOT
@@ -37,7 +38,7 @@ def test_each_directory_gets_an_id_and_one_is_the_voter(tmp_path: Path) -> None:
     assert done.directories == tuple(map(str, paths))
     opened = [LogDir.open(str(path), OsDisk(), cluster_id=CLUSTER, node_id=7) for path in paths]
     assert opened[0].directory_id != opened[1].directory_id
-    assert read_bootstrap_features(OsDisk(), str(paths[0])) == fresh_levels()
+    assert read_bootstrap(OsDisk(), str(paths[0])) == WriteBootstrapRecords(tuple(fresh_levels().items()))
     log = MetadataLog.open(OsDisk(), str(paths[1]), now_ms=0)
     assert log.snapshots == [NO_SNAPSHOT]
     replayed = log.replay()
@@ -173,7 +174,7 @@ def test_crash_during_format_leaves_a_usable_or_unformatted_directory() -> None:
         meta = read_meta(disk, "/data")
         (voter,) = MetadataLog.open(disk, "/data", now_ms=0).replay().voters
         assert encode_uuid(voter.voter_directory_id) == meta["directory.id"]
-        assert read_bootstrap_features(disk, "/data") == fresh_levels()
+        assert read_bootstrap(disk, "/data") == WriteBootstrapRecords(tuple(fresh_levels().items()))
         if not off.is_off:
             return
     raise AssertionError("formatting never ended")

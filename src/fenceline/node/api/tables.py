@@ -36,6 +36,7 @@ from fenceline.node.api.handlers import (
     quorum,
     reassignments,
     sasl,
+    scram_credentials,
     topics,
     transaction_markers,
     transactions,
@@ -108,6 +109,7 @@ def broker_apis(
         *update_features.apis(submit),
         *unregister_broker.apis(submit),
         *quorum.apis(controller),
+        *scram_credentials.apis(node, submit),
         *sasl.apis(),
     )
 
@@ -127,6 +129,7 @@ def controller_apis(node: NodeView, controller: ControllerDriver) -> tuple[Api, 
         *update_features.apis(submit),
         *unregister_broker.apis(submit),
         *quorum.controller_apis(controller),
+        *scram_credentials.controller_apis(submit),
     )
     return (
         *enclosed,

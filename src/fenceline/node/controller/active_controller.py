@@ -20,7 +20,7 @@ Rules: controller.md C1-C3, C6, C8, C15, C18, C30; raft.md Q31-Q36; since_4_0.md
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fenceline.controller.controller import Controller
@@ -138,11 +138,11 @@ class ActiveController:
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
 
-    def activate(self, epoch: int, *, dead: frozenset[int], bootstrap: Mapping[str, int]) -> None:
+    def activate(self, epoch: int, *, dead: frozenset[int], bootstrap: WriteBootstrapRecords) -> None:
         """Become active. The loader's image must contain everything committed.
 
-        `dead` as in `brokers.begin_sessions`; `bootstrap` are the feature levels of a new cluster, written if the log
-        has none (C6). Such records are appended before any request is decided. Raises StorageError.
+        `dead` as in `brokers.begin_sessions`; `bootstrap`: the first records of a new cluster, written if the log
+        has no feature levels (C6). Such records are appended before any request is decided. Raises StorageError.
         """
         loader = self._loader
         quorum, state = self._driver.quorum, self._controller.state
@@ -157,7 +157,7 @@ class ActiveController:
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[Any] = loop.create_future()
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._queue.insert(0, PendingRequest(WriteBootstrapRecords(tuple(bootstrap.items())), answer, loop.time()))
+            self._queue.insert(0, PendingRequest(bootstrap, answer, loop.time()))
         self._start_timers()
         self.schedule()
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from fenceline.config.node import NodeConfig
-from fenceline.controller.requests import Request
+from fenceline.controller.requests import Request, WriteBootstrapRecords
 from fenceline.errors import InternalError, OperatorError
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.errors import StorageError
@@ -34,7 +34,7 @@ from fenceline.node.clock import Clock
 from fenceline.node.controller.active_controller import ActiveController
 from fenceline.node.controller.opening import controller_settings, open_controller, probes_brokers
 from fenceline.node.controller.shutdown_wait import wait_while_quorum_possible
-from fenceline.node.metadata.format import read_bootstrap_features
+from fenceline.node.metadata.format import read_bootstrap
 from fenceline.node.metadata.loader import Listener, MetadataLoader
 from fenceline.node.metadata.metadata_log import MetadataLog
 from fenceline.node.metadata.snapshots import Snapshots
@@ -410,9 +410,9 @@ class ControllerDriver:
             return
         self._term = None
         try:
-            bootstrap = read_bootstrap_features(self._disk, self._directory) if not self.image.metadata_version else {}
-            levels = bootstrap or {METADATA_VERSION: LATEST_METADATA_VERSION}
-            self._active.activate(epoch, dead=self._dead, bootstrap=levels)
+            bootstrap = read_bootstrap(self._disk, self._directory) if not self.image.metadata_version else None
+            without_file = WriteBootstrapRecords(((METADATA_VERSION, LATEST_METADATA_VERSION),))
+            self._active.activate(epoch, dead=self._dead, bootstrap=bootstrap or without_file)
         except (StorageError, OSError):
             if self._driver.is_starting:
                 raise

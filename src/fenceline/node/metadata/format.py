@@ -1,7 +1,8 @@
 """Formatting data directories: their owner, and the first records of the cluster.
 
 Owns the files that `kafka-storage format` writes: `meta.properties` in every directory, `bootstrap.checkpoint` with the
-feature levels, and in the metadata directory the snapshot 0-0 with the voters. Never touches a formatted directory.
+feature levels and the first users, and in the metadata directory the snapshot 0-0 with the voters. Never touches a
+formatted directory.
 
 Rules: formats.md F1, F2; since_4_0.md K1, K19; snapshots.md N4.
 """
@@ -11,13 +12,14 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from fenceline.config.properties import format_properties
+from fenceline.controller.requests import WriteBootstrapRecords
 from fenceline.errors import OperatorError
 from fenceline.ids import decode_uuid, encode_uuid, random_id
 from fenceline.log.core.disk import Disk, OsDisk, read_file, replace_file
@@ -31,6 +33,7 @@ from fenceline.metadata.features import (
     fresh_levels,
 )
 from fenceline.metadata.records import FeatureLevelRecord, MetadataRecord, decode_record
+from fenceline.metadata.security_records import UserScramCredentialRecord
 from fenceline.node.metadata.batches import snapshot_batches
 from fenceline.node.metadata.metadata_log import DIRECTORY_NAME
 from fenceline.node.metadata.replay import NO_SNAPSHOT
@@ -61,6 +64,7 @@ def format_directory(
     voter_endpoint: VoterEndpoint | None = None,
     voters: Sequence[Voter] = (),
     metadata_version: int = LATEST_METADATA_VERSION,
+    users: Sequence[UserScramCredentialRecord] = (),
     ignore_formatted: bool = False,
     disk: Disk | None = None,
     now_ms: int | None = None,
@@ -98,6 +102,7 @@ def format_directory(
                 metadata_version,
                 now_ms,
                 first if path == metadata_path else (),
+                users,
             )
     except OSError as error:
         raise OperatorError(
@@ -211,14 +216,15 @@ def controller_endpoint(config: NodeConfig) -> VoterEndpoint:
     return VoterEndpoint("CONTROLLER", "localhost", 0)
 
 
-def read_bootstrap_features(disk: Disk, log_dir: str) -> Mapping[str, int] | None:
-    """Feature levels of the format command, in the file's order; None without the file (K19: then only the newest
-    metadata.version)."""
+def read_bootstrap(disk: Disk, log_dir: str) -> WriteBootstrapRecords | None:
+    """Feature levels and users of the format command, in the file's order; None without the file (K19: then only the
+    newest metadata.version)."""
     path = f"{log_dir}/{BOOTSTRAP_FILE}"
     content = read_file(disk, path)
     if content is None:
         return None
     levels: dict[str, int] = {}
+    users: list[UserScramCredentialRecord] = []
     view = memoryview(content)
     for header in iter_headers(view):
         check_crc(view, header)
@@ -228,6 +234,8 @@ def read_bootstrap_features(disk: Disk, log_dir: str) -> Mapping[str, int] | Non
             record = decode_record(one.value or b"")
             if isinstance(record, FeatureLevelRecord):
                 levels[record.name] = record.feature_level
+            elif isinstance(record, UserScramCredentialRecord):
+                users.append(record)
     if METADATA_VERSION not in levels:
         raise OperatorError(f"{path} has no metadata.version.", "Restore the file or reformat the directory.")
     unknown = [name for name, level in levels.items() if name not in SUPPORTED or level not in SUPPORTED[name]]
@@ -236,7 +244,7 @@ def read_bootstrap_features(disk: Disk, log_dir: str) -> Mapping[str, int] | Non
             f"{path} requires {unknown[0]} {levels[unknown[0]]}, which this release does not support.",
             "Start the node with the release that formatted the directory.",
         )
-    return levels
+    return WriteBootstrapRecords(tuple(levels.items()), tuple(users))
 
 
 def _check_cluster_id(cluster_id: str) -> None:
@@ -310,12 +318,14 @@ def _format_one(
     metadata_version: int,
     now_ms: int,
     voters: Sequence[Voter],
+    users: Sequence[UserScramCredentialRecord],
 ) -> None:
     """`meta.properties` is written last: without it the directory counts as not formatted. `voters`: those of the
-    quorum that starts here."""
+    quorum that starts here. `users`: of a new cluster."""
     os.makedirs(path, exist_ok=True) if isinstance(disk, OsDisk) else _make(disk, path)
     levels = fresh_levels(metadata_version)
     records: list[MetadataRecord] = [FeatureLevelRecord(name, level) for name, level in levels.items()]
+    records += users
     batches = snapshot_batches(
         records, metadata_version=metadata_version, epoch=0, now_ms=now_ms, last_log_timestamp_ms=0
     )

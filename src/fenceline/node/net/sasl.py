@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost
-from fenceline.sasl.scram import DIGESTS, ClientExchange, Credential, MalformedMessage
+from fenceline.sasl.scram import DIGESTS, NUMBERS, ClientExchange, Credential, MalformedMessage
 from fenceline.security.authentication import SaslConversation
 from fenceline.security.jaas import PLAIN_MODULE, SCRAM_MODULE, LoginModule, parse_jaas
 from fenceline.security.sasl_server import KnownCredential, PlainExchange, SaslExchange, ScramExchange
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 WITH_SASL: Final = ("SASL_PLAINTEXT", "SASL_SSL")
 PLAIN: Final = "PLAIN"
-SCRAM_NUMBERS: Final[Mapping[str, int]] = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
-"""Mechanisms as the records of credentials number them."""
 _MODULES: Final = {PLAIN: PLAIN_MODULE, **dict.fromkeys(DIGESTS, SCRAM_MODULE)}
 _USER_OPTION: Final = "user_"
 _MAX_MESSAGE_BYTES: Final = 64 << 10
@@ -88,7 +86,7 @@ class ListenersSasl:
     def _begin(self, listener: _Mechanisms, mechanism: str) -> SaslExchange:
         if mechanism == PLAIN:
             return PlainExchange(listener.passwords)
-        find = partial(self._find, SCRAM_NUMBERS[mechanism])
+        find = partial(self._find, NUMBERS[mechanism])
         return ScramExchange(mechanism, find, nonce=secrets.token_urlsafe(24), secret=self._secret)
 
     def _find(self, mechanism: int, name: str, is_token: bool) -> KnownCredential | None:
