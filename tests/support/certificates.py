@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import trustme
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 
 class TestAuthority:
@@ -22,5 +23,8 @@ class TestAuthority:
         """A PEM file with a key and the chain of a certificate for these hosts, with the common name `name`."""
         issued = self._authority.issue_cert(*(hosts or (f"{name}.test",)), common_name=name)
         path = self._folder / f"{name}.pem"
-        path.write_bytes(issued.private_key_and_cert_chain_pem.bytes())
+        # Apache Kafka reads keys in the form of PKCS#8 only (security.md A6).
+        key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+        encoded = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        path.write_bytes(encoded + b"".join(each.bytes() for each in issued.cert_chain_pems))
         return path
