@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from fenceline.errors import OperatorError
+from fenceline.sasl.scram import salted_password
 from fenceline.security.added_users import added_user
 
 
@@ -17,11 +20,14 @@ def test_password_gets_a_salt() -> None:
     assert (found.name, found.mechanism, found.iterations, found.salt) == ("anna", 1, 4096, salt(24))
 
 
+def test_keys_are_those_of_kafka_storage() -> None:
+    """Apache Kafka 4.3.1 printed them."""
+    found = added_user("SCRAM-SHA-256=[name=anna,password=secret,salt=MW1xczVmbWVydXZ3]", salt)
+    assert base64.b64encode(found.stored_key) == b"9vw7xfBvwwsMWi8UPaWjVbMQi1FIy8373k+60JyhorM="
+    assert found.server_key[:4] == bytes((256 - 56, 73, 256 - 73, 256 - 6))
+
+
 def test_same_credential_from_a_password_and_from_its_salted_form() -> None:
-    import base64
-
-    from fenceline.sasl.scram import salted_password
-
     encoded = base64.b64encode(b"MW1xczVmbWVydXZ3").decode()
     salted = base64.b64encode(salted_password("SCRAM-SHA-512", "se=cret", b"MW1xczVmbWVydXZ3", 8192)).decode()
     by_password = added_user(f'SCRAM-SHA-512=[name="anna", password="se=cret", salt={encoded}, iterations=8192]', salt)

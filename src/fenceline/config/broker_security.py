@@ -21,9 +21,9 @@ ssl.client.auth string none medium in:required,requested,none per-broker
     Whether clients must present a certificate.
 ssl.principal.mapping.rules string DEFAULT low
     Rules that map certificate names to user names.
-ssl.allow.dn.changes boolean false low inert
+ssl.allow.dn.changes boolean false low
     Whether a new certificate may have another distinguished name.
-ssl.allow.san.changes boolean false low inert
+ssl.allow.san.changes boolean false low
     Whether a new certificate may have other alternative names.
 ssl.protocol string TLSv1.3 medium per-broker inert
     Default TLS protocol.

@@ -373,7 +373,14 @@ class Broker:
         self.loss_expiry.start()
         if config.get_int("fenceline.metrics.port") >= 0:
             collectors = [
-                NodeCollector(self.metrics, self._fetching, self.groups, self.partitions, self.log_dirs),
+                NodeCollector(
+                    self.metrics,
+                    self._fetching,
+                    self.groups,
+                    self.partitions,
+                    self.log_dirs,
+                    self.server.certificate_expiries,
+                ),
                 ReplicationCollector(
                     self.plane.in_service,
                     self.replication,

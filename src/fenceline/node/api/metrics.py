@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fenceline.node.metric_families import counters, gauges
+from fenceline.node.metric_families import counters, gauge_by, gauges
 from fenceline.node.metrics import requests_by_api
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from fenceline.log.directories.log_dirs import LogDirs
     from fenceline.node.api.fetch.fetching import FetchHandler
     from fenceline.node.groups.driver import GroupsDriver
@@ -20,8 +22,16 @@ class NodeCollector:
     """Collects a broker's metrics at scrape time."""
 
     def __init__(
-        self, metrics: NodeMetrics, fetching: FetchHandler, groups: GroupsDriver, replicas: Replicas, log_dirs: LogDirs
+        self,
+        metrics: NodeMetrics,
+        fetching: FetchHandler,
+        groups: GroupsDriver,
+        replicas: Replicas,
+        log_dirs: LogDirs,
+        certificate_expiries: Callable[[], Mapping[str, datetime]],
     ) -> None:
+        """`certificate_expiries`: by listener, in UTC."""
+        self._certificate_expiries = certificate_expiries
         self._metrics = metrics
         self._fetching = fetching
         self._groups = groups
@@ -57,6 +67,14 @@ class NodeCollector:
                 self._fetching.reads.load_pace.held_s,
             ),
         )
+        expires = {name: each.timestamp() for name, each in self._certificate_expiries().items()}
+        if expires:
+            yield gauge_by(
+                "listener",
+                "fenceline_certificate_expiry_timestamp_seconds",
+                "When a listener's certificate expires, in seconds since the epoch",
+                expires,
+            )
         yield from gauges(
             ("fenceline_connections", "Open client connections", metrics.connections),
             ("fenceline_parked_fetches", "Fetches that wait for data", metrics.parked_fetches),

@@ -78,16 +78,16 @@ def dial(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> A
     return asyncio.get_running_loop().create_connection(factory, host, port)
 
 
-def dial_from(address: str, context: ssl.SSLContext | None = None) -> Dial:
-    """`dial`, from an address of this machine (`fenceline.outbound.address`); "" lets the system choose. `context`: for
-    a connection with TLS."""
+def dial_from(address: str, context: Callable[[], ssl.SSLContext] | None = None) -> Dial:
+    """`dial`, from an address of this machine (`fenceline.outbound.address`); "" lets the system choose. `context`: of
+    each connection, with TLS."""
     if not address and context is None:
         return dial
     options: dict[str, Any] = {"local_addr": (address, 0)} if address else {}
-    if context is not None:
-        options |= {"ssl": context, "ssl_handshake_timeout": _CONNECT_S}
 
     def dial_with(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> Awaitable[tuple[Any, Any]]:
+        if context is not None:
+            options.update(ssl=context(), ssl_handshake_timeout=_CONNECT_S)
         return asyncio.get_running_loop().create_connection(factory, host, port, **options)
 
     return dial_with

@@ -37,6 +37,8 @@ from fenceline.wire.frame import MalformedRequest, RequestHeader, encode_respons
 from fenceline.wire.principal import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.sasl import ListenersSasl
     from fenceline.node.net.tls import ListenersTls
@@ -209,6 +211,10 @@ class Server:
         self._connections[connection] = None
         self.metrics.connections = len(self._connections)
         return len(self._connections) + self._handshakes <= self._max_connections
+
+    def certificate_expiries(self) -> dict[str, datetime]:
+        """Of the listeners' certificates, in UTC."""
+        return self._tls.expiries() if self._tls is not None else {}
 
     def principal(self, connection: ServerConnection, certificate: bytes | None) -> Principal | None:
         """Of a connection that is made; None if it must not be served."""

@@ -1,6 +1,6 @@
 """The TLS of a node's listeners, and of its own connections to other nodes.
 
-Owns the files of certificates, the contexts made of them, and their exchange. Opens no socket.
+Owns which context a connection gets, and whose it is. Opens no socket.
 
 Rules: security.md A2, A3, A5 to A10.
 """
@@ -8,19 +8,13 @@ Rules: security.md A2, A3, A5 to A10.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.node.net.tls_contexts import client_context, server_context
+from fenceline.node.net.watched_context import WatchedContext
 from fenceline.security.name_rules import NameRule, parse_name_rules, user_of_name
-from fenceline.security.tls import (
-    TlsMaterial,
-    TlsSettings,
-    read_material,
-    read_settings,
-)
 from fenceline.wire.principal import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
@@ -30,11 +24,8 @@ if TYPE_CHECKING:
 WITH_TLS: Final = ("SSL", "SASL_SSL")
 
 
-@dataclass(slots=True)
-class _Listener:
-    settings: TlsSettings
-    material: TlsMaterial
-    context: ssl.SSLContext
+class _Listener(NamedTuple):
+    watched: WatchedContext
     rules: tuple[NameRule, ...]
 
 
@@ -47,9 +38,8 @@ class ListenersTls:
         self._listeners: dict[str, _Listener] = {}
         for name in listeners:
             lookup = config.for_listener(name)
-            settings, material = read_settings(lookup, name), read_material(lookup, name, _read_file)
             rules = parse_name_rules(lookup("ssl.principal.mapping.rules") or "")
-            self._listeners[name] = _Listener(settings, material, server_context(settings, material, name), rules)
+            self._listeners[name] = _Listener(WatchedContext(lookup, name, server_context), rules)
 
     @classmethod
     def of(cls, config: NodeConfig, listeners: Iterable[ListenerConfig]) -> ListenersTls | None:
@@ -60,7 +50,12 @@ class ListenersTls:
     def context(self, listener: str) -> ssl.SSLContext | None:
         """For new connections; None without TLS."""
         found = self._listeners.get(listener)
-        return found.context if found is not None else None
+        return found.watched.for_connection() if found is not None else None
+
+    def expiries(self) -> dict[str, datetime]:
+        """When the certificates of the listeners expire, in UTC."""
+        found = {name: each.watched.expires for name, each in self._listeners.items()}
+        return {name: expires for name, expires in found.items() if expires is not None}
 
     def principal(self, listener: str, certificate: bytes | None) -> Principal | None:
         """Of a peer that showed this certificate (DER); None if no rule knows its name: it must not be served."""
@@ -75,14 +70,9 @@ class ListenersTls:
         return None if user is None else Principal(name=user)
 
 
-def outgoing_context(config: NodeConfig, listener: str) -> ssl.SSLContext | None:
-    """For connections to the listeners of this name of other nodes; None without TLS. Raises OperatorError for unusable
-    certificates."""
+def outgoing_context(config: NodeConfig, listener: str) -> Callable[[], ssl.SSLContext] | None:
+    """For each new connection to the listeners of this name of other nodes; None without TLS. Raises OperatorError for
+    unusable certificates."""
     if config.security_protocol(listener) not in WITH_TLS:
         return None
-    lookup = config.for_listener(listener)
-    return client_context(read_settings(lookup, listener), read_material(lookup, listener, _read_file), listener)
-
-
-def _read_file(location: str) -> bytes:
-    return Path(location).read_bytes()
+    return WatchedContext(config.for_listener(listener), listener, client_context).for_connection
