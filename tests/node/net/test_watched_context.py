@@ -46,7 +46,9 @@ class Stage:
         self.watched = WatchedContext(self.settings.get, "SSL", server_context, now_s=lambda: self.now_s)
 
     def issue(self, name: str, *hosts: str, **fields: Any) -> None:
-        issued = self.authority.issue_cert(*(hosts or ("node.test",)), common_name=name, organization_unit_name="tests", **fields)
+        issued = self.authority.issue_cert(
+            *(hosts or ("node.test",)), common_name=name, organization_unit_name="tests", **fields
+        )
         self.write(issued.private_key_and_cert_chain_pem.bytes())
 
     def write(self, content: bytes) -> None:
