@@ -30,6 +30,7 @@ from fenceline.cli.output import (
     waiting_notice,
 )
 from fenceline.errors import FencelineError, OperatorError
+from fenceline.local_cluster.secured import ADMIN, properties_of_clients
 
 if TYPE_CHECKING:
     from fenceline.local_cluster import LocalCluster, NodeEnded
@@ -57,6 +58,7 @@ Node = Annotated[int, typer.Argument(help="the node's number, from 1")]
         ("fenceline cluster up -d ./cluster", "three nodes, or the existing nodes of the directory"),
         ("fenceline cluster up -d ./five -n 5 -p 19092", "five nodes on ports 19092 to 19096"),
         ("fenceline cluster up -d ./parted -n 2 --controllers 3", "two brokers and three dedicated controllers"),
+        ("fenceline cluster up -d ./safe --secure", "with TLS, users, and property files for clients"),
         ("fenceline cluster up -d ./short --override log.retention.ms=60000", "with a property for all nodes"),
     )
 )
@@ -76,6 +78,9 @@ def up(
     port: Annotated[
         int, typer.Option("--port", "-p", help="port of node 1; the other nodes use the next ones. 0: any free ports")
     ] = 9092,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="a new cluster with TLS and users, and property files for clients")
+    ] = False,
     override: Annotated[list[str] | None, typer.Option(help="set a property of every node; may be repeated")] = None,
     log_level: Annotated[str, typer.Option(help="log level of the nodes: debug, info, warning or error")] = "warning",
     as_json: AsJson = False,
@@ -95,6 +100,7 @@ def up(
             controllers=controllers,
             data_dir=data_dir,
             port=port,
+            secure=secure,
             overrides=pairs(override or [], "--override"),
             log_level=log_level,
             on_end=events.put,
@@ -185,6 +191,9 @@ class _Foreground:
                 f"Fenceline cluster is ready: {count} node{'s' * (count != 1)}, cluster {local.cluster_id},"
                 f" listening on {local.bootstrap}"
             )
+            if (login := local.layout.login) is not None:
+                files = ", ".join(map(str, properties_of_clients(login).values()))
+                line += f"\nProperty files for clients (user {ADMIN}): {files}"
         print(line, flush=True)
         if self._has_overrides and not self._as_json:
             for warning in local.warnings():

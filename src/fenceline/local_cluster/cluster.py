@@ -71,7 +71,8 @@ class LocalCluster(ChildProcesses):
 
     `data_dir` is kept if given, and continued if it has a cluster; otherwise a temporary folder is deleted with the
     cluster. `nodes` (3 in a new folder) are brokers, and controllers as well unless `controllers` adds that many nodes
-    for this role. `port` is that of node 1, the others follow; 0 selects free ones. `overrides` are properties of every
+    for this role. `port` is that of node 1, the others follow; 0 selects free ones. `secure` gives a new
+    cluster certificates and users (`secured`). `overrides` are properties of every
     node. `on_end` is called, from its own thread, when the process of a node has ended."""
 
     def __init__(
@@ -81,12 +82,14 @@ class LocalCluster(ChildProcesses):
         controllers: int | None = None,
         data_dir: Path | None = None,
         port: int = 0,
+        secure: bool = False,
         overrides: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
         log_level: str = "warning",
         on_end: Callable[[NodeEnded], None] | None = None,
     ) -> None:
         self._wanted_nodes, self._wanted_controllers, self._wanted_port = nodes, controllers, port
+        self._wants_security = secure
         super().__init__(None if data_dir is None else data_dir.absolute(), prefix="fenceline-cluster-")
         self._overrides = dict(overrides or {})
         owned = layouts.owned_environment()
@@ -138,7 +141,11 @@ class LocalCluster(ChildProcesses):
             self._lock_folder()
             wait_for_leftovers(self.root, wait_s=_LEFTOVER_WAIT_S)
             self._layout = layouts.plan(
-                self.root, nodes=self._wanted_nodes, controllers=self._wanted_controllers, port=self._wanted_port
+                self.root,
+                nodes=self._wanted_nodes,
+                controllers=self._wanted_controllers,
+                port=self._wanted_port,
+                secure=self._wants_security,
             )
             layouts.write(self._layout, self._overrides)
             self._cuts = NetworkCuts(self._layout.listeners, self._running_pids)
@@ -239,7 +246,7 @@ class LocalCluster(ChildProcesses):
             if place.controller_port is not None
             if status.state == "running" and not any(cut.peer is None for cut in status.cuts)
         ]
-        return quorum_status(ports, timeout_s=_PROBE_TIMEOUT_S)
+        return quorum_status(ports, timeout_s=_PROBE_TIMEOUT_S, login=self.layout.login)
 
     def kill(self, node: int) -> None:
         """kill -9, and wait until it has ended. Raises OperatorError if it does not run."""
@@ -397,7 +404,7 @@ class LocalCluster(ChildProcesses):
     def _wait_known(self, broker: NodePlace, wanted: frozenset[int], deadline: float) -> None:
         process = self._processes[broker.node_id]
         assert broker.port is not None
-        while not wanted <= (known := known_brokers(broker.port, timeout_s=_PROBE_TIMEOUT_S)):
+        while not wanted <= (known := known_brokers(broker.port, timeout_s=_PROBE_TIMEOUT_S, login=self.layout.login)):
             self._check_alive(process)
             missing = ", ".join(str(node) for node in sorted(wanted - known))
             self._waits_for = f"broker {missing} to be registered in the metadata of node {broker.node_id}"

@@ -3,6 +3,7 @@
 Owns the names in the folder and the contents of `cluster.json` and of each `server.properties`. Starts nothing.
 
     D/cluster.json          cluster id, and for each node its id, roles, controller port and directory id
+    D/security/             of a secure cluster (`secured`)
     D/supervisor.pid, D/lock, D/control.sock      used only while the cluster is up
     D/node-1/server.properties, node.log, pid, data/
 """
@@ -20,8 +21,10 @@ from uuid import UUID
 from fenceline.config.properties import format_properties
 from fenceline.errors import OperatorError
 from fenceline.ids import decode_uuid, encode_uuid, random_id
+from fenceline.local_cluster import secured
 from fenceline.local_cluster.cuts import MAX_NODES, outbound_address
 from fenceline.local_cluster.ports import HOST, check_ports, free_ports, is_free
+from fenceline.local_cluster.secured import FOLDER, Login
 
 CLUSTER_FILE: Final = "cluster.json"
 _VERSION: Final = 1
@@ -98,6 +101,13 @@ class ClusterLayout:
     nodes: tuple[NodePlace, ...]
     is_formatted: bool = False
     """Whether all directories existed: one that is missing then is lost, not new."""
+    is_secure: bool = False
+    """Whether its listeners have TLS and users (`secured`)."""
+
+    @property
+    def login(self) -> Login | None:
+        """How this process asks the nodes; None without security."""
+        return Login(self.root / FOLDER) if self.is_secure else None
 
     @property
     def brokers(self) -> tuple[NodePlace, ...]:
@@ -119,7 +129,9 @@ class ClusterLayout:
         }
 
 
-def plan(root: Path, *, nodes: int | None, controllers: int | None, port: int) -> ClusterLayout:
+def plan(
+    root: Path, *, nodes: int | None, controllers: int | None, port: int, secure: bool | None = None
+) -> ClusterLayout:
     """The cluster in the folder, or a new one (of three nodes, unless `nodes` is given); nothing is written.
 
     `port` 0 selects free ones. Raises OperatorError: a different number of nodes than the cluster has, a folder with
@@ -129,8 +141,13 @@ def plan(root: Path, *, nodes: int | None, controllers: int | None, port: int) -
         layout = _new(
             root, nodes=_NEW_CLUSTER_NODES if nodes is None else nodes, controllers=controllers or 0, port=port
         )
+        layout = replace(layout, is_secure=bool(secure))
     else:
         layout = _continued(root, kept, nodes=nodes, controllers=controllers, port=port)
+        if secure and not layout.is_secure:
+            raise OperatorError(
+                f"{root} holds a cluster without security", "Use another folder: users are created with the cluster."
+            )
     for node in layout.nodes:
         for number in (node.port, node.controller_port):
             if number is not None and not is_free(number):
@@ -153,8 +170,13 @@ def write(layout: ClusterLayout, overrides: Mapping[str, str]) -> None:
         for node in layout.nodes:
             node.root.mkdir(parents=True, exist_ok=True)
         _write_description(layout)
+        if layout.is_secure:
+            secured.write_client_files(
+                secured.create(layout.root, [node.node_id for node in layout.nodes]), layout.bootstrap
+            )
         for node in layout.nodes:
-            _replace(node.properties_file, format_properties({**_properties(layout, node), **overrides}))
+            text = format_properties({**_properties(layout, node), **overrides})
+            _replace(node.properties_file, text, is_private=layout.is_secure)
     except OSError as error:
         raise OperatorError(
             f"{error.filename or layout.root} cannot be written: {error.strerror or error}",
@@ -250,7 +272,13 @@ def _continued(
             )
             for index, entry in enumerate(kept["nodes"])
         )
-        layout = ClusterLayout(root, str(kept["cluster_id"]), places, bool(kept.get("formatted", False)))
+        layout = ClusterLayout(
+            root,
+            str(kept["cluster_id"]),
+            places,
+            bool(kept.get("formatted", False)),
+            bool(kept.get("secure", False)),
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise OperatorError(
             f"{root / CLUSTER_FILE} cannot be parsed: {error!r}",
@@ -270,6 +298,7 @@ def _document(layout: ClusterLayout) -> dict[str, Any]:
         "version": _VERSION,
         "cluster_id": layout.cluster_id,
         "formatted": layout.is_formatted,
+        "secure": layout.is_secure,
         "nodes": [
             {
                 "node_id": node.node_id,
@@ -282,9 +311,11 @@ def _document(layout: ClusterLayout) -> dict[str, Any]:
     }
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, text: str, *, is_private: bool = False) -> None:
+    """`is_private`: it has a password, and only its owner may read it."""
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if is_private else 0o666), "w") as file:
+        file.write(text)
     fresh.replace(path)
 
 
@@ -296,10 +327,13 @@ def _properties(layout: ClusterLayout, node: NodePlace) -> dict[str, str]:
     controllers = [each for each in layout.nodes if each.is_controller]
     listeners = []
     settings = {"node.id": str(node.node_id), "process.roles": ",".join(node.roles)}
+    name, controller = (secured.LISTENER, "SSL") if layout.is_secure else ("PLAINTEXT", "PLAINTEXT")
     if node.is_broker:
-        listeners.append(f"PLAINTEXT://{HOST}:{node.port}")
+        listeners.append(f"{name}://{HOST}:{node.port}")
         settings["advertised.listeners"] = listeners[0]
-        settings["inter.broker.listener.name"] = "PLAINTEXT"
+    settings["inter.broker.listener.name"] = name
+    if layout.login is not None:
+        settings |= secured.settings(layout.login, node.node_id)
     if node.is_controller:
         listeners.append(f"CONTROLLER://{HOST}:{node.controller_port}")
     replicas = min(3, len(layout.brokers))
@@ -307,7 +341,7 @@ def _properties(layout: ClusterLayout, node: NodePlace) -> dict[str, str]:
         **settings,
         "listeners": ",".join(listeners),
         "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listener.security.protocol.map": f"{name}:{name},CONTROLLER:{controller}",
         "controller.quorum.bootstrap.servers": ",".join(f"{HOST}:{each.controller_port}" for each in controllers),
         "log.dirs": str(node.data_dir.absolute()),
         "fenceline.outbound.address": outbound_address(node.node_id),
@@ -337,14 +371,17 @@ def _format(layout: ClusterLayout) -> None:
         return
     # Not needed for a cluster that is continued.
     from fenceline.node.metadata.format import format_directory, parse_initial_controllers
+    from fenceline.security.added_users import added_user
 
     voters = parse_initial_controllers(_initial_controllers(layout), "CONTROLLER")
+    users = [] if layout.login is None else [added_user(text, os.urandom) for text in secured.first_users(layout.login)]
     for node in missing:
         format_directory(
             [node.data_dir],
             cluster_id=layout.cluster_id,
             node_id=node.node_id,
             voters=voters if node.is_controller else (),
+            users=users,
         )
     _write_description(replace(layout, is_formatted=True))
 

@@ -5,6 +5,7 @@ Owns one request on one short connection each. Never used by the server.
 
 from __future__ import annotations
 
+import secrets
 import socket
 import struct
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fenceline.errors import FencelineError
+from fenceline.local_cluster.secured import BROKER, MECHANISM, Login
+from fenceline.sasl.scram import ClientExchange, MalformedMessage
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.frame import encode_request_frame, parse_response_header
@@ -32,26 +35,28 @@ class ProbedQuorum:
     lags: dict[int, int]
 
 
-def known_brokers(port: int, *, timeout_s: float) -> frozenset[int]:
+def known_brokers(port: int, *, timeout_s: float, login: Login | None = None) -> frozenset[int]:
     """The brokers in the metadata of the node at `port`: registered and not fenced. Empty without a response."""
-    answer = _ask(port, ApiKey.METADATA, _METADATA_VERSION, {"topics": ()}, timeout_s)
+    answer = _ask(port, ApiKey.METADATA, _METADATA_VERSION, {"topics": ()}, timeout_s, login, is_client=True)
     return frozenset() if answer is None else frozenset(broker.node_id for broker in answer.brokers)
 
 
-def quorum_status(controller_ports: Sequence[int], *, timeout_s: float) -> ProbedQuorum | None:
+def quorum_status(
+    controller_ports: Sequence[int], *, timeout_s: float, login: Login | None = None
+) -> ProbedQuorum | None:
     """The quorum as the active controller reports it; all controllers are queried at once. None if none of them
     leads."""
     if not controller_ports:
         return None
     with ThreadPoolExecutor(len(controller_ports)) as asking:
-        reports = list(asking.map(lambda port: _quorum_of(port, timeout_s), controller_ports))
+        reports = list(asking.map(lambda port: _quorum_of(port, timeout_s, login), controller_ports))
     # A controller that was cut off may still report itself as leader.
     return max((each for each in reports if each is not None), key=lambda each: each.leader_epoch, default=None)
 
 
-def _quorum_of(port: int, timeout_s: float) -> ProbedQuorum | None:
+def _quorum_of(port: int, timeout_s: float, login: Login | None) -> ProbedQuorum | None:
     topics = ({"topic_name": "__cluster_metadata", "partitions": ({"partition_index": 0},)},)
-    answer = _ask(port, ApiKey.DESCRIBE_QUORUM, _DESCRIBE_QUORUM_VERSION, {"topics": topics}, timeout_s)
+    answer = _ask(port, ApiKey.DESCRIBE_QUORUM, _DESCRIBE_QUORUM_VERSION, {"topics": topics}, timeout_s, login)
     if answer is None or answer.error_code or not answer.topics:
         return None
     partition = answer.topics[0].partitions[0]
@@ -67,18 +72,48 @@ def _quorum_of(port: int, timeout_s: float) -> ProbedQuorum | None:
     )
 
 
-def _ask(port: int, api: ApiKey, version: int, fields: dict[str, Any], timeout_s: float) -> Any:
-    """One response of the node at `port`; None if there is none in time."""
-    body = write_request(api, version, fields)
+def _ask(
+    port: int,
+    api: ApiKey,
+    version: int,
+    fields: dict[str, Any],
+    timeout_s: float,
+    login: Login | None,
+    *,
+    is_client: bool = False,
+) -> Any:
+    """One response of the node at `port`; None if there is none in time. `is_client`: its listener is for clients."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
-            connection.sendall(b"".join(encode_request_frame(api, version, 1, "local-cluster", body)))
-            (size,) = struct.unpack(">i", _receive(connection, 4))
-            answer = _receive(connection, size)
-        _, position = parse_response_header(api, version, answer)
-        return read_response(api, version, answer[position:])
-    except (OSError, FencelineError):
+            if login is None:
+                return _exchange(connection, api, version, fields)
+            with login.context().wrap_socket(connection, server_hostname="127.0.0.1") as tls:
+                if is_client:
+                    _log_in(tls, login)
+                return _exchange(tls, api, version, fields)
+    except (OSError, FencelineError, MalformedMessage):
         return None
+
+
+def _exchange(connection: socket.socket, api: ApiKey, version: int, fields: dict[str, Any]) -> Any:
+    body = write_request(api, version, fields)
+    connection.sendall(b"".join(encode_request_frame(api, version, 1, "local-cluster", body)))
+    (size,) = struct.unpack(">i", _receive(connection, 4))
+    answer = _receive(connection, size)
+    _, position = parse_response_header(api, version, answer)
+    return read_response(api, version, answer[position:])
+
+
+def _log_in(connection: socket.socket, login: Login) -> None:
+    def send(message: bytes) -> bytes:
+        answer = _exchange(connection, ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": message})
+        if answer.error_code:
+            raise ConnectionError(str(answer.error_message))
+        return bytes(answer.auth_bytes)
+
+    _exchange(connection, ApiKey.SASL_HANDSHAKE, 1, {"mechanism": MECHANISM})
+    exchange = ClientExchange(MECHANISM, BROKER, login.password(BROKER), secrets.token_urlsafe(24), {})
+    exchange.check(send(exchange.answer(send(exchange.first()))))
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
