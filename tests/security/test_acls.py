@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 from fenceline.metadata.security_records import AccessControlEntryRecord
-from fenceline.security.acls import AclAuthorizer, Operation, PatternType, Peer, Permission, ResourceType
+from fenceline.security.acls import AclAuthorizer, AclOperation, AskingPeer, PatternType, Permission, ResourceType
 from fenceline.testing.apache_kafka import DEFAULT_JARS
 from fenceline.wire.principal import Principal
 from tests.support.recorded import Answer
@@ -31,13 +31,13 @@ class World(NamedTuple):
     super_users: tuple[str, ...]
     allows_without_rules: bool
     rules: tuple[AccessControlEntryRecord, ...]
-    questions: tuple[tuple[str, str, Operation, ResourceType, str | None], ...]
+    questions: tuple[tuple[str, str, AclOperation, ResourceType, str | None], ...]
     """Principal, host, operation, type, and name; None: any name."""
 
 
 def world(seed: int) -> World:
     rng = Random(seed)
-    operations = [*rng.sample(list(Operation), 4), Operation.DESCRIBE, Operation.READ, Operation.ALL]
+    operations = [*rng.sample(list(AclOperation), 4), AclOperation.DESCRIBE, AclOperation.READ, AclOperation.ALL]
 
     def rule(number: int) -> AccessControlEntryRecord:
         pattern = rng.choice(list(PatternType))
@@ -54,7 +54,7 @@ def world(seed: int) -> World:
             permission,
         )
 
-    def question() -> tuple[str, str, Operation, ResourceType, str | None]:
+    def question() -> tuple[str, str, AclOperation, ResourceType, str | None]:
         who = rng.choice([each for each in PRINCIPALS if "*" not in each])
         name = rng.choice([*NAMES[:-1], "abcde", None])
         return who, rng.choice(HOSTS[1:]), rng.choice([*operations[:-1]]), rng.choice(TYPES), name
@@ -109,7 +109,7 @@ def decisions(given: World) -> str:
         authorizer.add(rule)
     found = []
     for who, host, operation, kind, name in given.questions:
-        peer = Peer(Principal(*who.split(":", 1)), host)
+        peer = AskingPeer(Principal(*who.split(":", 1)), host)
         is_allowed = (
             authorizer.may_any(peer, operation, kind) if name is None else authorizer.may(peer, operation, kind, name)
         )
@@ -148,7 +148,7 @@ def _fields(rule: AccessControlEntryRecord) -> tuple[Any, ...]:
     return tuple(getattr(rule, name) for name in AccessControlEntryRecord.__slots__)
 
 
-def _ask(authorizer: AclAuthorizer, question: tuple[str, str, Operation, ResourceType, str | None]) -> bool:
+def _ask(authorizer: AclAuthorizer, question: tuple[str, str, AclOperation, ResourceType, str | None]) -> bool:
     who, host, operation, kind, name = question
-    peer = Peer(Principal(*who.split(":", 1)), host)
+    peer = AskingPeer(Principal(*who.split(":", 1)), host)
     return authorizer.may_any(peer, operation, kind) if name is None else authorizer.may(peer, operation, kind, name)

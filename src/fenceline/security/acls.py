@@ -42,7 +42,7 @@ class PatternType(IntEnum):
     PREFIXED = 4
 
 
-class Operation(IntEnum):
+class AclOperation(IntEnum):
     ALL = 2
     READ = 3
     WRITE = 4
@@ -65,13 +65,13 @@ class Permission(IntEnum):
 
 
 _IMPLIED_BY: Final = {
-    Operation.DESCRIBE: frozenset((Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER)),
-    Operation.DESCRIBE_CONFIGS: frozenset((Operation.ALTER_CONFIGS,)),
+    AclOperation.DESCRIBE: frozenset((AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER)),
+    AclOperation.DESCRIBE_CONFIGS: frozenset((AclOperation.ALTER_CONFIGS,)),
 }
-_NOTHING: Final[frozenset[Operation]] = frozenset()
+_NOTHING: Final[frozenset[AclOperation]] = frozenset()
 
 
-class Peer(NamedTuple):
+class AskingPeer(NamedTuple):
     """Who asks. `host` is the text of an address, as Java writes it (A43)."""
 
     principal: Principal
@@ -121,7 +121,7 @@ class AclAuthorizer:
         self._super_users = frozenset(super_users)
         self._allows_without_rules = allows_without_rules
         self._types: dict[int, _TypeRules] = {}
-        self._decided: dict[tuple[Peer, int, int, str], bool] = {}
+        self._decided: dict[tuple[AskingPeer, int, int, str], bool] = {}
 
     def add(self, rule: AccessControlEntryRecord) -> None:
         self._types.setdefault(rule.resource_type, _TypeRules()).add(rule)
@@ -133,7 +133,7 @@ class AclAuthorizer:
             found.remove(rule)
             self._decided.clear()
 
-    def may(self, peer: Peer, operation: Operation, resource: ResourceType, name: str) -> bool:
+    def may(self, peer: AskingPeer, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         """Whether the peer may do this to the resource of this name."""
         key = (peer, operation, resource, name)
         known = self._decided.get(key)
@@ -143,7 +143,7 @@ class AclAuthorizer:
             known = self._decided[key] = self._decide(peer, operation, resource, name)
         return known
 
-    def _decide(self, peer: Peer, operation: Operation, resource: ResourceType, name: str) -> bool:
+    def _decide(self, peer: AskingPeer, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         principal = str(peer.principal)
         if principal in self._super_users:
             return True
@@ -156,7 +156,7 @@ class AclAuthorizer:
         for rule in matching:
             if rule.principal not in (principal, EVERYBODY) or rule.host not in (peer.host, WILDCARD):
                 continue
-            is_same = rule.operation in (operation, Operation.ALL)
+            is_same = rule.operation in (operation, AclOperation.ALL)
             if rule.permission_type == Permission.DENY:
                 if is_same:
                     return False
@@ -164,7 +164,7 @@ class AclAuthorizer:
                 is_allowed = True
         return is_allowed
 
-    def may_any(self, peer: Peer, operation: Operation, resource: ResourceType) -> bool:
+    def may_any(self, peer: AskingPeer, operation: AclOperation, resource: ResourceType) -> bool:
         """Whether the peer may do this to at least one resource of the type, which need not exist (A45)."""
         principal = str(peer.principal)
         if principal in self._super_users:
@@ -176,7 +176,7 @@ class AclAuthorizer:
                 rule.permission_type == permission
                 and rule.principal in (principal, EVERYBODY)
                 and rule.host in (peer.host, WILDCARD)
-                and rule.operation in (operation, Operation.ALL)
+                and rule.operation in (operation, AclOperation.ALL)
                 for rule in found
             )
 
