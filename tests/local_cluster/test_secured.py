@@ -53,6 +53,12 @@ def test_librdkafka_accepts_the_file(settings: dict[str, str]) -> None:
     assert len(admin.list_topics(timeout=30).brokers) == 2
 
 
+def test_own_client_accepts_both_files(folder: Path) -> None:
+    for name in ("client.properties", "librdkafka.properties"):
+        with Admin(read_properties(folder / "security" / name)) as admin:
+            assert len(admin.describe_cluster().brokers) == 2
+
+
 @pytest.mark.kafka
 def test_kafkas_tools_accept_the_file(folder: Path, cluster: LocalCluster) -> None:
     need_apache_kafka()

@@ -16,8 +16,8 @@ import trustme
 
 from fenceline.errors import OperatorError
 from fenceline.node.net import watched_context
-from fenceline.node.net.tls_contexts import client_context, server_context
 from fenceline.node.net.watched_context import WatchedContext
+from fenceline.tls.contexts import client_context, server_context
 
 
 class Stage:

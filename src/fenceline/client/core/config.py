@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from fenceline.errors import OperatorError
+from fenceline.sasl.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
 
 _log = logging.getLogger("fenceline.client")
 _BY_DURATION: Final = "by_duration:"
@@ -147,6 +148,17 @@ _COMMON: Final[dict[str, Property]] = {
     "receive.message.max.bytes": Property(1_000_000_000, _integer(1_000)),
     "security.protocol": Property("PLAINTEXT", _one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", fold=False)),
     "ssl.ca.location": Property(None, _text),
+    "ssl.truststore.type": Property("JKS", _text),
+    "ssl.truststore.location": Property(None, _text),
+    "ssl.truststore.password": Property(None, _text),
+    "ssl.truststore.certificates": Property(None, _text),
+    "ssl.keystore.type": Property("JKS", _text),
+    "ssl.keystore.location": Property(None, _text),
+    "ssl.keystore.password": Property(None, _text),
+    "ssl.keystore.key": Property(None, _text),
+    "ssl.keystore.certificate.chain": Property(None, _text),
+    "ssl.enabled.protocols": Property("TLSv1.2,TLSv1.3", _text),
+    "ssl.cipher.suites": Property(None, _text),
     "ssl.certificate.location": Property(None, _text),
     "ssl.key.location": Property(None, _text),
     "ssl.key.password": Property(None, _text),
@@ -219,8 +231,6 @@ _ALIASES: Final[Mapping[str, str]] = {
     "fetch.message.max.bytes": "max.partition.fetch.bytes",
 }
 _JAVA_ONLY: Final[Mapping[str, str]] = {
-    "ssl.truststore.location": "use ssl.ca.location with a PEM file (keytool -exportcert -rfc writes one)",
-    "ssl.keystore.location": "use ssl.certificate.location and ssl.key.location with PEM files",
     "key.serializer": "keys are bytes: encode them before send",
     "value.serializer": "values are bytes: encode them before send",
     "key.deserializer": "keys are bytes: decode them after poll",
@@ -251,7 +261,7 @@ class ClientConfig:
 
     kind: str
     bootstrap: tuple[tuple[str, int], ...]
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] = field(repr=False)
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -385,10 +395,11 @@ def _check_transactional(values: Mapping[str, Any]) -> None:
 
 
 def _jaas(text: str) -> dict[str, Any]:
-    """User and password of Java's `sasl.jaas.config`, for settings that were written for Spark's Kafka connector."""
-    if "PlainLoginModule" not in text and "ScramLoginModule" not in text:
+    """User and password of Java's `sasl.jaas.config`."""
+    module = parse_jaas(text, "sasl.jaas.config")
+    if module.name not in (PLAIN_MODULE, SCRAM_MODULE):
         raise OperatorError(
-            "sasl.jaas.config names an unsupported login module", "Use PlainLoginModule or ScramLoginModule."
+            f"sasl.jaas.config names the unsupported login module {module.name}",
+            f"Use {PLAIN_MODULE} or {SCRAM_MODULE}.",
         )
-    fields = dict(re.findall(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"', text))
-    return {f"sasl.{name}": fields[name] for name in ("username", "password") if name in fields}
+    return {f"sasl.{name}": module.options[name] for name in ("username", "password") if name in module.options}

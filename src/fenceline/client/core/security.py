@@ -9,16 +9,22 @@ from __future__ import annotations
 import secrets
 import ssl
 from collections.abc import Generator
+from pathlib import Path
+from typing import Final
 
 from fenceline.client.core.config import ClientConfig
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.sasl.scram import ClientExchange, MalformedMessage
+from fenceline.tls.contexts import client_context
+from fenceline.tls.settings import read_material, read_settings
 
 
 def tls_context(config: ClientConfig) -> ssl.SSLContext | None:
     """The TLS context for `security.protocol`, None without TLS. Raises OperatorError for unusable files."""
     if config["security.protocol"] not in ("SSL", "SASL_SSL"):
         return None
+    if any(config[key] for key in _STORES):
+        return _context_of_stores(config)
     try:
         context = ssl.create_default_context(cafile=config["ssl.ca.location"])
         if config["ssl.endpoint.identification.algorithm"] != "https":
@@ -33,6 +39,29 @@ def tls_context(config: ClientConfig) -> ssl.SSLContext | None:
             "Check ssl.ca.location, ssl.certificate.location and ssl.key.location (PEM files).",
         ) from None
     return context
+
+
+_STORES: Final = (
+    "ssl.truststore.location",
+    "ssl.truststore.certificates",
+    "ssl.keystore.location",
+    "ssl.keystore.key",
+)
+"""Keys of Java's clients, in place of librdkafka's."""
+
+
+def _context_of_stores(config: ClientConfig) -> ssl.SSLContext:
+    for key in ("ssl.ca.location", "ssl.certificate.location"):
+        if config[key]:
+            raise OperatorError(f"{key} and Java's keys for stores are both set", "Set one of the two forms.")
+
+    def lookup(key: str) -> str | None:
+        value = config.values.get(key)
+        return None if value is None else str(value)
+
+    where = "The client"
+    material = read_material(lookup, where, lambda location: Path(location).read_bytes())
+    return client_context(read_settings(lookup, where), material, where)
 
 
 Exchange = Generator[bytes, bytes, None]

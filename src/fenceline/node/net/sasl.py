@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost
+from fenceline.sasl.jaas import PLAIN_MODULE, SCRAM_MODULE, LoginModule, parse_jaas
 from fenceline.sasl.scram import DIGESTS, NUMBERS, ClientExchange, Credential, MalformedMessage
 from fenceline.security.authentication import SaslConversation
-from fenceline.security.jaas import PLAIN_MODULE, SCRAM_MODULE, LoginModule, parse_jaas
 from fenceline.security.sasl_server import KnownCredential, PlainExchange, SaslExchange, ScramExchange
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.principal import Principal

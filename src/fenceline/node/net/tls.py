@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fenceline.node.net.tls_contexts import client_context, server_context
 from fenceline.node.net.watched_context import WatchedContext
 from fenceline.security.name_rules import NameRule, parse_name_rules, user_of_name
+from fenceline.tls.contexts import client_context, server_context
 from fenceline.wire.principal import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class ListenersTls:
             return ANONYMOUS
         from cryptography.x509 import load_der_x509_certificate
 
-        from fenceline.security.certificates import distinguished_name
+        from fenceline.tls.certificates import distinguished_name
 
         user = user_of_name(distinguished_name(load_der_x509_certificate(certificate)), found.rules)
         return None if user is None else Principal(name=user)

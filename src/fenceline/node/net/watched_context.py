@@ -22,7 +22,7 @@ from typing import Final
 
 from fenceline.errors import OperatorError
 from fenceline.node.logs import Logger
-from fenceline.security.tls import (
+from fenceline.tls.settings import (
     STORE_KEYS,
     Lookup,
     TlsMaterial,
@@ -56,12 +56,13 @@ class WatchedContext:
         """Reads the certificates. Raises OperatorError if they are unusable."""
         self._lookup = lookup
         self._listener = listener
+        self._where = f"Listener {listener}"
         self._make = make
         self._now_s = now_s
-        self._settings = read_settings(lookup, listener)
+        self._settings = read_settings(lookup, self._where)
         self._seen = self._fingerprint()
-        self.material = read_material(lookup, listener, _read_file)
-        self._context = make(self._settings, self.material, listener)
+        self.material = read_material(lookup, self._where, _read_file)
+        self._context = make(self._settings, self.material, self._where)
         self._look_at_s = now_s() + _LOOK_EVERY_S
         self._warn_at_s = now_s()
         self._looking: asyncio.Future[None] | None = None
@@ -100,7 +101,7 @@ class WatchedContext:
             return None
         self._seen = seen
         lookup = self._lookup
-        material = read_material(lookup, self._listener, _read_file)
+        material = read_material(lookup, self._where, _read_file)
         if self.material.identity is not None:
             check_exchange(
                 self.material.identity,
@@ -108,7 +109,7 @@ class WatchedContext:
                 allows_other_name=lookup("ssl.allow.dn.changes") == "true",
                 allows_other_alternatives=lookup("ssl.allow.san.changes") == "true",
             )
-        return material, self._make(self._settings, material, self._listener)
+        return material, self._make(self._settings, material, self._where)
 
     def _fingerprint(self) -> tuple[tuple[int, int, int] | None, ...]:
         return tuple(_state_of(self._lookup(key)) for key in _FILES)

@@ -1,7 +1,7 @@
-"""TLS of one listener, or of this node as a client: what Kafka's `ssl.*` keys say.
+"""TLS of a listener, or of a client: what Kafka's `ssl.*` keys say.
 
 Owns the meaning of these keys, and the rules for an exchange of certificates in a running node. Files are read by the
-function that the caller passes. Contexts of the `ssl` library are made by `fenceline.node.net.tls_contexts`.
+function that the caller passes. `where` names the listener or the client in errors.
 
 Rules: security.md A5, A6, A10, A69, A72.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import OperatorError
-from fenceline.security.certificates import (
+from fenceline.tls.certificates import (
     TlsIdentity,
     identity_from_pem,
     identity_from_pkcs12,
@@ -51,7 +51,7 @@ _CLIENT_AUTH: Final[Mapping[str, ssl.VerifyMode]] = {
 _STORE_TYPES: Final = ("JKS", "PKCS12", "PEM")
 
 Lookup = Callable[[str], str | None]
-"""The value of a key for the listener; None if it has neither a value nor a default."""
+"""The value of a key; None if it has neither a value nor a default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class TlsSettings:
     """Of a server that this node connects to."""
 
 
-def read_settings(lookup: Lookup, listener: str) -> TlsSettings:
+def read_settings(lookup: Lookup, where: str) -> TlsSettings:
     """Raises OperatorError for what the library does not have."""
     names = _items(lookup("ssl.enabled.protocols"))
     unknown = [name for name in names if name not in _VERSIONS]
     if unknown or not names:
         raise OperatorError(
-            f"Listener {listener}: ssl.enabled.protocols={','.join(names)} is not supported",
+            f"{where}: ssl.enabled.protocols={','.join(names)} is not supported",
             f"Choose from {', '.join(_VERSIONS)}; older protocols are broken.",
         )
     versions = tuple(sorted({_VERSIONS[name] for name in names}))
@@ -95,9 +95,9 @@ def read_settings(lookup: Lookup, listener: str) -> TlsSettings:
     )
 
 
-def read_material(lookup: Lookup, listener: str, read_file: Callable[[str], bytes]) -> TlsMaterial:
+def read_material(lookup: Lookup, where: str, read_file: Callable[[str], bytes]) -> TlsMaterial:
     """Raises OperatorError for stores that are missing, unreadable, incomplete, or that do not fit."""
-    source = _Stores(lookup, f"Listener {listener}", read_file)
+    source = _Stores(lookup, where, read_file)
     return TlsMaterial(source.identity(), source.trusted())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fenceline.errors import OperatorError
-from fenceline.security.jaas import parse_jaas
+from fenceline.sasl.jaas import parse_jaas
 
 
 def test_options_words_quotes_and_comments() -> None:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID as Name
 
 from fenceline.errors import OperatorError
-from fenceline.security.certificates import (
+from fenceline.tls.certificates import (
     distinguished_name,
     identity_from_pem,
     identity_from_pkcs12,

@@ -11,36 +11,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fenceline.errors import OperatorError
-from fenceline.security.certificates import pem_of
-from fenceline.security.tls import TlsMaterial, TlsSettings
+from fenceline.tls.certificates import pem_of
+from fenceline.tls.settings import TlsMaterial, TlsSettings
 
 
-def server_context(settings: TlsSettings, material: TlsMaterial, listener: str) -> ssl.SSLContext:
+def server_context(settings: TlsSettings, material: TlsMaterial, where: str) -> ssl.SSLContext:
     """For accepted connections. Raises OperatorError without a key store, or for unknown cipher suites."""
     if material.identity is None:
         raise OperatorError(
-            f"Listener {listener}: TLS needs a certificate",
+            f"{where}: TLS needs a certificate",
             "Set ssl.keystore.location, or ssl.keystore.key and ssl.keystore.certificate.chain.",
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    _configure(context, settings, material, listener)
+    _configure(context, settings, material, where)
     context.verify_mode = settings.client_auth
     return context
 
 
-def client_context(settings: TlsSettings, material: TlsMaterial, listener: str) -> ssl.SSLContext:
-    """For connections to other nodes' listeners of this name. Raises OperatorError."""
+def client_context(settings: TlsSettings, material: TlsMaterial, where: str) -> ssl.SSLContext:
+    """For connections to a listener. Raises OperatorError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = settings.checks_hostname
-    _configure(context, settings, material, listener)
+    _configure(context, settings, material, where)
     return context
 
 
-def _configure(context: ssl.SSLContext, settings: TlsSettings, material: TlsMaterial, listener: str) -> None:
+def _configure(context: ssl.SSLContext, settings: TlsSettings, material: TlsMaterial, where: str) -> None:
     context.minimum_version, context.maximum_version = settings.versions[0], settings.versions[-1]
     if settings.suites:
-        context.set_ciphers(_own_names(settings.suites, listener))
+        context.set_ciphers(_own_names(settings.suites, where))
     if material.trusted is None:
         context.load_default_certs()
     else:
@@ -61,7 +61,7 @@ def _in_memory(content: bytes) -> Iterator[str]:
         os.close(fd)
 
 
-def _own_names(suites: tuple[str, ...], listener: str) -> str:
+def _own_names(suites: tuple[str, ...], where: str) -> str:
     """OpenSSL's names of the suites for TLS 1.2; those of TLS 1.3 are always enabled with it."""
     everything = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     everything.set_ciphers("ALL")
@@ -71,7 +71,7 @@ def _own_names(suites: tuple[str, ...], listener: str) -> str:
         own = suite if suite in known else _openssl_name(suite)
         if own not in known:
             raise OperatorError(
-                f"Listener {listener}: the cipher suite {suite} in ssl.cipher.suites is not available",
+                f"{where}: the cipher suite {suite} in ssl.cipher.suites is not available",
                 "Remove it; without the key, all secure suites of the TLS library are enabled.",
             )
         if not own.startswith("TLS_"):
