@@ -6,16 +6,22 @@ Rules: security.md A24, A25, A37, A38.
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import confluent_kafka
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError as AiokafkaError
 from confluent_kafka.admin import AdminClient
+from joserfc import jwt
+from joserfc.jwk import ECKey, KeySet
 from kafka.errors import KafkaError
 
 import kafka
@@ -196,3 +202,75 @@ def test_changed_and_removed_credentials(place: Place) -> None:
     assert not is_let_in("another")
     place.users("--alter", "--add-config", "SCRAM-SHA-512=[iterations=8192,password=secret]")
     assert is_let_in("secret")
+
+
+# --- OAUTHBEARER ----------------------------------------
+
+
+class Issuer(NamedTuple):
+    """Signs tokens, and publishes its key in a file."""
+
+    key: ECKey
+    node: EmbeddedNode
+
+    def token(self, **claims: Any) -> str:
+        now_s = int(time.time())
+        found = {"iss": "issuer", "aud": "kafka", "sub": "anna", "iat": now_s, "exp": now_s + 300, **claims}
+        return jwt.encode({"alg": "ES256", "kid": "key"}, found, self.key, ["ES256"])
+
+
+@pytest.fixture(scope="module")
+def issuer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Issuer]:
+    key = ECKey.generate_key("P-256", {"kid": "key"})
+    file = tmp_path_factory.mktemp("issuer") / "keys.json"
+    file.write_text(json.dumps(KeySet([key]).as_dict(private=False)))
+    overrides = {
+        "sasl.enabled.mechanisms": "PLAIN,OAUTHBEARER",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": ADMIN,
+        "sasl.oauthbearer.jwks.endpoint.url": file.as_uri(),
+        "sasl.oauthbearer.expected.issuer": "issuer",
+        "sasl.oauthbearer.expected.audience": "kafka",
+    }
+    with EmbeddedNode(security_protocol="SASL_PLAINTEXT", overrides=overrides) as node:
+        yield Issuer(key, node)
+
+
+def brokers_by_librdkafka(issuer: Issuer, token: str) -> int:
+    found = {
+        "bootstrap.servers": issuer.node.bootstrap,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_cb": lambda _: (token, time.time() + 300),
+        "log_level": 0,
+    }
+    return len(AdminClient(found).list_topics(timeout=5).brokers)
+
+
+def brokers_by_aiokafka(issuer: Issuer, token: str) -> int:
+    class Provider(AbstractTokenProvider):
+        async def token(self) -> str:
+            return token
+
+    async def ask() -> int:
+        client = AIOKafkaAdminClient(
+            bootstrap_servers=issuer.node.bootstrap,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_oauth_token_provider=Provider(),
+        )
+        try:
+            await client.start()
+            return len((await client.describe_cluster())["brokers"])
+        finally:
+            await client.close()
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("ask", [brokers_by_librdkafka, brokers_by_aiokafka])
+def test_tokens(issuer: Issuer, ask: Callable[[Issuer, str], int]) -> None:
+    assert ask(issuer, issuer.token()) == 1
+    for wrong in (issuer.token(exp=1), issuer.token(aud="other"), issuer.token()[:-4] + "AAAA"):
+        with pytest.raises((confluent_kafka.KafkaException, AiokafkaError)):
+            ask(issuer, wrong)

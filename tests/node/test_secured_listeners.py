@@ -5,12 +5,15 @@ Rules: security.md A7, A12, A14, A16, A19, A23.
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import confluent_kafka
 import pytest
@@ -18,6 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from fenceline.client import Admin, Consumer, Producer, TopicPartition
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.node import EmbeddedNode
 from fenceline.wire.apis import ApiKey
 from tests.support.certificates import TestAuthority
@@ -34,6 +38,13 @@ class Secured(NamedTuple):
     node: EmbeddedNode
     authority: TestAuthority
     protocol: str
+    metrics_port: int
+
+    def metric(self, name: str) -> float:
+        """Its value, or that of its only label."""
+        text = urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30).read().decode()
+        [value] = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+        return float(value)
 
     def settings(self, **changes: str) -> dict[str, str]:
         """Of librdkafka and of our client."""
@@ -64,9 +75,10 @@ def secured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
         f"listener.name.{protocol.lower()}.plain.sasl.jaas.config": JAAS,
+        "fenceline.metrics.port": str(metrics_port := free_port()),
     }
     with EmbeddedNode(security_protocol=protocol, overrides=overrides, log_level="info") as node:
-        yield Secured(node, authority, protocol)
+        yield Secured(node, authority, protocol, metrics_port)
 
 
 def on(*protocols: str) -> pytest.MarkDecorator:
@@ -151,6 +163,20 @@ def test_oversized_request_before_the_authentication(secured: Secured) -> None:
     with socket.create_connection(("127.0.0.1", secured.node.port), timeout=30) as plain:
         plain.sendall(struct.pack(">i", 65_537))
         assert plain.recv(100) == b""
+
+
+@on("SSL", "SASL_SSL")
+def test_expiry_of_the_certificate_is_a_metric(secured: Secured) -> None:
+    assert secured.metric("fenceline_certificate_expiry_timestamp_seconds") > time.time()
+
+
+@on("SASL_PLAINTEXT")
+def test_failures_are_counted(secured: Secured) -> None:
+    before = secured.metric("fenceline_failed_authentications_total")
+    with Admin(secured.settings(sasl_password="wrong")) as admin, pytest.raises(PeerError):
+        admin.describe_cluster()
+    assert secured.metric("fenceline_failed_authentications_total") > before
+    assert secured.metric("fenceline_authentications_total") > 0
 
 
 def test_secrets_are_not_logged(secured: Secured) -> None:

@@ -139,23 +139,23 @@ sasl.oauthbearer.assertion.template.file string null medium inert
     File with additional claims of assertions.
 sasl.oauthbearer.scope.claim.name string scope low inert
     Name of the scope claim.
-sasl.oauthbearer.sub.claim.name string sub low inert
+sasl.oauthbearer.sub.claim.name string sub low
     Name of the subject claim.
 sasl.oauthbearer.token.endpoint.url string null medium inert
     URL of the token endpoint.
-sasl.oauthbearer.jwks.endpoint.url string null medium inert
+sasl.oauthbearer.jwks.endpoint.url string null medium
     URL of the keys that verify tokens.
-sasl.oauthbearer.jwks.endpoint.refresh.ms long 3600000 low inert
+sasl.oauthbearer.jwks.endpoint.refresh.ms long 3600000 low
     Milliseconds between refreshes of those keys.
 sasl.oauthbearer.jwks.endpoint.retry.backoff.ms long 100 low inert
     Initial pause in milliseconds before a failed refresh is retried.
 sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms long 10000 low inert
     Maximum such pause in milliseconds.
-sasl.oauthbearer.clock.skew.seconds int 30 low inert
+sasl.oauthbearer.clock.skew.seconds int 30 low
     Allowed clock difference to the identity provider, in seconds.
-sasl.oauthbearer.expected.audience list "" high list inert
+sasl.oauthbearer.expected.audience list "" high list
     Accepted audiences of a token.
-sasl.oauthbearer.expected.issuer string null high inert
+sasl.oauthbearer.expected.issuer string null high
     Required issuer of a token.
 delegation.token.secret.key password null medium refused:tokens
     Secret that signs delegation tokens.

@@ -126,9 +126,10 @@ def test_combined_node_serves_metrics_of_both_roles(tmp_path: Path) -> None:
             documented = set(re.findall(r"`(fenceline_\w+)", page))
             kinds = re.compile(r"_(created|bucket|sum|count)$")
             shown = {kinds.sub("", name.partition("{")[0]) for name in figures}
-            # Have no value until there are requests, or followers.
+            # Have no value until there are requests, or followers, or TLS.
             asked = {"fenceline_requests_total", "fenceline_controller_requests_total"}
             asked |= {"fenceline_follower_lag_records", "fenceline_follower_lag_seconds"}
+            asked.add("fenceline_certificate_expiry_timestamp_seconds")
             assert shown | asked == documented
         finally:
             await node.stop()

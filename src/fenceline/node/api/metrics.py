@@ -67,14 +67,12 @@ class NodeCollector:
                 self._fetching.reads.load_pace.held_s,
             ),
         )
-        expires = {name: each.timestamp() for name, each in self._certificate_expiries().items()}
-        if expires:
-            yield gauge_by(
-                "listener",
-                "fenceline_certificate_expiry_timestamp_seconds",
-                "When a listener's certificate expires, in seconds since the epoch",
-                expires,
-            )
+        yield gauge_by(
+            "listener",
+            "fenceline_certificate_expiry_timestamp_seconds",
+            "When a listener's certificate expires, in seconds since the epoch",
+            {name: each.timestamp() for name, each in self._certificate_expiries().items()},
+        )
         yield from gauges(
             ("fenceline_connections", "Open client connections", metrics.connections),
             ("fenceline_parked_fetches", "Fetches that wait for data", metrics.parked_fetches),

@@ -3,7 +3,7 @@
 Owns the mechanisms of each listener and where their credentials come from: `sasl.jaas.config` and the metadata. The
 conversation itself is `fenceline.security.authentication`.
 
-Rules: security.md A2, A3, A14 to A28, A31.
+Rules: security.md A2, A3, A14 to A31.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, OperatorError
+from fenceline.node.net.key_source import KeySource
 from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost
 from fenceline.sasl.jaas import PLAIN_MODULE, SCRAM_MODULE, LoginModule, parse_jaas
 from fenceline.sasl.scram import DIGESTS, NUMBERS, ClientExchange, Credential, MalformedMessage
 from fenceline.security.authentication import SaslConversation
+from fenceline.security.oauth import CheckedToken, OauthExchange, TokenRules, UnknownKey, check_token
 from fenceline.security.sasl_server import KnownCredential, PlainExchange, SaslExchange, ScramExchange
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.principal import Principal
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 
 WITH_SASL: Final = ("SASL_PLAINTEXT", "SASL_SSL")
 PLAIN: Final = "PLAIN"
+OAUTHBEARER: Final = "OAUTHBEARER"
 _MODULES: Final = {PLAIN: PLAIN_MODULE, **dict.fromkeys(DIGESTS, SCRAM_MODULE)}
+_SUPPORTED: Final = (*_MODULES, OAUTHBEARER)
 _USER_OPTION: Final = "user_"
 _MAX_MESSAGE_BYTES: Final = 64 << 10
 """No message of a mechanism is larger: a peer that is not authenticated must not take more memory (A69)."""
@@ -43,6 +47,9 @@ class _Mechanisms:
     names: tuple[str, ...]
     passwords: Mapping[str, str] = field(repr=False)
     """Of PLAIN, by user."""
+    tokens: TokenRules | None
+    """Of OAUTHBEARER, if it is enabled."""
+    keys: KeySource | None
 
 
 class ListenersSasl:
@@ -58,7 +65,7 @@ class ListenersSasl:
         self._max_session_ms = config.get_int("connections.max.reauth.ms")
         self.max_message_bytes = min(config.get_int("sasl.server.max.receive.size"), _MAX_MESSAGE_BYTES)
         self.failure_delay_s = config.get_int("connection.failed.authentication.delay.ms") / 1000
-        self._listeners = {name: _mechanisms(config, name) for name in listeners}
+        self._listeners = {name: _mechanisms(config, name, clock) for name in listeners}
 
     @classmethod
     def of(
@@ -86,8 +93,21 @@ class ListenersSasl:
     def _begin(self, listener: _Mechanisms, mechanism: str) -> SaslExchange:
         if mechanism == PLAIN:
             return PlainExchange(listener.passwords)
+        if mechanism == OAUTHBEARER:
+            assert listener.keys is not None, "the mechanism is enabled"
+            listener.keys.look()
+            return OauthExchange(partial(self._check_token, listener))
         find = partial(self._find, NUMBERS[mechanism])
         return ScramExchange(mechanism, find, nonce=secrets.token_urlsafe(24), secret=self._secret)
+
+    def _check_token(self, listener: _Mechanisms, token: str) -> CheckedToken:
+        assert listener.keys is not None, "the mechanism is enabled"
+        assert listener.tokens is not None, "the mechanism is enabled"
+        try:
+            return check_token(token, listener.keys.keys, listener.tokens, self._clock.now_ms() / 1000)
+        except UnknownKey as error:
+            listener.keys.unknown(error.key_id)
+            raise
 
     def _find(self, mechanism: int, name: str, is_token: bool) -> KnownCredential | None:
         if is_token:
@@ -99,7 +119,7 @@ class ListenersSasl:
         return KnownCredential(found, Principal(name=name))
 
 
-def _mechanisms(config: NodeConfig, listener: str) -> _Mechanisms:
+def _mechanisms(config: NodeConfig, listener: str, clock: Clock) -> _Mechanisms:
     lookup = config.for_listener(listener)
     names = tuple(name.strip() for name in (lookup("sasl.enabled.mechanisms") or "").split(",") if name.strip())
     if not names:
@@ -107,7 +127,7 @@ def _mechanisms(config: NodeConfig, listener: str) -> _Mechanisms:
             f"Listener {listener}: sasl.enabled.mechanisms is empty", "Name one, such as SCRAM-SHA-512."
         )
     for name in names:
-        if name not in _MODULES:
+        if name not in _SUPPORTED:
             raise _unsupported(listener, name, "sasl.enabled.mechanisms")
     passwords = {}
     if PLAIN in names:
@@ -122,7 +142,31 @@ def _mechanisms(config: NodeConfig, listener: str) -> _Mechanisms:
             for key, value in module.options.items()
             if key.startswith(_USER_OPTION)
         }
-    return _Mechanisms(names, passwords)
+    if OAUTHBEARER not in names:
+        return _Mechanisms(names, passwords, None, None)
+    return _Mechanisms(names, passwords, _token_rules(lookup), _key_source(lookup, listener, clock))
+
+
+def _token_rules(lookup: Callable[[str], str | None]) -> TokenRules:
+    prefix = "sasl.oauthbearer."
+    audiences = (lookup(prefix + "expected.audience") or "").split(",")
+    return TokenRules(
+        lookup(prefix + "expected.issuer"),
+        frozenset(each.strip() for each in audiences if each.strip()),
+        lookup(prefix + "sub.claim.name") or "sub",
+        int(lookup(prefix + "clock.skew.seconds") or 0),
+    )
+
+
+def _key_source(lookup: Callable[[str], str | None], listener: str, clock: Clock) -> KeySource:
+    url = lookup("sasl.oauthbearer.jwks.endpoint.url")
+    if not url:
+        raise OperatorError(
+            f"Listener {listener}: OAUTHBEARER has no keys, so that every token would have to be believed",
+            "Set sasl.oauthbearer.jwks.endpoint.url to the keys of the issuer.",
+        )
+    refresh_ms = int(lookup("sasl.oauthbearer.jwks.endpoint.refresh.ms") or 0)
+    return KeySource(url, refresh_ms=refresh_ms, now_ms=clock.monotonic_ms)
 
 
 def login_module(config: NodeConfig, listener: str, mechanism: str) -> LoginModule | None:
@@ -144,11 +188,11 @@ def _unsupported(listener: str, mechanism: str, key: str) -> OperatorError:
     if mechanism == "GSSAPI":
         return OperatorError(
             f"Listener {listener}: GSSAPI (Kerberos) in {key} is not implemented",
-            f"Set {key} to one of {', '.join(_MODULES)}. GSSAPI is Kafka's default.",
+            f"Set {key} to one of {', '.join(_SUPPORTED)}. GSSAPI is Kafka's default.",
         )
     return OperatorError(
         f"Listener {listener}: the mechanism {mechanism} in {key} is not supported",
-        f"Choose from {', '.join(_MODULES)}.",
+        f"Choose from {', '.join(_SUPPORTED)}.",
     )
 
 
