@@ -268,7 +268,7 @@ def _a_new_coordinator_goes_on_with_time_outs(patch: pytest.MonkeyPatch) -> None
 # --- end markers ----------------------------------------
 
 
-@breaks(42, "TORN", "2026-11-28", scenario=_IN)
+@breaks(69, "NOT_REQUESTED", "2026-11-28", scenario=_IN)
 def _a_transaction_is_complete_when_all_markers_are_written(patch: pytest.MonkeyPatch) -> None:
     written = StatePartition.markers_written
 
@@ -315,7 +315,7 @@ def _kafka_16352_the_code_of_one_marker_does_not_hide_the_others(patch: pytest.M
     patch.setattr(MarkerSender, "finished", first_only)
 
 
-@breaks(68, "NOT_REQUESTED", "2026-11-28", scenario=_IN)
+@breaks(394, "NOT_REQUESTED", "2026-11-28", scenario=_IN)
 def _a_marker_is_answered_when_it_is_replicated(patch: pytest.MonkeyPatch) -> None:
     async def no_wait(self: TransactionMarkers, replica: Any, index: int, acknowledged: Any, flush: Any) -> ErrorCode:
         replica.forget(acknowledged, index)
