@@ -145,8 +145,6 @@ ELECTION: Final = _inside(
 )
 START: Final = struct.Struct(">hhi")
 NOT_SPOKEN: Final = {
-    ApiKey.SASL_HANDSHAKE,
-    ApiKey.SASL_AUTHENTICATE,
     ApiKey.DESCRIBE_ACLS,
     ApiKey.CREATE_ACLS,
     ApiKey.DELETE_ACLS,
@@ -156,7 +154,6 @@ NOT_SPOKEN: Final = {
     ApiKey.DESCRIBE_DELEGATION_TOKEN,
     ApiKey.ALTER_CLIENT_QUOTAS,
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
-    ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
 }
 """Of controllers' APIs; see `docs/skipped.md`."""
 QUORUM: Final = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]}
