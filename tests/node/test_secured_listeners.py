@@ -193,6 +193,7 @@ def test_secrets_are_not_logged(secured: Secured) -> None:
         ({"ssl.enabled.protocols": "TLSv1.1"}, "older protocols are broken"),
         ({"ssl.cipher.suites": "TLS_RSA_WITH_RC4_128_MD5"}, "is not available"),
         ({"ssl.principal.mapping.rules": "RULE:x"}, "is no rule"),
+        ({"listener.name.sasl_ssl.ssl.client.auth": "maybe"}, "required, requested, none"),
         ({"sasl.enabled.mechanisms": "GSSAPI"}, "Kerberos"),
         ({"sasl.enabled.mechanisms": "DIGEST-MD5"}, "Choose from PLAIN"),
         ({"listener.name.sasl_ssl.plain.sasl.jaas.config": "x"}, "is no login module"),

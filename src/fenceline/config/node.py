@@ -37,7 +37,8 @@ from fenceline.errors import OperatorError, PeerError
 
 ENVIRONMENT_PREFIX: Final = "FENCELINE_"
 _ENVIRONMENT_NOT_CONFIG: Final = frozenset({"FENCELINE_BOOTSTRAP", "FENCELINE_PURE_PYTHON"})
-_FREE_PREFIXES: Final = ("listener.name.", "rsm.config.", "rlmm.config.", "controller.quorum.voter.")
+_LISTENER_PREFIX: Final = "listener.name."
+_FREE_PREFIXES: Final = (_LISTENER_PREFIX, "rsm.config.", "rlmm.config.", "controller.quorum.voter.")
 _CONTROLLER_LISTENER: Final = "CONTROLLER"
 
 WITHOUT_FILE: Final[Mapping[str, str]] = MappingProxyType(
@@ -102,7 +103,7 @@ class NodeConfig:
 
     def for_listener(self, listener: str) -> Callable[[str], str | None]:
         """The values of broker keys for one listener: with its prefix, or for all listeners, or default (A2)."""
-        prefix = f"listener.name.{listener.lower()}."
+        prefix = f"{_LISTENER_PREFIX}{listener.lower()}."
         is_sasl = self.security_protocol(listener).startswith("SASL")
 
         def lookup(key: str) -> str | None:
@@ -237,9 +238,14 @@ def _unknown_keys(raw: Mapping[str, str], origins: Mapping[str, str]) -> Iterato
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
+def _without_listener(name: str) -> str:
+    """The key that `listener.name.NAME.` stands before; other names as they are."""
+    return name.removeprefix(_LISTENER_PREFIX).partition(".")[2] if name.startswith(_LISTENER_PREFIX) else name
+
+
 def _check_values(raw: Mapping[str, str], origins: Mapping[str, str]) -> None:
     for name, text in raw.items():
-        key = ALL_CONFIGS.get(name)
+        key = ALL_CONFIGS.get(_without_listener(name))
         if key is None:
             continue
         where = f" ({origins[name]})" if name in origins else ""

@@ -76,7 +76,7 @@ def _fault(state: ControllerState, change: ScramDeletion | ScramUpsertion) -> Re
         return _unacceptable("Too few iterations")
     if change.iterations > MOST_STORED_ITERATIONS:
         return _unacceptable("Too many iterations")
-    # Kafka stores these, and nobody can log in with them.
+    # Kafka stores such credentials, although they cannot be used to log in.
     if not change.salt:
         return _unacceptable("The salt must not be empty")
     if len(change.salted_password) != digest_size(mechanism):

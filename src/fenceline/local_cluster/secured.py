@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.config.properties import format_properties
 from fenceline.local_cluster.ports import HOST
+from fenceline.sasl.jaas import SCRAM_MODULE
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -37,7 +38,6 @@ LISTENER: Final = "SASL_SSL"
 MECHANISM: Final = "SCRAM-SHA-512"
 BROKER: Final = "broker"
 ADMIN: Final = "admin"
-_MODULE: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _VALID: Final = timedelta(days=3650)
 
 
@@ -106,7 +106,7 @@ def write_client_files(login: Login, bootstrap: str) -> None:
 
 
 def _jaas(user: str, password: str) -> str:
-    return f'{_MODULE} required username="{user}" password="{password}";'
+    return f'{SCRAM_MODULE} required username="{user}" password="{password}";'
 
 
 def _write(path: Path, text: str | bytes) -> None:

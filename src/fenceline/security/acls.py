@@ -1,8 +1,8 @@
 """The rules of the metadata log (ACLs), and what they allow: the decisions of Kafka's standard authorizer.
 
 A rule says that a principal, from a host, may or may not do an operation on the resources of one type that its pattern
-matches. Super users may do everything. Otherwise a rule that denies decides before those that allow; without any rule
-for a resource, nobody may, unless `allow.everyone.if.no.acl.found` is set.
+matches. Super users may do everything. For others, a rule that denies takes precedence over rules that allow. If no
+rule matches the resource, access is denied, unless `allow.everyone.if.no.acl.found` is set.
 
 Owns the decisions, and an index so that a decision does not look at the rules of other resources. Never looks at a
 request: `fenceline.security.permissions` will say what a request needs.
@@ -68,6 +68,8 @@ _IMPLIED_BY: Final = {
     AclOperation.DESCRIBE: frozenset((AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER)),
     AclOperation.DESCRIBE_CONFIGS: frozenset((AclOperation.ALTER_CONFIGS,)),
 }
+_FIRST_NAME: Final = "hardcode"
+"""Kafka tries this name first when it looks for any resource (A45)."""
 _NOTHING: Final[frozenset[AclOperation]] = frozenset()
 
 
@@ -183,7 +185,7 @@ class AclAuthorizer:
         everything = rules.literal.get(WILDCARD, ())
         if applying(everything, Permission.DENY):
             return False
-        if self.may(peer, operation, resource, _HARDCODED):
+        if self.may(peer, operation, resource, _FIRST_NAME):
             return True
         if applying(everything, Permission.ALLOW):
             return True
@@ -201,7 +203,3 @@ class AclAuthorizer:
             for name, found in of.items()
             if name != WILDCARD
         )
-
-
-_HARDCODED: Final = "hardcode"
-"""The name that Kafka tries first."""

@@ -26,7 +26,7 @@ ALGORITHMS: Final = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA", "Ed25519"),
 )
-"""Those with public keys. `none` and HMAC would let in whoever knows the public key, or nothing at all."""
+"""Those with public keys. With `none` or HMAC anybody could make a valid token."""
 _MAX_HEADER_BYTES: Final = 8_192
 """Of a token: chains of certificates may stand there."""
 _MESSAGE: Final = re.compile(rb"n,(?:a=(?P<authorization>[^,\x01]*))?,\x01(?P<pairs>(?:[^\x01]+\x01)*)\x01")

@@ -190,7 +190,7 @@ class ExactlyOnceTopic:
             if self._owner is not None and self._newest is not None and self._owner.was_aborted(self._newest):
                 return True
         except FencelineError as failure:
-            _log.warning("it is unknown who has fenced the transaction of %s: %s", self._topic, failure)
+            _log.warning("could not find out what fenced the transaction of %s: %s", self._topic, failure)
         raise OperatorError(
             f"Another run with the transactional id {self._transactional_id!r} has taken over",
             "Run a query once at a time, with a transactional id of its own.",

@@ -397,9 +397,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             if available < _SIZE_PREFIX_BYTES:
                 break
             size = int.from_bytes(self._view[start : start + 4], "big", signed=True)
-            if size < self._smallest_request_bytes or size > self.max_request_bytes:
+            if not _SMALLEST_REQUEST_BYTES <= size <= self.max_request_bytes and not self._is_raw_token(size):
                 self.close_in_turn(
-                    f"invalid request size of {size} bytes; the limits are {self._smallest_request_bytes} and"
+                    f"invalid request size of {size} bytes; the limits are {_SMALLEST_REQUEST_BYTES} and"
                     f" {self.max_request_bytes} bytes (socket.request.max.bytes)"
                 )
                 return
@@ -436,11 +436,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._paused_reading or self._end == len(self._buffer):
             self._read_or_pause()
 
-    @property
-    def _smallest_request_bytes(self) -> int:
+    def _is_raw_token(self, size: int) -> bool:
         """A message of a SASL mechanism may have no header, and no content."""
         conversation = self.conversation
-        return 0 if conversation is not None and conversation.expects_raw_token else _SMALLEST_REQUEST_BYTES
+        return 0 <= size <= self.max_request_bytes and conversation is not None and conversation.expects_raw_token
 
     def _make_room(self, frame_bytes: int) -> bool:
         """Make room for the rest of the frame at `_start`. False: the budget is exhausted, the connection waits.

@@ -340,9 +340,10 @@ class Server:
         if step is None:
             return None
         answer: list[Buffer] | None = None
-        if step.body is not None and header is None:
+        if step.body is not None and step.is_raw:
             answer = [len(step.body).to_bytes(4, "big") + step.body]
-        elif step.body is not None and header is not None:
+        elif step.body is not None:
+            assert header is not None, "only a message without header gets a raw answer"
             answer = encode_response_frame(header.api_key, header.api_version, header.correlation_id, step.body)
         if step.authenticated:
             assert conversation.principal is not None, "it is authenticated"

@@ -217,10 +217,6 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         bytes that go around the TLS library would not be encrypted."""
         if name == "peer_certificate":
             return self._tls.getpeercert(binary_form=True)
-        if name == "tls_version":
-            return self._tls.version()
-        if name == "cipher":
-            return self._tls.cipher()
         if name == "peername" and self._raw is not None:
             return self._raw.get_extra_info(name, default)
         return default
