@@ -115,15 +115,18 @@ class Side:
             leader = self.cluster.leader()
             return leader.node_id, int(leader.describe_quorum().high_watermark)
 
-        leader_id, committed = eventually(look, "a leader with a high watermark")
+        leader_id, committed = eventually(look, f"a leader of {self.cluster.root.name} with a high watermark")
 
         def all_know() -> bool:
+            self.cluster.check_running()
             with Admin(self.words["@brokers"]) as admin:
                 known = {node_id: node.finalized_epoch for node_id, node in admin.describe_features().items()}
             wanted = committed - 1 if self.cluster.nodes[0].is_kafka else known[leader_id]
-            return len(known) == VOTERS and min(known.values()) >= wanted
+            lagging = len(known) < VOTERS or min(known.values()) < wanted
+            assert not lagging, f"known are {known}, wanted {wanted}"
+            return True
 
-        eventually(all_know, f"every broker knows the metadata up to {committed}")
+        eventually(all_know, f"every broker of {self.cluster.root.name} knows the metadata up to {committed}")
 
     def write(self, name: str, text: str) -> None:
         """Writes a file into the cluster's folder, with placeholders replaced."""

@@ -186,7 +186,7 @@ class MixedNode:
 
     def knows(self, brokers: Iterable[int]) -> bool:
         """Whether all of them are in its metadata: registered and not fenced. Raises RuntimeError if it has ended."""
-        self._check_running()
+        self.check_running()
         return set(brokers) <= known_brokers(self.port, timeout_s=5)
 
     def describe_quorum(self) -> Any:
@@ -206,11 +206,11 @@ class MixedNode:
     def _has_ready_line(self) -> bool:
         ready = _READY_LINE in self.output
         if not ready:
-            self._check_running()
+            self.check_running()
         return ready
 
     def _accepts(self) -> bool:
-        self._check_running()
+        self.check_running()
         port = self.port if BROKER in self.roles else self.controller_port
 
         async def poll() -> bool:
@@ -219,7 +219,8 @@ class MixedNode:
 
         return asyncio.run(poll())
 
-    def _check_running(self) -> None:
+    def check_running(self) -> None:
+        """Raises RuntimeError with the end of the node's output if its process has ended."""
         if not self.is_running:
             raise RuntimeError(f"{self.kind}'s node {self.node_id} has ended:\n{self.output[-_LAST_CHARACTERS:]}")
 
@@ -271,9 +272,8 @@ class MixedCluster(ChildProcesses):
         """Format all nodes and spawn those that are not late."""
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(MixedNode.format, self.nodes))
-        for node in self.nodes:
-            if node.node_id not in self._late:
-                node.start()
+        for node in self._started:
+            node.start()
 
     def _end(self) -> None:
         for node in self.nodes:
@@ -282,11 +282,19 @@ class MixedCluster(ChildProcesses):
     def node(self, node_id: int) -> MixedNode:
         return self.nodes[node_id - 1]
 
+    @property
+    def _started(self) -> list[MixedNode]:
+        return [node for node in self.nodes if node.node_id not in self._late]
+
+    def check_running(self) -> None:
+        """Raises RuntimeError if a node that is not late has ended."""
+        for node in self._started:
+            node.check_running()
+
     def wait_ready(self) -> None:
         """Wait until all nodes that are not late are ready."""
-        for node in self.nodes:
-            if node.node_id not in self._late:
-                node.wait_ready()
+        for node in self._started:
+            node.wait_ready()
 
     def wait_complete(self) -> None:
         """Wait until every running broker knows all running brokers."""
