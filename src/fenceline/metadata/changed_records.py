@@ -11,7 +11,7 @@ Rules: KIP-630 "When to Snapshot"; snapshots.md N10, N13; gaps.md G23.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage
@@ -21,8 +21,6 @@ V = TypeVar("V")
 
 RecordKey = tuple[Hashable, ...]
 """The record type, then the key within that type."""
-
-_SECURITY: Final = ("client_quotas", "acls", "scram", "delegation_tokens")
 
 
 def changed_records(before: MetadataImage, after: MetadataImage, delta: Delta) -> Iterator[RecordKey]:
@@ -49,15 +47,12 @@ def changed_records(before: MetadataImage, after: MetadataImage, delta: Delta) -
             yield "feature", feature
     if delta.producer_ids_changed and before.next_producer_id:
         yield ("producer ids",)
-    if delta.security_changed:
-        for kind in _SECURITY:
-            old, new = getattr(before, kind), getattr(after, kind)
-            for key in _superseded(old, new):
-                if kind == "client_quotas":
-                    for quota in _superseded(old[key], new.get(key)):
-                        yield kind, key, quota
-                else:
-                    yield kind, key
+    for entity in delta.changed_client_quotas:
+        for quota in _superseded(before.client_quotas.get(entity), after.client_quotas.get(entity)):
+            yield "client quota", entity, quota
+    yield from (("acl", key) for key in delta.changed_acls if key in before.acls)
+    yield from (("scram", key) for key in delta.changed_scram if key in before.scram)
+    yield from (("token", key) for key in delta.changed_delegation_tokens if key in before.delegation_tokens)
 
 
 def record_count(image: MetadataImage) -> int:

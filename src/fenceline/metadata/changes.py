@@ -12,7 +12,7 @@ from uuid import UUID
 
 from immutables import Map
 
-from fenceline.metadata.image import ConfigResource, MetadataImage, PartitionImage, TopicImage
+from fenceline.metadata.image import ConfigResource, MetadataImage, PartitionImage, QuotaEntity, TopicImage
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -42,8 +42,12 @@ class Delta:
     changed_controllers: tuple[int, ...] = ()
     changed_features: tuple[str, ...] = ()
     producer_ids_changed: bool = False
-    security_changed: bool = False
-    """Quotas, ACLs, SCRAM credentials or delegation tokens."""
+    changed_acls: tuple[UUID, ...] = ()
+    """Added or removed; an ACL never changes."""
+    changed_client_quotas: tuple[QuotaEntity, ...] = ()
+    changed_scram: tuple[tuple[str, int], ...] = ()
+    """Users and mechanisms."""
+    changed_delegation_tokens: tuple[str, ...] = ()
 
     @property
     def partitions_gained(self) -> int:
@@ -86,10 +90,10 @@ def difference(before: MetadataImage, after: MetadataImage) -> Delta:
         _differing(before.controllers, after.controllers),
         _differing(before.features, after.features),
         before.next_producer_id != after.next_producer_id,
-        any(
-            getattr(before, name) != getattr(after, name)
-            for name in ("client_quotas", "acls", "scram", "delegation_tokens")
-        ),
+        _differing(before.acls, after.acls),
+        _differing(before.client_quotas, after.client_quotas),
+        _differing(before.scram, after.scram),
+        _differing(before.delegation_tokens, after.delegation_tokens),
     )
 
 

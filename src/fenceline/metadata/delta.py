@@ -267,7 +267,10 @@ class MetadataDelta:
             self._controllers.changed(),
             self._features.changed(),
             self._next_producer_id != self._image.next_producer_id,
-            bool(self._quotas or self._acls or self._scram or self._tokens),
+            self._acls.changed(),
+            self._quotas.changed(),
+            self._scram.changed(),
+            self._tokens.changed(),
         )
         return after, delta
 

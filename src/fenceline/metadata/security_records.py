@@ -1,7 +1,7 @@
 """Metadata records of users and clients: SCRAM credentials, delegation tokens, ACLs, quotas.
 
-Owns their fields; `metadata.records` owns their encoding. The image and snapshots keep them as Kafka's controllers
-wrote them. The APIs that change them are not implemented.
+Owns their fields; `metadata.records` owns their encoding. The image and snapshots keep them as controllers wrote
+them.
 
 Rules: controller.md C42-C44 (only the records).
 """
