@@ -88,7 +88,7 @@ def test_unknown_keys_warn() -> None:
             "this node is not a controller",
         ),
         ({"remote.log.storage.system.enable": "true"}, "tiered storage is not implemented"),
-        ({"authorizer.class.name": "x.Y"}, "authorization is not implemented"),
+        ({"authorizer.class.name": "x.Y"}, "org.apache.kafka.metadata.authorizer.StandardAuthorizer"),
         ({"inter.broker.listener.name": "A", "security.inter.broker.protocol": "SSL"}, "are both set"),
         ({"node.id": "1", "broker.id": "2"}, "differ"),
         ({"log.dirs": "/a,/a"}, "without duplicates"),

@@ -247,6 +247,7 @@ class Desk:
             create_offsets_topic=missing,
             create_transaction_topic=missing,
             markers=self.markers,
+            authorization=None,
         )
         self._handlers = {api.key: api.handler for api in apis}
 

@@ -115,6 +115,7 @@ class _Broker:
             "max_load_bytes": 64 << 20,
             "load_floor_byte_rate": 0,
             "max_sessions": 10,
+            "name_of": lambda topic_id: None,
         } | limits
         parts: Any = self
         return FetchHandler(

@@ -12,7 +12,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
-from fenceline.config import broker_coordinators, broker_node, broker_security
+from fenceline.config import authorizer, broker_coordinators, broker_node, broker_security
 from fenceline.config.definitions import ConfigKey, ConfigType, Importance, OneOf, Range, UpdateMode, table
 from fenceline.config.key_table import read_table
 from fenceline.config.topic import TOPIC_CONFIGS, TOPIC_SYNONYMS, VALIDATE_COMPRESSED
@@ -43,6 +43,30 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "Milliseconds that a TLS handshake and an authentication may take.",
             Importance.LOW,
             Range(1),
+        ),
+        ConfigKey(
+            authorizer.SUPER_USERS,
+            ConfigType.STRING,
+            "",
+            "Principals that may do everything, separated by semicolons: User:admin;User:broker. A key of Kafka's"
+            " StandardAuthorizer.",
+            Importance.HIGH,
+            internal=True,
+        ),
+        ConfigKey(
+            authorizer.WITHOUT_RULES,
+            ConfigType.BOOLEAN,
+            "false",
+            "Whether everybody may use a resource that no rule matches. A key of Kafka's StandardAuthorizer.",
+            Importance.HIGH,
+            internal=True,
+        ),
+        ConfigKey(
+            authorizer.AUDIT_FILE,
+            ConfigType.STRING,
+            "",
+            "File for the lines about denied requests; empty writes them with the node's other lines.",
+            Importance.LOW,
         ),
         ConfigKey(
             "fenceline.metrics.port",

@@ -26,8 +26,8 @@ socket.connection.setup.timeout.max.ms long 30000 medium inert
     Maximum timeout in milliseconds of connection setup.
 config.providers list "" low list cluster-wide refused:class
     Plug-ins that provide config values from external sources.
-authorizer.class.name string "" low refused:authorizer
-    Authorizer class.
+authorizer.class.name string "" low in:,org.apache.kafka.metadata.authorizer.StandardAuthorizer
+    Authorizer class: empty, or Kafka's StandardAuthorizer, whose rules are in the metadata log.
 early.start.listeners list null high list inert
     Listeners that open before the authorizer is ready.
 broker.rack string null medium

@@ -32,7 +32,6 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "tiered": "tiered storage is not implemented",
         "class": "JVM plug-ins cannot be loaded",
-        "authorizer": "authorization is not implemented yet, so the cluster would not be protected",
         "unstable": "only released versions are supported",
         "2pc": "two-phase commit of transactions is not implemented",
         "tokens": "delegation tokens are not implemented",

@@ -51,10 +51,7 @@ _RECOVERY_STATES: Final = frozenset(map(int, LeaderRecoveryState))
 
 
 class RemoteRequest(NamedTuple):
-    """One request: its API and versions, its connection's purpose, how long to wait for a leader, and the conversions.
-
-    `wrapped`: sent in an Envelope, as a client's request that the broker has checked.
-    """
+    """One request: its API and versions, its connection's purpose, how long to wait for a leader, the conversions."""
 
     key: ApiKey
     low: int
@@ -63,7 +60,6 @@ class RemoteRequest(NamedTuple):
     patience_s: float
     fields: Callable[[Any, int], Fields]
     answer: Callable[[Any, Any], Any]
-    wrapped: bool = False
 
 
 def _check(entity: Any) -> None:
@@ -332,10 +328,10 @@ MAPPINGS: Final[Mapping[type[Any], RemoteRequest]] = {
     AllocateProducerIds: RemoteRequest(ApiKey.ALLOCATE_PRODUCER_IDS, 0, 0, "ids", 10.0, _allocate, _allocated),
     AlterPartition: RemoteRequest(ApiKey.ALTER_PARTITION, 2, 3, "isr", 10.0, _alter_partition, _altered_partitions),
     AssignReplicasToDirs: RemoteRequest(ApiKey.ASSIGN_REPLICAS_TO_DIRS, 0, 0, "directories", 10.0, _assign, _assigned),
-    CreateTopics: RemoteRequest(ApiKey.CREATE_TOPICS, 7, 7, "clients", 30.0, _create_topics, _created, wrapped=True),
+    CreateTopics: RemoteRequest(ApiKey.CREATE_TOPICS, 7, 7, "clients", 30.0, _create_topics, _created),
     IncrementalAlterConfigs: RemoteRequest(
-        ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, 1, "clients", 30.0, _incremental, _altered, wrapped=True
+        ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, 1, "clients", 30.0, _incremental, _altered
     ),
-    AlterConfigs: RemoteRequest(ApiKey.ALTER_CONFIGS, 2, 2, "clients", 30.0, _legacy, _altered, wrapped=True),
+    AlterConfigs: RemoteRequest(ApiKey.ALTER_CONFIGS, 2, 2, "clients", 30.0, _legacy, _altered),
 }
 """By request type."""

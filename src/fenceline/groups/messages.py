@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -100,6 +100,8 @@ class ConsumerHeartbeatRequest:
     client_host: str = ""
     must_bring_member_id: bool = True
     """From version 1 on the client generates its id (KIP-1082)."""
+    shows_topic: Callable[[str], bool] | None = None
+    """Whether the member's user may see a topic; None: all."""
 
     @property
     def is_full(self) -> bool:

@@ -445,6 +445,8 @@ class Broker:
 
     def _make_server(self) -> Server:
         config, controller = self.config, self.controller
+        assert self.quorum is not None, "the controller was started"
+        authorization = self.quorum.authorization
         node = NodeView(self.node_id, self.cluster_id, config, lambda: controller.image)
         producing, self._fetching = data_path_handlers(
             node,
@@ -493,8 +495,9 @@ class Broker:
             create_offsets_topic=TopicCreation(CONSUMER_OFFSETS_TOPIC, self.auto_create).create,
             create_transaction_topic=TopicCreation(TRANSACTION_STATE_TOPIC, self.auto_create).create,
             markers=markers,
+            authorization=authorization,
         )
-        channel = self.quorum.channel if self.quorum is not None else None
+        channel = self.quorum.channel
         return Server(
             apis,
             with_api_versions(node, controller, apis, raw_apis(producing, self._fetching)),
@@ -505,6 +508,7 @@ class Broker:
             has_urgent_requests=self._fetching.reads.load_pace.has_urgent_requests,
             tls=ListenersTls.of(config, config.listeners),
             sasl=ListenersSasl.of(config, config.listeners, lambda: self.image, self.clock),
+            authorization=authorization.rules if authorization is not None else None,
         )
 
     async def _bind(self) -> tuple[ListenerConfig, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.principal import ANONYMOUS, Principal
@@ -19,13 +19,19 @@ if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.controller.requests import Request
     from fenceline.metadata.image import MetadataImage
+    from fenceline.security.rights import RequestRights
 
 Answer: TypeAlias = dict[str, Any] | bytes
 Handler: TypeAlias = Callable[["RequestContext", Any], "Answer | Awaitable[Answer]"]
 """The request is the entity of the API (`wire.requests`)."""
 
-Submit: TypeAlias = "Callable[[Request], Awaitable[Any]]"
-"""Sends a request to the active controller, or to the local one; the response, or PeerError."""
+
+class Submit(Protocol):
+    """Sends a request to the active controller, or to the local one; the response, or PeerError."""
+
+    def __call__(self, request: Request, client: RequestContext | None = None, /) -> Awaitable[Any]:
+        """`client`: the client's request that it belongs to, whose rights another node checks; None: it is the node's
+        own."""
 
 
 @dataclass(slots=True)
@@ -42,6 +48,8 @@ class RequestContext:
     """Name of the listener that the request came through."""
     principal: Principal = ANONYMOUS
     """Who sent the request."""
+    rights: RequestRights | None = None
+    """What the sender may do; None if the node has no authorizer."""
     is_forwarded: bool = False
     """It reached the controller in an envelope: the broker that forwarded it has validated it."""
 

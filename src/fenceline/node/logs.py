@@ -91,14 +91,19 @@ class Logger:
         _configured[0](level, self._name, event, fields)
 
 
-def _write_json(level: str, room: str, event: str, fields: dict[str, Any]) -> None:
+def json_line(level: str, room: str, event: str, fields: dict[str, Any]) -> str:
+    """One line of the JSON format, with its end."""
     timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     line = {"room": room, **fields, "event": event, "level": level, "timestamp": timestamp}
     failure = line.pop("exc_info", None)
     if failure is not None:
         lines = traceback.format_exception(failure) if isinstance(failure, BaseException) else [traceback.format_exc()]
         line["exception"] = "".join(lines).rstrip("\n")
-    text = json.dumps(line, default=repr) + "\n"
+    return json.dumps(line, default=repr) + "\n"
+
+
+def _write_json(level: str, room: str, event: str, fields: dict[str, Any]) -> None:
+    text = json_line(level, room, event, fields)
     with _writing:
         sys.stderr.write(text)
         sys.stderr.flush()

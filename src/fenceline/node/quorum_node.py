@@ -12,8 +12,10 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from fenceline.config.authorizer import read_authorizer
 from fenceline.ids import random_id
 from fenceline.metadata.features import Levels
+from fenceline.node.authorizing import NodeAuthorization
 from fenceline.node.context import NodeView
 from fenceline.node.controller.driver import ControllerDriver
 from fenceline.node.metrics import NodeMetrics
@@ -78,6 +80,9 @@ class QuorumNode:
         )
         self._rng = rng
         self._clock = clock
+        authorizer = read_authorizer(config.text)
+        self.authorization = None if authorizer is None else NodeAuthorization(authorizer, self.controller)
+        """None without an authorizer."""
         self.metrics = NodeMetrics()
         """Metrics of the controller listener."""
         self._registration: ControllerRegistration | None = None
@@ -96,13 +101,22 @@ class QuorumNode:
             from fenceline.node.controller.listener import ControllerListener
 
             node = NodeView(config.node_id, self._cluster_id, config, lambda: controller.image)
-            apis = controller_apis(node, controller)
+            apis = controller_apis(node, controller, self.authorization)
             raw = with_api_versions(node, controller, apis, {})
             self.listener = ControllerListener(
-                config, controller, apis, raw, metrics=self.metrics, threads=disk_threads, clock=self._clock
+                config,
+                controller,
+                apis,
+                raw,
+                metrics=self.metrics,
+                threads=disk_threads,
+                clock=self._clock,
+                authorization=self.authorization.rules if self.authorization is not None else None,
             )
             await self.listener.bind()
         controller.open(self.listener.voter_endpoint if self.listener is not None else None)
+        if self.authorization is not None:
+            self.authorization.opened()
         await controller.run()
         if self.listener is not None:
             await self.listener.start_serving()
@@ -133,3 +147,5 @@ class QuorumNode:
         finally:
             if self.listener is not None:
                 await self.listener.close()
+            if self.authorization is not None:
+                self.authorization.close()

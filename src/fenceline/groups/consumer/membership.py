@@ -120,7 +120,11 @@ class ConsumerMembership:
         )
         self._migration.converted(change, now)
         self._subscriptions.resolve_regexes(
-            request.group_id, subscribed.brings_new_regex, bool(updated.subscribed_regex), now
+            request.group_id,
+            subscribed.brings_new_regex,
+            bool(updated.subscribed_regex),
+            now,
+            shows_topic=request.shows_topic,
         )
 
     def check_not_full(self, group: ConsumerGroup, member_id: str) -> None:

@@ -7,6 +7,7 @@ owns membership.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,8 +82,17 @@ class Subscriptions:
                 f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}.",
             ) from None
 
-    def resolve_regexes(self, group_id: str, brings_new_regex: bool, uses_regex: bool, now: Now) -> None:
-        """Resolve the group's regular expressions if that is due, as a separate change."""
+    def resolve_regexes(
+        self,
+        group_id: str,
+        brings_new_regex: bool,
+        uses_regex: bool,
+        now: Now,
+        *,
+        shows_topic: Callable[[str], bool] | None,
+    ) -> None:
+        """Resolve the group's regular expressions if that is due, as a separate change. `shows_topic`: whether the
+        member whose heartbeat is handled may see a topic; others do not match (None: all may be seen)."""
         groups = self._groups
         group = groups.groups.get(group_id)
         if group is None or not (brings_new_regex or uses_regex or group.regexes):
@@ -112,7 +122,11 @@ class Subscriptions:
                 # Another release accepted it: it matches nothing here.
                 found: frozenset[str] = frozenset()
             else:
-                found = frozenset(name for name in image.topics_by_name if matches(name))
+                found = frozenset(
+                    name
+                    for name in image.topics_by_name
+                    if matches(name) and (shows_topic is None or shows_topic(name))
+                )
             known = group.regexes.get(regex)
             needs_epoch |= found != (frozenset() if known is None else known.topics)
             change.add(records.RegexStored(group_id, regex, ResolvedRegex(found, max(image.offset, 0), now.wall_ms)))

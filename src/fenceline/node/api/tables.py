@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from fenceline.config.effective import effective_broker_config
 from fenceline.metadata.features import SUPPORTED
@@ -37,6 +39,7 @@ from fenceline.node.api.handlers import (
     reassignments,
     sasl,
     scram_credentials,
+    topic_partitions,
     topics,
     transaction_markers,
     transactions,
@@ -44,6 +47,8 @@ from fenceline.node.api.handlers import (
     update_features,
 )
 from fenceline.node.api.leader_hints import LeaderHints
+from fenceline.node.api.permissions.checked import checked, has_row
+from fenceline.node.api.permissions.table import PERMISSIONS
 from fenceline.node.api.produce import producing as produce
 from fenceline.node.api.produce.acknowledging import FlushUpTo
 from fenceline.node.api.produce.transactional import TransactionalProduce, VerificationLimits, Verifier
@@ -54,8 +59,9 @@ if TYPE_CHECKING:
     from fenceline.ids import TopicPartition
     from fenceline.log.core.errors import StorageError
     from fenceline.log.directories.log_dirs import LogDirs
+    from fenceline.node.authorizing import NodeAuthorization
     from fenceline.node.clock import Clock
-    from fenceline.node.context import Api, NodeView
+    from fenceline.node.context import Api, NodeView, RequestContext
     from fenceline.node.controller.driver import ControllerDriver
     from fenceline.node.groups.driver import GroupsDriver
     from fenceline.node.metrics import NodeMetrics
@@ -84,11 +90,15 @@ def broker_apis(
     create_offsets_topic: Callable[[], Awaitable[object]],
     create_transaction_topic: Callable[[], Awaitable[object]],
     markers: transaction_markers.TransactionMarkers,
+    authorization: NodeAuthorization | None,
 ) -> tuple[Api, ...]:
     """The APIs of a broker that are decoded into an entity."""
     submit = controller.submit
-    return (
+    return _with_checks(
+        node,
+        authorization,
         *metadata.apis(node, replication.absent_now, auto_create),
+        *topic_partitions.apis(node),
         *topics.apis(node, submit, replicas.vacated),
         *configs.apis(node, submit),
         *cluster.apis(node),
@@ -114,14 +124,17 @@ def broker_apis(
     )
 
 
-def controller_apis(node: NodeView, controller: ControllerDriver) -> tuple[Api, ...]:
+def controller_apis(
+    node: NodeView, controller: ControllerDriver, authorization: NodeAuthorization | None
+) -> tuple[Api, ...]:
     """The APIs of the controllers' listener. Their requests go to the local controller only: if it is not active they
     fail with NOT_CONTROLLER (`since_4_0.md K4`)."""
+    check = partial(_with_checks, node, authorization, on_controller=True)
 
-    def submit(request: Request) -> asyncio.Future[Any]:
+    def submit(request: Request, client: RequestContext | None = None) -> asyncio.Future[Any]:
         return controller.active.submit(request)
 
-    enclosed = (
+    enclosed = check(
         *topics.apis(node, submit),
         *configs.controller_apis(node, submit),
         *elect_leaders.apis(submit),
@@ -133,12 +146,23 @@ def controller_apis(node: NodeView, controller: ControllerDriver) -> tuple[Api, 
     )
     return (
         *enclosed,
-        *envelope.controller_apis(lambda: controller.active_epoch, enclosed),
-        *broker_registration.controller_apis(submit, controller.broker_identified),
-        *broker_partition_requests.controller_apis(submit),
-        *cluster.controller_apis(node, lambda: controller.quorum),
-        *sasl.apis(),
+        *check(
+            *envelope.controller_apis(lambda: controller.active_epoch, enclosed),
+            *broker_registration.controller_apis(submit, controller.broker_identified),
+            *broker_partition_requests.controller_apis(submit),
+            *cluster.controller_apis(node, lambda: controller.quorum),
+            *sasl.apis(),
+        ),
     )
+
+
+def _with_checks(
+    node: NodeView, authorization: NodeAuthorization | None, *apis: Api, on_controller: bool = False
+) -> tuple[Api, ...]:
+    """With the checks of rights, if the node has an authorizer."""
+    if authorization is None:
+        return apis
+    return checked(apis, node.images, authorization.loaded, on_controller=on_controller)
 
 
 def data_path_handlers(
@@ -179,6 +203,7 @@ def data_path_handlers(
                 effective_broker_config(node.image.configs, config, produce.VERIFICATION_KEY) != "false"
             ),
         ),
+        name_of=partial(_name_of, node),
     )
     chooses_by_rack = config.get("replica.selector.class") == fetch.RACK_AWARE_SELECTOR
     fetching = fetch.FetchHandler(
@@ -194,9 +219,15 @@ def data_path_handlers(
         max_load_bytes=config.get_int("fenceline.fetch.load.max.bytes"),
         load_floor_byte_rate=config.get_int("fenceline.fetch.load.min.byte.rate"),
         max_sessions=config.get_int("max.incremental.fetch.session.cache.slots"),
+        name_of=partial(_name_of, node),
         preferred=PreferredReplicas(node.node_id, config.rack, node.images, clock) if chooses_by_rack else None,
     )
     return producing, fetching
+
+
+def _name_of(node: NodeView, topic_id: bytes) -> str | None:
+    topic = node.image.topics_by_id.get(UUID(bytes=topic_id))
+    return None if topic is None else topic.name
 
 
 def raw_apis(producing: produce.ProduceHandler, fetching: fetch.FetchHandler) -> dict[ApiKey, RawApi]:
@@ -210,7 +241,8 @@ def raw_apis(producing: produce.ProduceHandler, fetching: fetch.FetchHandler) ->
 def with_api_versions(
     node: NodeView, controller: ControllerDriver, apis: Sequence[Api], raw: Mapping[ApiKey, RawApi]
 ) -> dict[ApiKey, RawApi]:
-    """`raw` and ApiVersions, which lists all of both tables."""
+    """`raw` and ApiVersions, which lists all of both tables. Raises InternalError if one of them has no permissions."""
+    has_row(PERMISSIONS, (*(api.key for api in apis), *raw))
     answering = api_versions.ApiVersions(
         node,
         api_versions.api_ranges(apis, raw),

@@ -32,7 +32,7 @@ from fenceline.wire.apis import FORWARDED, ApiKey
 from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.frame import encode_request_header, parse_response_header
-from fenceline.wire.principal import ANONYMOUS, encode_principal
+from fenceline.wire.principal import encode_principal
 
 if TYPE_CHECKING:
     from fenceline.controller.requests import Request
@@ -50,7 +50,6 @@ _REFUSAL_S: Final = 0.5
 """A stopped process refuses connections at once; no response within this time proves nothing."""
 _TIMEOUT_S: Final = 30.0
 """For a client request; Kafka's default request timeout."""
-_ANONYMOUS: Final = encode_principal(ANONYMOUS)
 _BY_HANDLER: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
 """Checked by this broker's own handler, which forwards the rest."""
 _HANDED_ON: Final = FORWARDED - _BY_HANDLER
@@ -92,8 +91,9 @@ class ControllerChannel:
 
     # -- the node's own requests ---------------------------------------------------------------------------------------
 
-    async def submit(self, request: Request) -> Any:
-        """The response of the active controller, which may become this node meanwhile.
+    async def submit(self, request: Request, client: RequestContext | None = None) -> Any:
+        """The response of the active controller, which may become this node meanwhile. `client`: whose request it is;
+        the controller checks its rights (A52).
 
         Raises PeerError: the controller's error, or 41 if there was no controller in time.
         """
@@ -104,12 +104,12 @@ class ControllerChannel:
         async def ask(connection: PeerConnection) -> Any:
             version = connection.version_for(mapping.key, mapping.low, mapping.high)
             fields = mapping.fields(request, version)
-            if not mapping.wrapped:
+            if client is None:
                 entity = await connection.call(mapping.key, version, fields, _ANSWER_S)
             else:
                 body = write_request(mapping.key, version, fields)
                 entity = read_response(
-                    mapping.key, version, await self._wrap(connection, mapping.key, version, body, b"")
+                    mapping.key, version, await self._wrap(connection, mapping.key, version, body, client)
                 )
             return mapping.answer(request, entity)
 
@@ -150,11 +150,9 @@ class ControllerChannel:
         from fenceline.wire.entities import read_request
 
         version = context.api_version
-        host = _address_bytes(context.client_host)
 
         async def ask(connection: PeerConnection) -> Any:
-            principal = encode_principal(context.principal)
-            return bytes(await self._wrap(connection, api.key, version, body, host, context.client_id, principal))
+            return bytes(await self._wrap(connection, api.key, version, body, context))
 
         async def here() -> Any:
             answer: Any = api.handler(context, read_request(api.key, version, body))
@@ -168,22 +166,15 @@ class ControllerChannel:
             return await here()  # the local handler returns its own error for a missing leader
 
     async def _wrap(
-        self,
-        connection: PeerConnection,
-        key: ApiKey,
-        version: int,
-        body: bytes,
-        host: bytes,
-        client_id: str | None = None,
-        principal: bytes = _ANONYMOUS,
+        self, connection: PeerConnection, key: ApiKey, version: int, body: bytes, client: RequestContext
     ) -> memoryview:
-        """Send the request in an Envelope; returns the embedded response body. Raises PeerError, ConnectionError,
-        MalformedRequest."""
-        header = encode_request_header(key, version, 0, client_id)
+        """Send the client's request in an Envelope; returns the embedded response body. Raises PeerError,
+        ConnectionError, MalformedRequest."""
+        header = encode_request_header(key, version, 0, client.client_id)
         fields = {
             "request_data": header + body,
-            "request_principal": principal,
-            "client_host_address": host or bytes((127, 0, 0, 1)),
+            "request_principal": encode_principal(client.principal),
+            "client_host_address": _address_bytes(client.client_host),
         }
         answer = await connection.call(
             ApiKey.ENVELOPE, connection.version_for(ApiKey.ENVELOPE, 0, 0), fields, _TIMEOUT_S

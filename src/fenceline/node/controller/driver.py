@@ -47,6 +47,7 @@ from fenceline.quorum.quorum import Quorum
 
 if TYPE_CHECKING:
     from fenceline.controller.state import ControllerState
+    from fenceline.node.context import RequestContext
     from fenceline.node.controller.channel import ControllerChannel
     from fenceline.node.controller.opening import OpenedController
     from fenceline.node.controller.ports import Decider, LocalController
@@ -202,14 +203,14 @@ class ControllerDriver:
         else:
             self._early_listeners.append(listener)
 
-    def submit(self, request: Request) -> asyncio.Future[Any]:
-        """The response of the active controller, once its records are committed.
+    def submit(self, request: Request, client: RequestContext | None = None) -> asyncio.Future[Any]:
+        """The response of the active controller, once its records are committed. `client`: as `Submit` has it.
 
         Fails with PeerError: the controller's error of a request that fails as a whole, 41 if there is no active
         controller or it has stopped, 56 if its disk is full. Cancelling the future does not revert a decision.
         """
         if not self._stopped and not self.has_failed and not self._active.is_active and self.channel is not None:
-            return asyncio.ensure_future(self.channel.submit(request))
+            return asyncio.ensure_future(self.channel.submit(request, client))
         return self._active.submit(request)
 
     def broker_identified(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:

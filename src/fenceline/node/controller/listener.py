@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.connection import ServerConnection
     from fenceline.node.net.server import RawApi
+    from fenceline.security.rights import Authorization
     from fenceline.wire.apis import ApiKey
 
 RECEIVE_BUDGET_BYTES: Final = 128 << 20
@@ -43,8 +44,11 @@ class _Listening(Server):
         threads: Executor,
         tls: ListenersTls | None,
         sasl: ListenersSasl | None,
+        authorization: Authorization | None,
     ) -> None:
-        super().__init__(apis, raw, limits, metrics=metrics, threads=threads, tls=tls, sasl=sasl)
+        super().__init__(
+            apis, raw, limits, metrics=metrics, threads=threads, tls=tls, sasl=sasl, authorization=authorization
+        )
         self._controller = controller
 
     def register(self, connection: ServerConnection) -> bool:
@@ -73,6 +77,7 @@ class ControllerListener:
         metrics: NodeMetrics,
         threads: Executor,
         clock: Clock,
+        authorization: Authorization | None,
     ) -> None:
         """Raises OperatorError for unusable certificates or mechanisms."""
         self._config = config
@@ -94,6 +99,7 @@ class ControllerListener:
             threads=threads,
             tls=ListenersTls.of(config, config.controller_listeners),
             sasl=ListenersSasl.of(config, config.controller_listeners, lambda: controller.image, clock),
+            authorization=authorization,
         )
 
     @property

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from fenceline.node.metrics import NodeMetrics
+    from fenceline.security.acls import AskingPeer
     from fenceline.security.authentication import SaslConversation
 
 log = Logger("connection")
@@ -145,6 +146,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_transport",
         "_view",
         "_waiting",
+        "asking",
         "conversation",
         "deadline",
         "host",
@@ -174,6 +176,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.peer = "?"
         self.host = "?"
         self.principal = ANONYMOUS
+        self.asking: AskingPeer | None = None
+        """As rules of the metadata log name the peer; None until a right is asked about."""
         self.conversation: SaslConversation | None = None
         """None without SASL."""
         self.max_request_bytes = server.max_request_bytes

@@ -28,9 +28,11 @@ from fenceline.errors import OperatorError, PeerError
 from fenceline.node.context import Answer, Api, RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import INITIAL_BUFFER_BYTES, PendingAnswer, ServerConnection
-from fenceline.node.net.failure_log import FailureLog
 from fenceline.node.net.tls_connection import TlsConnection
+from fenceline.node.repeated_lines import RepeatedLines
+from fenceline.security.acls import AskingPeer
 from fenceline.security.authentication import SaslStep
+from fenceline.security.rights import Authorization, java_address
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, write_response
 from fenceline.wire.frame import MalformedRequest, RequestHeader, encode_response_frame, parse_request_header
@@ -89,9 +91,10 @@ class Server:
         has_urgent_requests: Callable[[], bool] = lambda: True,
         tls: ListenersTls | None = None,
         sasl: ListenersSasl | None = None,
+        authorization: Authorization | None = None,
     ) -> None:
         """`threads` load the records of responses from the disk; `has_urgent_requests`: whether they must leave time
-        for other requests. `tls`, `sasl`: None if no listener has it."""
+        for other requests. `tls`, `sasl`: None if no listener has it. `authorization`: None without an authorizer."""
         self.metrics = metrics
         self.threads = threads
         self.has_urgent_requests = has_urgent_requests
@@ -112,7 +115,8 @@ class Server:
         self._forward = forward
         self._tls = tls
         self._sasl = sasl
-        self._failures = FailureLog()
+        self._authorization = authorization
+        self._failures = RepeatedLines(log.info)
         self._handshakes = 0
         """TLS connections that are not made yet."""
         self._connections: dict[ServerConnection, None] = {}
@@ -205,7 +209,7 @@ class Server:
         self._handshakes -= 1
         if failure is not None:
             self.metrics.failed_authentications += 1
-            self._failures.refused("TLS handshake failed", listener, peer, failure)
+            self._failures.write("TLS handshake failed", listener=listener, host=peer, reason=failure)
 
     def register(self, connection: ServerConnection) -> bool:
         self._connections[connection] = None
@@ -355,7 +359,9 @@ class Server:
                 connection.deadline = None
         if step.failure is not None:
             self.metrics.failed_authentications += 1
-            self._failures.refused("authentication failed", connection.listener, connection.host, step.failure)
+            self._failures.write(
+                "authentication failed", listener=connection.listener, host=connection.host, reason=step.failure
+            )
         if not step.closes:
             assert answer is not None, "only a closed connection has no answer"
             return answer
@@ -414,6 +420,7 @@ class Server:
         return answer
 
     def _context(self, connection: ServerConnection, header: RequestHeader) -> RequestContext:
+        authorization = self._authorization
         return RequestContext(
             header.api_version,
             header.correlation_id,
@@ -422,6 +429,7 @@ class Server:
             connection.host,
             connection.listener,
             connection.principal,
+            None if authorization is None else authorization.rights(_asking(connection), header.api_key),
         )
 
     def _handle_entity(self, api: Api, context: RequestContext, body: bytes) -> list[Buffer] | PendingAnswer:
@@ -461,6 +469,13 @@ class Server:
     def _frame(self, key: ApiKey, context: RequestContext, answer: Answer) -> list[Buffer]:
         body = answer if isinstance(answer, bytes) else write_response(key, context.api_version, answer)
         return encode_response_frame(key, context.api_version, context.correlation_id, body)
+
+
+def _asking(connection: ServerConnection) -> AskingPeer:
+    asking = connection.asking
+    if asking is None or asking.principal is not connection.principal:
+        asking = connection.asking = AskingPeer(connection.principal, java_address(connection.host))
+    return asking
 
 
 def _end_failed(connection: ServerConnection, pending: PendingAnswer, answer: list[Buffer] | None) -> None:

@@ -87,7 +87,7 @@ class FakeController:
     def broker_identified(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
         """No test asks for it."""
 
-    async def submit(self, request: Any) -> Any:
+    async def submit(self, request: Any, client: object = None) -> Any:
         self.asked.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -109,7 +109,7 @@ class FakeBroker:
         node = NodeView(1, "cluster", NodeConfig.load(None, self.settings, {}), lambda: self.image)
         missing = (
             *("log_start_moved", "coordinator", "transaction_coordinator", "producer_ids", "directories", "moves"),
-            *("threads", "create_offsets_topic", "create_transaction_topic"),
+            *("threads", "create_offsets_topic", "create_transaction_topic", "authorization"),
         )
         ports: dict[str, Any] = {
             **dict.fromkeys(missing),
@@ -121,7 +121,7 @@ class FakeBroker:
             **self.ports,
         }
         self.apis = broker_apis(node, **ports)
-        of_controller = controller_apis(node, self.controller)  # type: ignore[arg-type]
+        of_controller = controller_apis(node, self.controller, None)  # type: ignore[arg-type]
         self._by_key = {api.key: api for api in (*of_controller, *self.apis)}
 
     async def auto_create(self, names: Sequence[str]) -> dict[str, RequestOutcome]:

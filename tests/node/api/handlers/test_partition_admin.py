@@ -23,7 +23,7 @@ class RealController(FakeController):
         self.cluster = cluster
         self.down: PeerError | None = None
 
-    async def submit(self, request: Any) -> Any:
+    async def submit(self, request: Any, client: object = None) -> Any:
         self.asked.append(request)
         if self.down is not None:
             raise self.down

@@ -149,6 +149,7 @@ class Side:
             transactions=TransactionalProduce(
                 self.replicas, FakeVerifier(), clock, VerificationLimits(1, 1), is_verification_on=lambda: True
             ),
+            name_of=lambda topic_id: None,
         )
 
     def handle(self, version: int, body: bytes) -> Any:

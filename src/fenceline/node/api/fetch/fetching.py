@@ -38,6 +38,7 @@ from fenceline.node.net.connection import PendingAnswer
 from fenceline.node.net.server import Buffer, frame_of
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, DEBUG_REPLICA_ID, NO_EPOCH
 from fenceline.replica.fetch_session import INITIAL_EPOCH, NO_SESSION_ID, FetchSessions, SessionAnswer
+from fenceline.security.acls import AclOperation
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, encode_response, parse_request
 
@@ -93,9 +94,10 @@ class FetchHandler:
         max_load_bytes: int,
         load_floor_byte_rate: int,
         max_sessions: int,
+        name_of: Callable[[bytes], str | None],
         preferred: PreferredReplicas | None = None,
     ) -> None:
-        """`threads` load records from the disk. `preferred`: None if every consumer fetches from the leader."""
+        """`threads` load records from the disk. `name_of`, `preferred`: as those of `FetchReads`."""
         self.replication = replication
         self.loop = loop
         self.clock = clock
@@ -109,13 +111,16 @@ class FetchHandler:
             metrics,
             LoadPace(load_floor_byte_rate, metrics.urgent_requests),
             max_response_bytes=max_response_bytes,
+            name_of=name_of,
             preferred=preferred,
         )
         self.sessions = FetchSessions(max_sessions=max_sessions)
         self._rng = rng
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer:
-        if _handle_plain is not None:
+        rights = context.rights
+        # The fast path is for followers only, whose one right is on the cluster.
+        if _handle_plain is not None and (rights is None or rights.on_cluster(AclOperation.CLUSTER_ACTION, quiet=True)):
             plain = _handle_plain(self, context, body)
             if plain is not None:
                 return plain
@@ -142,7 +147,7 @@ class FetchHandler:
             if request.replica_id == CONSUMER_REPLICA_ID
             else request.replica_id <= DEBUG_REPLICA_ID
         )
-        reader = Reader(takes_any_replica, context.listener)
+        reader = Reader(takes_any_replica, context.listener, _may_read(context, request))
         return self.read_or_park(context, request, answer, reader, has_just_arrived=True)
 
     def read_or_park(
@@ -275,6 +280,16 @@ class FetchHandler:
         if not result.is_for_replica:
             await self.reads.load_pace.turn(result.from_disk_bytes)
         return await self.load_budget.acquire(sum(each.read.copied_bytes_limit for each in result.cold))
+
+
+def _may_read(context: RequestContext, request: FetchRequest) -> Callable[[str], bool] | None:
+    """What the sender may read: brokers everything, others topics with READ (`security.md A55`)."""
+    rights = context.rights
+    if rights is None:
+        return None
+    if request.replica_id < 0:
+        return rights.may_read
+    return None if rights.on_cluster(AclOperation.CLUSTER_ACTION) else lambda topic: False
 
 
 def _load_all(cold: Sequence[ColdRead]) -> list[memoryview | FileSlice | StorageError]:

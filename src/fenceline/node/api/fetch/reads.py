@@ -1,14 +1,15 @@
 """One pass over the partitions of a fetch that may have changed: each is checked and read up to its bound.
 
-Owns the order of the checks (hosted here `E4`, epoch `E1-E2`, role `E3`, follower `E30-E31`, divergence `E8-E10`), the
-size of a response, and which partitions of a session need not be read again (`fenceline.replica.fetch_session`). Reads
-that miss the page cache are recorded and not waited for. Never responds, parks or loads: `fetching.py` does.
+Owns the order of the checks (rights, hosted here `E4`, epoch `E1-E2`, role `E3`, follower `E30-E31`, divergence
+`E8-E10`), the size of a response, and which partitions of a session need not be read again
+(`fenceline.replica.fetch_session`). Reads that miss the page cache are recorded and not waited for. Never responds,
+parks or loads: `fetching.py` does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from fenceline.errors import ErrorCode, PeerError
@@ -71,6 +72,8 @@ class Reader(NamedTuple):
     takes_any_replica: bool
     """Whether followers may serve it (`epochs.md E3`, KIP-392)."""
     listener: str
+    may_read: Callable[[str], bool] | None = None
+    """Whether it may read a topic; None if it may read all."""
 
 
 class FetchResult:
@@ -99,10 +102,13 @@ class FetchReads:
         load_pace: LoadPace,
         *,
         max_response_bytes: int,
+        name_of: Callable[[bytes], str | None],
         preferred: PreferredReplicas | None = None,
     ) -> None:
-        """`preferred`: None if every consumer fetches from the leader."""
+        """`name_of`: of the topic with an id, None if it is unknown. `preferred`: None if every consumer fetches from
+        the leader."""
         self.replicas = replicas
+        self._name_of = name_of
         self._replication = replication
         self._preferred = preferred
         self._metrics = metrics
@@ -161,6 +167,10 @@ class FetchReads:
 
     def _checked(self, request: FetchRequest, partition: FetchPartition, reader: Reader) -> Replica:
         """The replica that may serve this reader. Raises PeerError."""
+        if reader.may_read is not None:
+            name = partition.topic if partition.topic_id is None else self._name_of(partition.topic_id)
+            if name is not None and not reader.may_read(name):
+                raise PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         replica = self.replicas.hosted(partition.topic, partition.topic_id, partition.index)
         # Fetch treats every negative epoch as no epoch (ListOffsets only -1).
         requested = max(partition.current_leader_epoch, NO_EPOCH)

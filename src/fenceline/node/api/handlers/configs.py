@@ -150,7 +150,7 @@ async def _alter(
         except PeerError as error:
             outcomes[position] = RequestOutcome(error.code, error.message or None)
     if forwarded:
-        outcomes.update(await _submit(submit, build([wanted[each] for each in forwarded]), forwarded))
+        outcomes.update(await _submit(submit, context, build([wanted[each] for each in forwarded]), forwarded))
     return {
         "responses": [
             {
@@ -165,10 +165,13 @@ async def _alter(
 
 
 async def _submit(
-    submit: Submit, request: IncrementalAlterConfigs | AlterConfigs, positions: Sequence[int]
+    submit: Submit,
+    context: RequestContext,
+    request: IncrementalAlterConfigs | AlterConfigs,
+    positions: Sequence[int],
 ) -> dict[int, RequestOutcome]:
     try:
-        answer = await submit(request)
+        answer = await submit(request, context)
     except PeerError as error:
         return dict.fromkeys(positions, RequestOutcome(error.code, error.message or None))
     return {position: each.outcome for position, each in zip(positions, answer.resources, strict=True)}

@@ -61,6 +61,7 @@ def consumer_group_heartbeat(
             client_id=context.client_id or "",
             client_host=f"/{context.client_host}",
             must_bring_member_id=context.api_version >= 1,
+            shows_topic=context.rights.describes if context.rights is not None else None,
         )
     )
     return answered(reply, _heartbeat_fields)

@@ -1,6 +1,7 @@
 """Envelope v0: a request that a broker forwards for one of its clients (KIP-590).
 
-Owns the wrapping: the embedded request, with its header, is answered by the controller's own handler. A controller that
+Owns the wrapping: the embedded request, with its header, is answered by the controller's own handler, with the rights
+of the client (security.md A52). A controller that
 is not active, or is no longer active when the response is ready, returns NOT_CONTROLLER in the envelope: the broker
 then forwards to the next one, and its client does not notice. Errors of the envelope itself have Kafka's codes: 97 for
 a bad principal, 42 for an address or an API that is not forwarded, 35 for a request that cannot be parsed.
@@ -60,13 +61,15 @@ async def handle_envelope(
         return _rejected(ErrorCode.UNSUPPORTED_VERSION)
     if not api.min_version <= version <= api.max_version:
         return _rejected(ErrorCode.UNSUPPORTED_VERSION)
+    host = str(ip_address(request.client_host_address))
     inner = replace(
         context,
         api_version=version,
         correlation_id=header.correlation_id,
         client_id=header.client_id,
-        client_host=str(ip_address(request.client_host_address)),
+        client_host=host,
         principal=principal,
+        rights=context.rights.of_client(principal, host, key) if context.rights is not None else None,
         is_forwarded=True,
     )
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fenceline.wire.requests import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
-"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all operations on a group; there is no authorizer yet."""
+"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all operations on a group, without an authorizer."""
 
 
 def list_groups(groups: GroupsDriver, context: RequestContext, request: ListGroupsRequest) -> Answer:

@@ -1,6 +1,6 @@
-"""Metadata v0-13 with automatic creation, and DescribeTopicPartitions v0 (KIP-966).
+"""Metadata v0-13 with automatic creation of topics.
 
-Owns the selection of topics in a response. `metadata_encoding` encodes Metadata responses.
+Owns the selection of topics in a response, also by the rights of the sender. `metadata_encoding` encodes responses.
 
 A topic that is created by a request is in its response, whereas Kafka returns UNKNOWN_TOPIC_OR_PARTITION and lets the
 client retry. If creation fails, the response is Kafka's, error 3.
@@ -10,9 +10,9 @@ Rules: KIP-516 (ids from v12; if one topic has an id, names are ignored), KIP-4,
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from fenceline.controller.topic_names import name_fault
@@ -26,20 +26,18 @@ from fenceline.node.api.handlers.metadata_encoding import (
     MetadataEncoder,
     TopicError,
     is_internal,
-    view_partition,
 )
+from fenceline.node.api.permissions.checks import split
+from fenceline.node.api.permissions.cluster import cluster_operations as cluster_operations_of
 from fenceline.node.context import Api, NodeView, RequestContext
 from fenceline.node.replication.absent_brokers import NO_ABSENT, Absent
+from fenceline.security.acls import AclOperation, ResourceType
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
 
 if TYPE_CHECKING:
-    from fenceline.wire.requests import (
-        DescribeTopicPartitionsRequest,
-        MetadataRequest,
-        MetadataRequestTopic,
-        TopicRequest,
-    )
+    from fenceline.security.rights import RequestRights
+    from fenceline.wire.requests import MetadataRequest, MetadataRequestTopic
 
 _IDS_SINCE: Final = 12
 _AUTO_CREATION_FLAG_SINCE: Final = 4
@@ -58,6 +56,13 @@ class _Found(NamedTuple):
     topics: Sequence[TopicImage]
     unknown_ids: tuple[UUID, ...] = ()
     failed: tuple[tuple[str, ErrorCode], ...] = ()
+
+
+class _Denied(NamedTuple):
+    """Topics that the sender may not see or create."""
+
+    names: tuple[str, ...] = ()
+    ids: tuple[UUID, ...] = ()
 
 
 class MetadataHandler:
@@ -80,12 +85,16 @@ class MetadataHandler:
         if isinstance(wanted, tuple) and not isinstance(wanted, _Wanted):
             return encoder.refusal(wanted)
         missing = _to_create(self._node, context.api_version, request, wanted)
+        rights = context.rights
+        denied = _Denied()
+        if rights is not None:
+            wanted, missing, denied = _permitted(rights, self._node.image, wanted, missing)
         if not missing:
-            return _answer(self._node, encoder, request, wanted)
+            return _answer(self._node, encoder, request, wanted, rights, denied)
 
         async def create_first() -> bytes:
             await self._auto_create(missing)
-            return _answer(self._node, self._encoder_for(context, request), request, wanted)
+            return _answer(self._node, self._encoder_for(context, request), request, wanted, rights, denied)
 
         return create_first()
 
@@ -145,23 +154,70 @@ def _may_be_created(name: str) -> bool:
     return name == CONSUMER_OFFSETS_TOPIC or not is_internal(name)
 
 
-def _answer(node: NodeView, encoder: MetadataEncoder, request: MetadataRequest, wanted: _Wanted) -> bytes:
+def _permitted(
+    rights: RequestRights, image: MetadataImage, wanted: _Wanted, missing: tuple[str, ...]
+) -> tuple[_Wanted, tuple[str, ...], _Denied]:
+    """What is left of the topics to show and of those to create, and the answers to the others (`security.md A55`)."""
+
+    def describes(name: str) -> bool:
+        return rights.on_topic(AclOperation.DESCRIBE, name)
+
+    if wanted.ids is not None:
+        ids, hidden = split(
+            wanted.ids, lambda each: each not in image.topics_by_id or describes(image.topics_by_id[each].name)
+        )
+        return wanted._replace(ids=ids), (), _Denied(ids=tuple(hidden))
+    if wanted.names is None:
+        return wanted, (), _Denied()
+    names, undescribed = split(wanted.names, describes)
+    to_create = [name for name in missing if name in names]
+    if to_create and not rights.on_cluster(AclOperation.CREATE, quiet=True):
+        allowed, uncreated = split(to_create, lambda name: rights.on_topic(AclOperation.CREATE, name))
+        names = tuple(name for name in names if name not in uncreated)
+        return wanted._replace(names=names), allowed, _Denied((*uncreated, *undescribed))
+    return wanted._replace(names=names), tuple(to_create), _Denied(tuple(undescribed))
+
+
+def _answer(
+    node: NodeView,
+    encoder: MetadataEncoder,
+    request: MetadataRequest,
+    wanted: _Wanted,
+    rights: RequestRights | None,
+    denied: _Denied,
+) -> bytes:
     topic_operations = request_field(request, "include_topic_authorized_operations", False)
     cluster_operations = request_field(request, "include_cluster_authorized_operations", False)
     shape = (wanted, topic_operations, cluster_operations)
-    if (cached := encoder.cached(shape)) is not None:
+    if rights is None and (cached := encoder.cached(shape)) is not None:
         return cached
     found = _find(node.image, wanted)
+    topics = found.topics
+    if rights is not None and wanted.names is None and wanted.ids is None:
+        topics = [topic for topic in topics if rights.describes(topic.name)]
     operations = TOPIC_OPERATIONS if topic_operations else OPERATIONS_NOT_ASKED
+    operations_of = partial(rights.operations, ResourceType.TOPIC) if rights is not None and topic_operations else None
+    on_cluster = CLUSTER_OPERATIONS if cluster_operations else OPERATIONS_NOT_ASKED
+    if rights is not None and cluster_operations:
+        on_cluster = cluster_operations_of(rights)
+    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     answer = encoder.answer(
-        found.topics,
+        topics,
         [TopicError(ErrorCode.UNKNOWN_TOPIC_ID, None, each) for each in found.unknown_ids],
-        [TopicError(code, name, operations=operations) for name, code in found.failed],
+        [
+            *(
+                TopicError(code, name, operations=operations if operations_of is None else operations_of(name))
+                for name, code in found.failed
+            ),
+            *(TopicError(code, name) for name in denied.names),
+            *(TopicError(code, None, each) for each in denied.ids),
+        ],
         cluster_id=node.cluster_id,
         topic_operations=operations,
-        cluster_operations=CLUSTER_OPERATIONS if cluster_operations else OPERATIONS_NOT_ASKED,
+        operations_of=operations_of,
+        cluster_operations=on_cluster,
     )
-    if len(found.topics) >= _KEEP_FROM_TOPICS:
+    if rights is None and len(topics) >= _KEEP_FROM_TOPICS:
         encoder.cache(shape, answer)
     return answer
 
@@ -185,101 +241,7 @@ def _find(image: MetadataImage, wanted: _Wanted) -> _Found:
     return _Found([by_name[name] for name in wanted.names if name in by_name], failed=tuple(failed))
 
 
-# --- DescribeTopicPartitions ------------------------------------------------------------------------------------------
-
-
-def handle_describe_topic_partitions(
-    node: NodeView, context: RequestContext, request: DescribeTopicPartitionsRequest
-) -> dict[str, Any]:
-    """Topics in name order, starting at the cursor, up to the limit of partitions."""
-    image = node.image
-    names = sorted({topic.name for topic in request.topics}, key=_java_order)
-    everything = not names
-    cursor = request.cursor
-    if cursor is not None and (cursor.partition_index < 0 or (not everything and cursor.topic_name not in names)):
-        return _rejected(request.topics, ErrorCode.INVALID_REQUEST)
-    if "" in names:
-        return _rejected(request.topics, ErrorCode.UNKNOWN_SERVER_ERROR)
-    if everything:
-        names = sorted(image.topics_by_name, key=_java_order)
-    if cursor is not None:
-        start = _java_order(cursor.topic_name)
-        names = [name for name in names if _java_order(name) >= start]
-    most = node.config.get_int("max.request.partition.size.limit")
-    left = max(1, min(request.response_partition_limit, most))
-    rows: list[dict[str, Any]] = []
-    for name in names:
-        if left == 0:
-            return {"topics": rows, "next_cursor": {"topic_name": name, "partition_index": 0}}
-        topic = image.topics_by_name.get(name)
-        if topic is None:
-            rows.append(_unknown_topic(name))
-            continue
-        first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
-        end = min(len(topic.partitions), first + left)
-        rows.append(_describe_topic(image, topic, range(first, end), context.listener))
-        left -= max(0, end - first)
-        if end < len(topic.partitions):
-            return {"topics": rows, "next_cursor": {"topic_name": name, "partition_index": end}}
-    return {"topics": rows, "next_cursor": None}
-
-
-def _java_order(name: str) -> bytes:
-    """Java compares strings by UTF-16 units."""
-    return name.encode("utf-16-be", "surrogatepass")
-
-
-def _unknown_topic(name: str) -> dict[str, Any]:
-    invalid = name_fault(name) is not None
-    return {
-        "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION if invalid else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        "name": name,
-        "topic_id": None,
-        "is_internal": is_internal(name),
-        "partitions": (),
-        "topic_authorized_operations": TOPIC_OPERATIONS,
-    }
-
-
-def _describe_topic(image: MetadataImage, topic: TopicImage, indexes: Iterable[int], listener: str) -> dict[str, Any]:
-    return {
-        "error_code": ErrorCode.NONE,
-        "name": topic.name,
-        "topic_id": topic.id,
-        "is_internal": is_internal(topic.name),
-        "partitions": [_describe_partition(image, topic, index, listener) for index in indexes],
-        "topic_authorized_operations": TOPIC_OPERATIONS,
-    }
-
-
-def _describe_partition(image: MetadataImage, topic: TopicImage, index: int, listener: str) -> dict[str, Any]:
-    partition = topic.partitions[index]
-    view = view_partition(image, partition, listener, old_errors=False)
-    return {
-        "error_code": view.error,
-        "partition_index": index,
-        "leader_id": view.leader,
-        "leader_epoch": partition.leader_epoch,
-        "replica_nodes": partition.replicas,
-        "isr_nodes": partition.isr,
-        "eligible_leader_replicas": partition.elr,
-        "last_known_elr": partition.last_known_elr,
-        "offline_replicas": view.offline,
-    }
-
-
-def _rejected(topics: Iterable[TopicRequest], code: ErrorCode) -> dict[str, Any]:
-    rows = [
-        {"error_code": code, "name": topic.name, "topic_authorized_operations": OPERATIONS_NOT_ASKED}
-        for topic in topics
-    ]
-    return {"topics": rows, "next_cursor": None}
-
-
 def apis(
     node: NodeView, absent: Callable[[], Absent], auto_create: Callable[[Sequence[str]], Awaitable[object]]
 ) -> tuple[Api, ...]:
-    return (
-        Api(ApiKey.METADATA, 0, 13, MetadataHandler(node, absent, auto_create).handle),
-        Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, partial(handle_describe_topic_partitions, node)),
-    )
+    return (Api(ApiKey.METADATA, 0, 13, MetadataHandler(node, absent, auto_create).handle),)

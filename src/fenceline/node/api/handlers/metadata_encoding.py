@@ -15,7 +15,7 @@ v8 authorized operations (of the cluster only until v10); v9 flexible; v10 topic
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -36,7 +36,7 @@ from fenceline.wire.primitives import uvarint
 SHARE_STATE_TOPIC: Final = "__share_group_state"
 OPERATIONS_NOT_ASKED: Final = -(2**31)
 TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
-"""READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: there is no authorizer yet."""
+"""READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all, without an authorizer."""
 CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 """CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE."""
 
@@ -176,8 +176,10 @@ class MetadataEncoder:
         cluster_id: str,
         topic_operations: int,
         cluster_operations: int,
+        operations_of: Callable[[str], int] | None = None,
     ) -> bytes:
-        """The body: unknown ids, then topics, then other errors, in Kafka's order."""
+        """The body: unknown ids, then topics, then other errors, in Kafka's order. `operations_of`: the operations on
+        a topic of this name, if not all topics have `topic_operations`."""
         assert self._image is not None, "use_image comes first"
         tail = _int32(topic_operations) if self._version >= 8 else b""
         tail += b"\0" if self._flexible else b""
@@ -185,6 +187,8 @@ class MetadataEncoder:
         count = len(parts)
         for topic in topics:
             parts.append(self._encode_topic(topic))
+            if operations_of is not None and self._version >= 8:
+                tail = _int32(operations_of(topic.name)) + (b"\0" if self._flexible else b"")
             parts.append(tail)
         failed = [part for error in errors_after for part in self._encode_error(error)]
         count += len(topics) + len(failed)

@@ -79,7 +79,7 @@ async def handle_create_topics(
             wanted.append(_new_topic(topic))
     if wanted:
         try:
-            answer = await submit(CreateTopics(tuple(wanted), request.validate_only))
+            answer = await submit(CreateTopics(tuple(wanted), request.validate_only), context)
             results.update((topic.name, topic) for topic in answer.topics)
             if until_served is not None:
                 created = {topic.name for topic in answer.topics if not topic.outcome.failed}

@@ -3,7 +3,7 @@
 
 Owns no rule of its own: `producing.py` is complete without this module. A request is left to it completely, with
 nothing changed, if its bytes or one of its partitions are not the plain case (another version, acks=0, an unknown
-partition, a partition named twice, too few replicas, `flush.messages`, an internal topic, a batch that opens a
+partition, one that the sender may not write, a partition named twice, too few replicas, `flush.messages`, an internal topic, a batch that opens a
 transaction). A response that
 waits for other replicas is encoded here and handed over. A batch that its log does not accept on the fast path is left
 to `producing.py`, whose result becomes part of this response.
@@ -23,7 +23,7 @@ from fenceline.log.core.errors import StorageError
 from fenceline.node.api.produce.acknowledging import PendingAck, AckedBy
 from fenceline.wire.produce import PartitionRecords, put_flexible_result
 
-ABI = 8
+ABI = 9
 
 cdef enum:
     MAX_PARTITIONS = 128
@@ -59,6 +59,8 @@ cdef struct Request:
     int16_t acks
     int32_t timeout_ms
     bint has_transactional_id
+    Py_ssize_t transactional_id_start
+    Py_ssize_t transactional_id_end
     int topic_count
     int partition_count
     Topic[MAX_TOPICS] topics
@@ -89,6 +91,7 @@ cdef bint _parse(const uint8_t* p, Py_ssize_t size, bint by_id, Request* out) no
     if out.has_transactional_id:
         if length < 0 or length > size - at:
             return False
+        out.transactional_id_start, out.transactional_id_end = at, at + length
         for _ in range(length):
             if p[at] >= 0x80:  # it may be no valid UTF-8
                 return False
@@ -179,6 +182,17 @@ cdef bint _belong_to_open_transactions(const uint8_t* p, Request* request, list 
     return True
 
 
+cdef bint _may_write_as(rights, const uint8_t* p, Request* request) except -1:
+    """Whether the sender may use the transactional id, if a batch of the request is transactional."""
+    cdef int i
+    cdef Py_ssize_t start = request.transactional_id_start
+    for i in range(request.partition_count):
+        if request.partitions[i].transactional:
+            id_bytes = PyBytes_FromStringAndSize(<const char*>p + start, request.transactional_id_end - start)
+            return rights.may_write_as(id_bytes.decode("ascii"), True)
+    return True
+
+
 def answer_plain(producing, context, body):
     """The response frame, or a pending response; None, with nothing changed: `ProduceHandler.handle` continues."""
     cdef int version = context.api_version
@@ -199,6 +213,9 @@ def answer_plain(producing, context, body):
         return None
     cdef list names = []
     cdef list replicas = []
+    rights = context.rights
+    if rights is not None and request.has_transactional_id and not _may_write_as(rights, &view[0], &request):
+        return None
     cdef dict known = producing.replicas.open_by_id if by_id else producing.replicas.open_by_name
     for number in range(request.topic_count):
         topic = &request.topics[number]
@@ -224,6 +241,9 @@ def answer_plain(producing, context, body):
                 if not leader.has_enough_replicas(config.min_insync_replicas):
                     return None
             replicas.append(replica)
+        if rights is not None and topic.first < topic.behind:
+            if not rights.may_write(replica.topic_partition.topic, True):
+                return None
     if request.has_transactional_id and not _belong_to_open_transactions(&view[0], &request, replicas):
         return None
 

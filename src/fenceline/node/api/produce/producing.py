@@ -4,15 +4,15 @@ Owns the checks before an append and the mapping of results to the response. Nev
 disk: records are views of the receive buffer, appended before the handler returns. `acknowledging` handles the wait
 for other replicas and flushes.
 
-Order of checks as in Kafka: acks, topic, leader, min.insync.replicas, then the batch itself (`fenceline.records`).
-Batches that open a transaction wait for its coordinator first (`transactional.py`); the connection handles no other
-request meanwhile, so that the producer's batches stay in order.
+Order of checks as in Kafka: rights, acks, topic, leader, min.insync.replicas, then the batch itself
+(`fenceline.records`). Batches that open a transaction wait for its coordinator first (`transactional.py`); the
+connection handles no other request meanwhile, so that the producer's batches stay in order.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.replication.replica import Replica
     from fenceline.node.replication.replicas import Replicas
+    from fenceline.security.rights import RequestRights
 
 log = Logger("produce")
 
@@ -68,7 +69,7 @@ _WITHOUT_LOG_START: Final = (
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
 """Errors that Kafka returns without the partition's log start offset."""
-_PLAIN_ABI: Final = 8
+_PLAIN_ABI: Final = 9
 """Changes with every change of `_plain_produce.pyx`, so that an outdated build is not used."""
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 
@@ -101,9 +102,10 @@ class ProduceHandler:
         flush_up_to: FlushUpTo,
         rejected: Callable[[TopicPartition, int, StorageError], None],
         transactions: TransactionalProduce,
+        name_of: Callable[[bytes], str | None],
     ) -> None:
         """`rejected` is called when a log has rejected records with a storage error: with the partition, its log end
-        offset, and the error."""
+        offset, and the error. `name_of`: of the topic with an id, None if it is unknown."""
         self.replicas = replicas
         self.clock = clock
         self.metrics = metrics
@@ -111,6 +113,7 @@ class ProduceHandler:
         self._hints = hints
         self._rejected = rejected
         self._transactions = transactions
+        self._name_of = name_of
         self._verifying: set[asyncio.Task[None]] = set()
         self._answers = ProducePurgatory(loop, hints, flush_up_to)
 
@@ -121,9 +124,37 @@ class ProduceHandler:
                 return plain
         request = parse_request(context.api_version, body)
         partitions = _last_mentions(request.partitions)
-        if request.acks in (-1, 0, 1) and has_transactional(partitions):
-            return self._handle_transactional(context, request, partitions)
-        return self._answer(context, request, self._append_all(context, request, partitions))
+        denied: list[PartitionResult] = []
+        is_transactional = request.acks in (-1, 0, 1) and has_transactional(partitions)
+        if context.rights is not None:
+            transactional_id = request.transactional_id if is_transactional else None
+            partitions, denied = self._denied(context.rights, transactional_id, partitions)
+        if is_transactional and partitions:
+            return self._handle_transactional(context, request, partitions, denied)
+        return self._answer(context, request, self._append_all(context, request, partitions), denied=denied)
+
+    def _denied(
+        self, rights: RequestRights, transactional_id: str | None, partitions: list[PartitionRecords]
+    ) -> tuple[list[PartitionRecords], list[PartitionResult]]:
+        """The partitions that the sender may write, and the results of the others. `transactional_id`: of a
+        transactional request (`security.md A55`)."""
+        if transactional_id is not None and not rights.may_write_as(transactional_id):
+            code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            allowed = []
+        else:
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            allowed = [p for p in partitions if self._may_write(rights, p)]
+        if len(allowed) == len(partitions):
+            return partitions, []
+        kept = set(map(_key, allowed))
+        denied = [_failed(p, code, "") for p in partitions if _key(p) not in kept]
+        self.metrics.failed_produce_partitions += len(denied)
+        return allowed, denied
+
+    def _may_write(self, rights: RequestRights, partition: PartitionRecords) -> bool:
+        topic, topic_id, _, _ = partition
+        name = topic if topic_id is None else self._name_of(topic_id)
+        return name is None or rights.may_write(name)  # an unknown id is refused as such
 
     def _append_all(
         self,
@@ -156,9 +187,13 @@ class ProduceHandler:
         request: ProduceRequest,
         appended: _Appended,
         pending: PendingAnswer | None = None,
+        *,
+        denied: Sequence[PartitionResult] = (),
     ) -> list[Buffer] | PendingAnswer | None:
-        """The response. `pending`: it is owed already."""
-        results, pending_acks = appended
+        """The response. `pending`: it is owed already. `denied`: of partitions that the sender may not write; they come
+        last, as the positions of acknowledgements are those of `appended`."""
+        results = [*appended.results, *denied] if denied else appended.results
+        pending_acks = appended.pending_acks
         if request.acks == 0:
             if any(result.error_code for result in results):
                 # acks=0 has no response that could carry the error, so the connection is closed, as in Kafka.
@@ -179,30 +214,34 @@ class ProduceHandler:
         return pending
 
     def _handle_transactional(
-        self, context: RequestContext, request: ProduceRequest, partitions: list[PartitionRecords]
+        self,
+        context: RequestContext,
+        request: ProduceRequest,
+        partitions: list[PartitionRecords],
+        denied: Sequence[PartitionResult],
     ) -> list[Buffer] | PendingAnswer | None:
         try:
             opening = self._transactions.begin(request.transactional_id, context.api_version, partitions)
         except PeerError as error:
             self.metrics.failed_produce_partitions += len(partitions)
             results = [_failed(p, error.code, error.message) for p in partitions]
-            return self._answer(context, request, _Appended(results, []))
+            return self._answer(context, request, _Appended(results, []), denied=denied)
         if opening is None or not opening.to_ask:
             guards = opening.guards if opening is not None else {}
-            return self._answer(context, request, self._append_all(context, request, partitions, guards))
+            appended = self._append_all(context, request, partitions, guards)
+            return self._answer(context, request, appended, denied=denied)
         verdicts = self._transactions.ask(opening)
         if isinstance(verdicts, dict):
             codes = self._transactions.codes(opening, partitions, verdicts)
             if codes is not None:
-                return self._answer(
-                    context, request, self._append_confirmed(context, request, partitions, opening, codes)
-                )
+                appended = self._append_confirmed(context, request, partitions, opening, codes)
+                return self._answer(context, request, appended, denied=denied)
         # The receive buffer is reused while the coordinator is asked.
         kept = [
             p._replace(records=memoryview(bytearray(p.records))) if p.records is not None else p for p in partitions
         ]
         pending = PendingAnswer()
-        verifying = asyncio.ensure_future(self._verify(context, request, kept, opening, verdicts, pending))
+        verifying = asyncio.ensure_future(self._verify(context, request, kept, denied, opening, verdicts, pending))
         self._verifying.add(verifying)
         verifying.add_done_callback(self._verifying.discard)
         return pending
@@ -212,6 +251,7 @@ class ProduceHandler:
         context: RequestContext,
         request: ProduceRequest,
         partitions: list[PartitionRecords],
+        denied: Sequence[PartitionResult],
         opening: RequestGuards,
         verdicts: Verdicts | Awaitable[Verdicts],
         pending: PendingAnswer,
@@ -220,7 +260,7 @@ class ProduceHandler:
         try:
             codes = await self._transactions.await_codes(opening, partitions, verdicts)
             appended = self._append_confirmed(context, request, partitions, opening, codes)
-            self._answer(context, request, appended, pending)
+            self._answer(context, request, appended, pending, denied=denied)
         except Exception:
             log.exception("transactional produce failed", peer=context.peer)
             pending.fail("internal error, see the previous log message")
