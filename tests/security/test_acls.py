@@ -15,8 +15,9 @@ from uuid import UUID
 import pytest
 
 from fenceline.metadata.security_records import AccessControlEntryRecord
-from fenceline.security.acls import AclAuthorizer, AclOperation, AskingPeer, PatternType, Permission, ResourceType
+from fenceline.security.acls import AclAuthorizer, AskingPeer
 from fenceline.testing.apache_kafka import DEFAULT_JARS
+from fenceline.wire.acl_codes import AclOperation, PatternType, Permission, ResourceType
 from fenceline.wire.principal import Principal
 from tests.support.recorded import Answer
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Final, NamedTuple
 
 from fenceline.metadata.security_records import AccessControlEntryRecord
+from fenceline.wire.acl_codes import AclOperation, PatternType, Permission, ResourceType
 from fenceline.wire.principal import Principal
 
 WILDCARD: Final = "*"
@@ -26,42 +26,6 @@ EVERYBODY: Final = "User:*"
 """Matches principals of every type."""
 MAX_CACHED: Final = 10_000
 """Decisions that are remembered until a rule changes."""
-
-
-class ResourceType(IntEnum):
-    TOPIC = 2
-    GROUP = 3
-    CLUSTER = 4
-    TRANSACTIONAL_ID = 5
-    DELEGATION_TOKEN = 6
-    USER = 7
-
-
-class PatternType(IntEnum):
-    LITERAL = 3
-    PREFIXED = 4
-
-
-class AclOperation(IntEnum):
-    ALL = 2
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-    CREATE_TOKENS = 13
-    DESCRIBE_TOKENS = 14
-    TWO_PHASE_COMMIT = 15
-
-
-class Permission(IntEnum):
-    DENY = 2
-    ALLOW = 3
 
 
 _IMPLIED_BY: Final = {

@@ -1,0 +1,56 @@
+"""Codes of resource types, pattern types, operations and permissions, as ACLs have them on the wire and in metadata
+records.
+
+Owns the numbers. The enumerations have the values that an ACL can have; a filter may also have `ANY`, or `MATCH` as its
+pattern type.
+
+Rules: security.md A42 to A44, A46, A47 (only the numbers).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+UNKNOWN: Final = 0
+"""Of each kind; so is every number that Kafka does not define."""
+ANY: Final = 1
+"""Of each kind, in filters."""
+MATCH: Final = 2
+"""Pattern type in filters: every pattern that matches the name."""
+
+
+class ResourceType(IntEnum):
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+    DELEGATION_TOKEN = 6
+    USER = 7
+
+
+class PatternType(IntEnum):
+    LITERAL = 3
+    PREFIXED = 4
+
+
+class AclOperation(IntEnum):
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+    CREATE_TOKENS = 13
+    DESCRIBE_TOKENS = 14
+    TWO_PHASE_COMMIT = 15
+
+
+class Permission(IntEnum):
+    DENY = 2
+    ALLOW = 3
