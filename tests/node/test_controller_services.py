@@ -145,9 +145,6 @@ ELECTION: Final = _inside(
 )
 START: Final = struct.Struct(">hhi")
 NOT_SPOKEN: Final = {
-    ApiKey.DESCRIBE_ACLS,
-    ApiKey.CREATE_ACLS,
-    ApiKey.DELETE_ACLS,
     ApiKey.CREATE_DELEGATION_TOKEN,
     ApiKey.RENEW_DELEGATION_TOKEN,
     ApiKey.EXPIRE_DELEGATION_TOKEN,

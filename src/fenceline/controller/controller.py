@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from fenceline.controller import (
+    acls,
     alter_partition,
     brokers,
     configs,
@@ -39,8 +40,10 @@ from fenceline.controller.requests import (
     AlterConfigs,
     AlterUserScram,
     BrokerHeartbeat,
+    CreateAcls,
     CreatePartitions,
     CreateTopics,
+    DeleteAcls,
     DeleteTopics,
     EmptyAnswer,
     FenceEndedBroker,
@@ -132,6 +135,10 @@ def _decide(state: ControllerState, request: Request, now_ms: int, rng: Rng) -> 
             return producer_ids.allocate_producer_ids(state, request)
         case AlterUserScram():
             return scram_credentials.alter_user_scram(state, request)
+        case CreateAcls():
+            return acls.create_acls(state, request, rng)
+        case DeleteAcls():
+            return acls.delete_acls(state, request)
         case UpdateFeatures():
             return feature_updates.update_features(state, request)
         case AlterPartitionReassignments():

@@ -16,6 +16,7 @@ from fenceline.controller.outcome import SUCCESS as SUCCESS
 from fenceline.controller.outcome import RequestOutcome as RequestOutcome
 from fenceline.controller.partition_requests import PartitionRequest
 from fenceline.ids import ZERO_UUID
+from fenceline.metadata.acl_index import AclFilter, AclRule
 from fenceline.metadata.features import Levels
 from fenceline.metadata.image import ConfigResource, Endpoint
 from fenceline.metadata.security_records import UserScramCredentialRecord
@@ -331,6 +332,44 @@ class AlterUserScramAnswer:
     users: tuple[NamedOutcome, ...]
 
 
+# -- ACLs (C42) ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CreateAcls:
+    """Each ACL succeeds or fails separately."""
+
+    acls: tuple[AclRule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateAclsAnswer:
+    """One outcome for each ACL, in the order of the request."""
+
+    outcomes: tuple[RequestOutcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteAcls:
+    """Deletes the ACLs that at least one of the filters matches."""
+
+    filters: tuple[AclFilter, ...]
+
+
+class MatchingAcls(NamedTuple):
+    """The ACLs that one filter matched; none after a failure."""
+
+    outcome: RequestOutcome
+    acls: tuple[AclRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteAclsAnswer:
+    """One entry for each filter, in the order of the request. An ACL is in the entries of all that match it."""
+
+    filters: tuple[MatchingAcls, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class WriteNoOp:
     """Timer: keep the log moving (C7)."""
@@ -357,6 +396,8 @@ Request: TypeAlias = (
     | AllocateProducerIds
     | UpdateFeatures
     | AlterUserScram
+    | CreateAcls
+    | DeleteAcls
     | FenceStaleBroker
     | FenceEndedBroker
     | WriteNoOp

@@ -18,6 +18,7 @@ from fenceline.controller.replica_index import ReplicaIndex
 from fenceline.controller.sessions import Sessions
 from fenceline.controller.topic_names import NameIndex
 from fenceline.errors import ErrorCode, InternalError, PeerError
+from fenceline.metadata.acl_index import AclIndex
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.delta import apply
 from fenceline.metadata.features import KRAFT_VERSION
@@ -100,6 +101,7 @@ class ControllerState:
         self._own_resource = ConfigResource(ConfigResourceType.BROKER, str(settings.node_id))
         self._index: ReplicaIndex | None = None
         self._names: NameIndex | None = None
+        self._acls: AclIndex | None = None
 
     @property
     def index(self) -> ReplicaIndex:
@@ -113,13 +115,19 @@ class ControllerState:
             self._names = NameIndex(self.image.topics_by_name)
         return self._names
 
+    @property
+    def acls(self) -> AclIndex:
+        if self._acls is None:
+            self._acls = AclIndex(self.image)
+        return self._acls
+
     def reset(self, image: MetadataImage, next_offset: int) -> None:
         """Set `image` as the state, after a failover (C2) or at start. The caller resets the sessions."""
         if image.offset >= next_offset:
             raise InternalError(f"C2: the image ends at {image.offset}, the next record is to have {next_offset}")
         self.image = image
         self.next_offset = next_offset
-        self._index = self._names = None
+        self._index = self._names = self._acls = None
 
     def replay(self, records: Sequence[MetadataRecord], last_offset: int, epoch: int) -> tuple[MetadataImage, Delta]:
         """Apply decided records before they are committed (C1)."""
@@ -132,6 +140,8 @@ class ControllerState:
         self.next_offset = last_offset + 1
         if self._index is not None:
             self._index.update(delta)
+        if self._acls is not None:
+            self._acls.update(self.image, delta)
         if self._names is not None:
             for topic in delta.deleted_topics:
                 self._names.remove(topic.name)

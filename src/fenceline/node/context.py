@@ -61,6 +61,9 @@ class Api(NamedTuple):
     min_version: int
     max_version: int
     handler: Handler
+    check: Callable[[Any], None] | None = None
+    """Raises MalformedRequest for values that Kafka does not parse: the connection is closed, before the request is
+    forwarded or handled."""
 
 
 @dataclass(frozen=True, slots=True)

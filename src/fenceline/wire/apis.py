@@ -210,6 +210,8 @@ FORWARDED: Final = frozenset(
         ApiKey.REMOVE_RAFT_VOTER,
         ApiKey.UNREGISTER_BROKER,
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.CREATE_ACLS,
+        ApiKey.DELETE_ACLS,
     }
 )
 """Client requests that only the active controller can answer: the APIs allowed in an Envelope (KIP-590)."""

@@ -562,6 +562,44 @@ class AlterUserScramCredentialsRequest(Entity):
     upsertions: tuple[ScramCredentialUpsertion, ...]
 
 
+class DescribeAclsRequest(Entity):
+    resource_type_filter: int
+    resource_name_filter: str | None
+    pattern_type_filter: int
+    principal_filter: str | None
+    host_filter: str | None
+    operation: int
+    permission_type: int
+
+
+class AclCreation(Entity):
+    resource_type: int
+    resource_name: str
+    resource_pattern_type: int
+    principal: str
+    host: str
+    operation: int
+    permission_type: int
+
+
+class CreateAclsRequest(Entity):
+    creations: tuple[AclCreation, ...]
+
+
+class DeleteAclsFilter(Entity):
+    resource_type_filter: int
+    resource_name_filter: str | None
+    pattern_type_filter: int
+    principal_filter: str | None
+    host_filter: str | None
+    operation: int
+    permission_type: int
+
+
+class DeleteAclsRequest(Entity):
+    filters: tuple[DeleteAclsFilter, ...]
+
+
 class Listener(Entity):
     name: str
     host: str

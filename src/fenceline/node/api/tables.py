@@ -19,6 +19,7 @@ from fenceline.metadata.features import SUPPORTED
 from fenceline.node.api.fetch import fetching as fetch
 from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
 from fenceline.node.api.handlers import (
+    acls,
     api_versions,
     broker_partition_requests,
     broker_registration,
@@ -120,6 +121,7 @@ def broker_apis(
         *unregister_broker.apis(submit),
         *quorum.apis(controller),
         *scram_credentials.apis(node, submit),
+        *acls.apis(node, submit, controller.subscribe, is_enabled=authorization is not None),
         *sasl.apis(),
     )
 
@@ -143,6 +145,7 @@ def controller_apis(
         *unregister_broker.apis(submit),
         *quorum.controller_apis(controller),
         *scram_credentials.controller_apis(submit),
+        *acls.apis(node, submit, controller.subscribe, is_enabled=authorization is not None),
     )
     return (
         *enclosed,

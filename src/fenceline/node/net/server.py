@@ -434,6 +434,8 @@ class Server:
 
     def _handle_entity(self, api: Api, context: RequestContext, body: bytes) -> list[Buffer] | PendingAnswer:
         request = read_request(api.key, context.api_version, body)
+        if api.check is not None:
+            api.check(request)
         answer: Answer | Awaitable[Answer] | None = None
         if self._forward is not None:
             answer = self._forward(api, context, body)

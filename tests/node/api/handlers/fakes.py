@@ -87,6 +87,9 @@ class FakeController:
     def broker_identified(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
         """No test asks for it."""
 
+    def subscribe(self, listener: Any) -> None:
+        """A test sets the image."""
+
     async def submit(self, request: Any, client: object = None) -> Any:
         self.asked.append(request)
         if isinstance(self.answer, Exception):

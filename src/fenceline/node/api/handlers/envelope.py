@@ -73,7 +73,10 @@ async def handle_envelope(
         is_forwarded=True,
     )
     try:
-        answer = api.handler(inner, read_request(key, version, data[header.body_position :]))
+        embedded = read_request(key, version, data[header.body_position :])
+        if api.check is not None:
+            api.check(embedded)
+        answer = api.handler(inner, embedded)
         if inspect.isawaitable(answer):
             answer = await answer
     except MalformedRequest:
