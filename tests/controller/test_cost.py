@@ -30,7 +30,9 @@ from fenceline.controller.requests import (
     BrokerHeartbeat,
     ConfigChange,
     ConfigOperation,
+    CreateAcls,
     CreateTopics,
+    DeleteAcls,
     FenceStaleBroker,
     IncrementalAlterConfigs,
     RegisterBroker,
@@ -38,6 +40,7 @@ from fenceline.controller.requests import (
     TopicToCreate,
     UnregisterBroker,
 )
+from fenceline.metadata.acl_index import AclFilter, AclRule
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint
 from tests.controller.helpers import CLUSTER, Cluster
@@ -78,6 +81,8 @@ def _cluster(others: int) -> Cluster:
     cluster.create("mine", (1, 2), (2, 1), (1, 2))
     for number in range(others):
         cluster.create(f"other-{number}", (3, 4, 5), (4, 5, 3))
+    rules = [AclRule(2, f"other-{number}", 3, "User:a", "*", 3, 3) for number in range(others)]
+    cluster.ask(CreateAcls((AclRule(2, "mine", 3, "User:a", "*", 3, 3), *rules)))
     cluster.ask(BalanceLeaders())  # an index is built once, at its first use
     cluster.ask(CreateTopics((TopicToCreate("warm_up", 1, 1),), validate_only=True))
     return cluster
@@ -134,6 +139,9 @@ REQUESTS: Final[dict[str, Callable[[Cluster], Request]]] = {
     "a topic's config": _config("retention.ms", "1"),
     "a topic's min.insync.replicas": _config("min.insync.replicas", "2"),
     "unclean elections for all": _config("unclean.leader.election.enable", "true", ""),
+    "a new ACL": lambda cluster: CreateAcls((AclRule(2, "mine", 3, "User:a", "*", 4, 3),)),
+    "an ACL less": lambda cluster: DeleteAcls((AclFilter(2, "mine", 3, None, None, 1, 1),)),
+    "ACLs of a name": lambda cluster: DeleteAcls((AclFilter(1, "mine", 2, None, None, 1, 1),)),
     "a new topic": lambda cluster: CreateTopics((TopicToCreate("new", assignments=((0, (1, 2)),)),)),
 }
 

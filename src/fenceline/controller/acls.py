@@ -67,11 +67,13 @@ def delete_acls(state: ControllerState, request: DeleteAcls) -> Decision:
             matching.append(rule_of(acl))
             removed[acl.id] = None
             matches += 1
-            if len(removed) > MAX_RECORDS or matches > MAX_MATCHES:
+            if len(removed) > MAX_RECORDS:
                 raise PeerError(
                     ErrorCode.INVALID_REQUEST,
                     f"Cannot remove more than {MAX_RECORDS} acls in a single delete operation.",
                 )
+            if matches > MAX_MATCHES:
+                raise PeerError(ErrorCode.INVALID_REQUEST, f"The filters match more than {MAX_MATCHES} times.")
         found.append(MatchingAcls(SUCCESS, tuple(matching)))
     records = [RemoveAccessControlEntryRecord(each) for each in removed]
     return Decision(records, DeleteAclsAnswer(tuple(found)))

@@ -9,6 +9,7 @@ Rules: security.md A40, A46 to A48.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
         DescribeAclsRequest,
     )
 
+_SLICE: Final = 2_000
+"""ACLs that are described before other requests get their turn."""
 _DISABLED: Final = "No Authorizer is configured."
+_DISABLED_HERE: Final = "No Authorizer is configured on the broker"
 
 
 class ImageAcls:
@@ -55,16 +59,19 @@ class ImageAcls:
         return self._index
 
 
-def describe_acls(acls: ImageAcls, context: RequestContext, request: DescribeAclsRequest) -> dict[str, Any]:
+async def describe_acls(acls: ImageAcls, context: RequestContext, request: DescribeAclsRequest) -> dict[str, Any]:
     """The ACLs that match the filter, by resource pattern."""
+    matching = list(acls.index.matching(_filter(request)))
     resources: dict[tuple[int, str, int], dict[str, Any]] = {}
-    for acl in acls.index.matching(_filter(request)):
+    for number, acl in enumerate(matching, 1):
         key = (acl.resource_type, acl.resource_name, acl.pattern_type)
         found = resources.get(key)
         if found is None:
             found = resources[key] = {**dict(zip(_PATTERN, key, strict=True)), "acls": []}
         found["acls"].append(_entry(acl))
-    return {"error_code": ErrorCode.NONE, "error_message": None, "resources": list(resources.values())}
+        if number % _SLICE == 0:
+            await asyncio.sleep(0)  # other requests of this node
+    return {"error_code": ErrorCode.NONE, "error_message": "", "resources": list(resources.values())}
 
 
 _PATTERN: Final = ("resource_type", "resource_name", "pattern_type")
@@ -106,7 +113,8 @@ async def create_acls(submit: Submit, context: RequestContext, request: CreateAc
         for each in request.creations
     )
     try:
-        outcomes = [(outcome.code, outcome.message) for outcome in (await submit(CreateAcls(wanted))).outcomes]
+        answer = await submit(CreateAcls(wanted))
+        outcomes = [(outcome.code, outcome.message or "") for outcome in answer.outcomes]
     except PeerError as error:
         outcomes = [(error.code, error.message)] * len(wanted)
     return {"results": [{"error_code": code, "error_message": message} for code, message in outcomes]}
@@ -134,7 +142,7 @@ def _failed(code: ErrorCode, message: str | None) -> dict[str, Any]:
 
 
 def describe_disabled(context: RequestContext, request: DescribeAclsRequest) -> dict[str, Any]:
-    return {"error_code": ErrorCode.SECURITY_DISABLED, "error_message": _DISABLED, "resources": []}
+    return {"error_code": ErrorCode.SECURITY_DISABLED, "error_message": _DISABLED_HERE, "resources": []}
 
 
 def create_disabled(context: RequestContext, request: CreateAclsRequest) -> dict[str, Any]:
