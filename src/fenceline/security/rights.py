@@ -16,7 +16,8 @@ from uuid import UUID
 
 from immutables import Map
 
-from fenceline.security.acls import AclAuthorizer, AclOperation, AskingPeer, ResourceType
+from fenceline.security.acls import AclAuthorizer, AskingPeer
+from fenceline.wire.acl_codes import AclOperation, ResourceType
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:

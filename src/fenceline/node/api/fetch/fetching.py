@@ -38,7 +38,7 @@ from fenceline.node.net.connection import PendingAnswer
 from fenceline.node.net.server import Buffer, frame_of
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, DEBUG_REPLICA_ID, NO_EPOCH
 from fenceline.replica.fetch_session import INITIAL_EPOCH, NO_SESSION_ID, FetchSessions, SessionAnswer
-from fenceline.security.acls import AclOperation
+from fenceline.wire.acl_codes import AclOperation
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, encode_response, parse_request
 

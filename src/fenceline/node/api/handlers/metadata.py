@@ -31,7 +31,7 @@ from fenceline.node.api.permissions.checks import split
 from fenceline.node.api.permissions.cluster import cluster_operations as cluster_operations_of
 from fenceline.node.context import Api, NodeView, RequestContext
 from fenceline.node.replication.absent_brokers import NO_ABSENT, Absent
-from fenceline.security.acls import AclOperation, ResourceType
+from fenceline.wire.acl_codes import AclOperation, ResourceType
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
 

@@ -22,7 +22,7 @@ from fenceline.node.api.handlers.metadata_encoding import (
 )
 from fenceline.node.api.permissions.checks import split
 from fenceline.node.context import Api, NodeView, RequestContext
-from fenceline.security.acls import AclOperation, ResourceType
+from fenceline.wire.acl_codes import AclOperation, ResourceType
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from fenceline.errors import ErrorCode
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.context import RequestContext
-from fenceline.security.acls import AclOperation, ResourceType
 from fenceline.security.rights import RequestRights
+from fenceline.wire.acl_codes import AclOperation, ResourceType
 from fenceline.wire.entities import Entity
 
 _T = TypeVar("_T")

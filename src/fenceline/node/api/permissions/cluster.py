@@ -8,8 +8,8 @@ from __future__ import annotations
 from fenceline.errors import ErrorCode
 from fenceline.node.api.permissions.checks import Asked, Check, Fields, Passed, Row, Verdict
 from fenceline.node.api.permissions.refusals import refusal
-from fenceline.security.acls import AclOperation, ResourceType
 from fenceline.security.rights import CLUSTER, RequestRights
+from fenceline.wire.acl_codes import AclOperation, ResourceType
 from fenceline.wire.apis import ApiKey
 
 OPERATIONS_NOT_ASKED = -(2**31)

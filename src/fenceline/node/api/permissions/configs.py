@@ -14,8 +14,8 @@ from fenceline.errors import ErrorCode
 from fenceline.metadata.image import ConfigResourceType
 from fenceline.node.api.permissions.checks import Asked, Fields, Verdict, without
 from fenceline.node.api.permissions.refusals import message_of
-from fenceline.security.acls import AclOperation, ResourceType
 from fenceline.security.rights import CLUSTER
+from fenceline.wire.acl_codes import AclOperation, ResourceType
 
 _TOPIC: Final = (ResourceType.TOPIC, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 _GROUP: Final = (ResourceType.GROUP, ErrorCode.GROUP_AUTHORIZATION_FAILED)

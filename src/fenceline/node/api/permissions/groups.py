@@ -27,7 +27,7 @@ from fenceline.node.api.permissions.checks import (
     without,
 )
 from fenceline.node.api.permissions.refusals import message_of
-from fenceline.security.acls import AclOperation, ResourceType
+from fenceline.wire.acl_codes import AclOperation, ResourceType
 from fenceline.wire.entities import request_field
 
 _GROUP: Final = ErrorCode.GROUP_AUTHORIZATION_FAILED

@@ -14,7 +14,7 @@ from typing import Final
 from fenceline.node.api.permissions import cluster, configs, groups, topics, transactions
 from fenceline.node.api.permissions.checks import Row
 from fenceline.node.api.permissions.cluster import needs_on_cluster
-from fenceline.security.acls import AclOperation, ResourceType
+from fenceline.wire.acl_codes import AclOperation, ResourceType
 from fenceline.wire.apis import ApiKey
 
 READ_TOPIC: Final = (AclOperation.READ, ResourceType.TOPIC)

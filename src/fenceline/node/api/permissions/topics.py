@@ -25,7 +25,7 @@ from fenceline.node.api.permissions.checks import (
     without,
 )
 from fenceline.node.api.permissions.refusals import message_of
-from fenceline.security.acls import AclOperation
+from fenceline.wire.acl_codes import AclOperation
 
 _DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 _DENIED_MESSAGE: Final = message_of(_DENIED)

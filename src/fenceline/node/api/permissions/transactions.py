@@ -12,7 +12,7 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import INTERNAL_TOPICS
 from fenceline.node.api.permissions.checks import Asked, Fields, Passed, Verdict, keeping, replacing, then, without
 from fenceline.node.api.permissions.refusals import refusal
-from fenceline.security.acls import AclOperation, ResourceType
+from fenceline.wire.acl_codes import AclOperation, ResourceType
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
 
