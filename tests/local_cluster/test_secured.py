@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+from confluent_kafka.admin import NewTopic as ConfluentTopic
 
 from fenceline.client import Admin, NewTopic, Producer, TopicPartition
 from fenceline.client.reader.reader import RangeReader
@@ -17,6 +25,7 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.local_cluster import LocalCluster
 from fenceline.local_cluster.secured import create
 from fenceline.testing.apache_kafka import run_tool
+from fenceline.testing.waiting import eventually
 from tests.conftest import need_apache_kafka
 
 
@@ -74,6 +83,28 @@ def test_nobody_gets_in_without_the_password(settings: dict[str, str]) -> None:
     with Admin({**settings, "sasl.password": "guessed"}) as admin, pytest.raises(PeerError) as error:
         admin.describe_cluster()
     assert error.value.code is ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
+def test_the_guest_has_what_an_acl_allows(folder: Path, settings: dict[str, str]) -> None:
+    guest = read_properties(folder / "security" / "guest.librdkafka.properties")
+    admin = AdminClient(dict(settings))
+    admin.create_topics([ConfluentTopic("for-guests", 1, 2)])["for-guests"].result(60)
+    with Admin(guest) as asking:
+        assert "for-guests" not in asking.metadata().topics
+        with pytest.raises(PeerError, match="TOPIC_AUTHORIZATION_FAILED"):
+            asking.create_topics(["of-guests"])
+    allowed = AclBinding(
+        *(ResourceType.TOPIC, "for-", ResourcePatternType.PREFIXED, "User:guest", "*"),
+        *(AclOperation.DESCRIBE, AclPermissionType.ALLOW),
+    )
+    for made in admin.create_acls([allowed]).values():
+        made.result(60)
+
+    def is_seen() -> bool:
+        with Admin(guest) as asking:
+            return "for-guests" in asking.metadata().topics
+
+    eventually(is_seen, "both brokers know the ACL")
 
 
 def test_secrets_are_for_their_owner_only(folder: Path) -> None:

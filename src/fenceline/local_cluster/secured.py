@@ -7,9 +7,11 @@ can be read by their owner alone.
     D/security/node-1.pem           key and certificate of a node
     D/security/client.properties    for Kafka's tools and Java clients: user `admin`
     D/security/librdkafka.properties    the same for confluent-kafka, kcat and Fenceline's client
+    D/security/guest.properties, guest.librdkafka.properties    a user without rights, for trying ACLs
     D/security/users.json           passwords
 
-Clients and brokers connect by SASL_SSL with SCRAM-SHA-512, controllers by TLS with certificates of both sides.
+Clients and brokers connect by SASL_SSL with SCRAM-SHA-512, controllers by TLS with certificates of both sides. The
+nodes, whose certificates name them as `broker`, and the user `admin` may do everything.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from fenceline.config import authorizer
 from fenceline.config.properties import format_properties
 from fenceline.local_cluster.ports import HOST
 from fenceline.sasl.jaas import SCRAM_MODULE
@@ -38,6 +41,8 @@ LISTENER: Final = "SASL_SSL"
 MECHANISM: Final = "SCRAM-SHA-512"
 BROKER: Final = "broker"
 ADMIN: Final = "admin"
+GUEST: Final = "guest"
+_USERS: Final = (BROKER, ADMIN, GUEST)
 _VALID: Final = timedelta(days=3650)
 
 
@@ -63,7 +68,7 @@ def create(root: Path, nodes: Iterable[int]) -> Login:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     users = folder / "users.json"
     if not users.exists():
-        _write(users, json.dumps({name: secrets.token_urlsafe(18) for name in (BROKER, ADMIN)}, indent=2) + "\n")
+        _write(users, json.dumps({name: secrets.token_urlsafe(18) for name in _USERS}, indent=2) + "\n")
     missing = [node for node in nodes if not (folder / f"node-{node}.pem").exists()]
     if missing:
         _issue(folder, missing)
@@ -79,6 +84,9 @@ def settings(login: Login, node: int) -> dict[str, str]:
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str((login.folder / "ca.pem").absolute()),
         "listener.name.controller.ssl.client.auth": "required",
+        "ssl.principal.mapping.rules": f"RULE:^CN=node-[0-9]+$/{BROKER}/,DEFAULT",
+        authorizer.CLASS: authorizer.STANDARD,
+        authorizer.SUPER_USERS: f"User:{BROKER};User:{ADMIN}",
         "sasl.enabled.mechanisms": MECHANISM,
         "sasl.mechanism.inter.broker.protocol": MECHANISM,
         f"listener.name.{LISTENER.lower()}.{MECHANISM.lower()}.sasl.jaas.config": _jaas(BROKER, password),
@@ -87,22 +95,27 @@ def settings(login: Login, node: int) -> dict[str, str]:
 
 def first_users(login: Login) -> list[str]:
     """As for `fenceline format --add-scram`."""
-    return [f"{MECHANISM}=[name={name},password={login.password(name)}]" for name in (BROKER, ADMIN)]
+    return [f"{MECHANISM}=[name={name},password={login.password(name)}]" for name in _USERS]
 
 
 def write_client_files(login: Login, bootstrap: str) -> None:
     """The property files for clients. Raises OSError."""
-    ca, password = str((login.folder / "ca.pem").absolute()), login.password(ADMIN)
+    _write_client_files(login, bootstrap, ADMIN, "")
+    _write_client_files(login, bootstrap, GUEST, f"{GUEST}.")
+
+
+def _write_client_files(login: Login, bootstrap: str, user: str, prefix: str) -> None:
+    ca, password = str((login.folder / "ca.pem").absolute()), login.password(user)
     common = {"bootstrap.servers": bootstrap, "security.protocol": LISTENER, "sasl.mechanism": MECHANISM}
     java = {
         **common,
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": ca,
-        "sasl.jaas.config": _jaas(ADMIN, password),
+        "sasl.jaas.config": _jaas(user, password),
     }
-    own = {**common, "ssl.ca.location": ca, "sasl.username": ADMIN, "sasl.password": password}
-    _write(login.folder / "client.properties", format_properties(java))
-    _write(login.folder / "librdkafka.properties", "".join(f"{key}={value}\n" for key, value in own.items()))
+    own = {**common, "ssl.ca.location": ca, "sasl.username": user, "sasl.password": password}
+    _write(login.folder / f"{prefix or 'client.'}properties", format_properties(java))
+    _write(login.folder / f"{prefix}librdkafka.properties", "".join(f"{key}={value}\n" for key, value in own.items()))
 
 
 def _jaas(user: str, password: str) -> str:

@@ -56,6 +56,8 @@ class NodeAuthorization:
         self.rules = Authorization(
             config.super_users, allows_without_rules=config.allows_without_rules, denied=self.audit.denied
         )
+        for warning in config.warnings:
+            log.warning(warning)
         self._controller = controller
         controller.subscribe(self._on_image)
 

@@ -1,0 +1,46 @@
+"""Log lines that others can cause at will are limited, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fenceline.node.repeated_lines import RepeatedLines
+
+
+class Written:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+        self.repeated = RepeatedLines(lambda event, **fields: self.lines.append((event, fields)))
+
+
+def test_equal_lines_are_written_once_and_counted() -> None:
+    async def run() -> Written:
+        written = Written()
+        for _ in range(5):
+            written.repeated.write("denied", user="a")
+        written.repeated.write("denied", user="b")
+        written.repeated.flush()
+        written.repeated.flush()
+        return written
+
+    assert asyncio.run(run()).lines == [
+        ("denied", {"user": "a"}),
+        ("denied", {"user": "b"}),
+        ("denied", {"user": "a", "repeated": 4}),
+    ]
+
+
+def test_memory_is_bounded_and_forgotten_lines_keep_their_number() -> None:
+    async def run() -> Written:
+        written = Written()
+        for _ in range(3):
+            written.repeated.write("denied", user="first")
+        for number in range(2_000):
+            written.repeated.write("denied", user=str(number))
+        return written
+
+    written = asyncio.run(run())
+    assert ("denied", {"user": "first", "repeated": 2}) in written.lines
+    assert len(written.lines) == 2_002
+    assert len(written.repeated._repeats) == 1_000
