@@ -124,8 +124,8 @@ class FakeBroker:
             **self.ports,
         }
         self.apis = broker_apis(node, **ports)
-        of_controller = controller_apis(node, self.controller, None)  # type: ignore[arg-type]
-        self._by_key = {api.key: api for api in (*of_controller, *self.apis)}
+        self.controller_apis = controller_apis(node, self.controller, None)  # type: ignore[arg-type]
+        self._by_key = {api.key: api for api in (*self.controller_apis, *self.apis)}
 
     async def auto_create(self, names: Sequence[str]) -> dict[str, RequestOutcome]:
         self.created.append(names)
