@@ -282,13 +282,13 @@ class FetchHandler:
         return await self.load_budget.acquire(sum(each.read.copied_bytes_limit for each in result.cold))
 
 
-def _may_read(context: RequestContext, request: FetchRequest) -> Callable[[str], bool] | None:
+def _may_read(context: RequestContext, request: FetchRequest) -> Callable[[str | None], bool] | None:
     """What the sender may read: brokers everything, others topics with READ (`security.md A55`)."""
     rights = context.rights
     if rights is None:
         return None
     if request.replica_id < 0:
-        return rights.may_read
+        return lambda topic: topic is None or rights.may_read(topic)
     return None if rights.on_cluster(AclOperation.CLUSTER_ACTION) else lambda topic: False
 
 

@@ -72,8 +72,8 @@ class Reader(NamedTuple):
     takes_any_replica: bool
     """Whether followers may serve it (`epochs.md E3`, KIP-392)."""
     listener: str
-    may_read: Callable[[str], bool] | None = None
-    """Whether it may read a topic; None if it may read all."""
+    may_read: Callable[[str | None], bool] | None = None
+    """Whether it may read a topic, or learn that there is none (None); None if it may read all."""
 
 
 class FetchResult:
@@ -169,7 +169,7 @@ class FetchReads:
         """The replica that may serve this reader. Raises PeerError."""
         if reader.may_read is not None:
             name = partition.topic if partition.topic_id is None else self._name_of(partition.topic_id)
-            if name is not None and not reader.may_read(name):
+            if not reader.may_read(name):
                 raise PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         replica = self.replicas.hosted(partition.topic, partition.topic_id, partition.index)
         # Fetch treats every negative epoch as no epoch (ListOffsets only -1).

@@ -53,6 +53,8 @@ async def handle_alter_partition(
         )
         for topic in request.topics
     )
+    if not wanted:
+        return {"error_code": ErrorCode.NONE, "topics": ()}
     try:
         answer = await submit(AlterPartition(request.broker_id, request.broker_epoch, wanted))
     except PeerError as error:

@@ -36,6 +36,13 @@ def cluster_operations(rights: RequestRights) -> int:
     return rights.operations(ResourceType.CLUSTER, CLUSTER)
 
 
+def describe_controllers(asked: Asked) -> Verdict:
+    """On a controller: ALTER on the cluster, as it shows addresses that clients need not know."""
+    if asked.rights.on_cluster(AclOperation.ALTER):
+        return describe_cluster(asked)
+    return refusal(ApiKey.DESCRIBE_CLUSTER, asked.request, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+
 def describe_cluster(asked: Asked) -> Verdict:
     """Everybody may ask a broker; the operations are the sender's own."""
 

@@ -96,6 +96,11 @@ def _alter_scram(request: Any, code: ErrorCode) -> Fields:
     return {"results": [{"user": user, "error_code": code, "error_message": message_of(code)} for user in users]}
 
 
+def _describe_scram(request: Any, code: ErrorCode) -> Fields:
+    row = {"user": "", "error_code": code, "error_message": message_of(code), "credential_infos": ()}
+    return {"results": [row for _ in request.users or ()]}
+
+
 def _write_markers(request: Any, code: ErrorCode) -> Fields:
     return {
         "markers": [
@@ -123,6 +128,7 @@ _PARTS: Final[Mapping[ApiKey, Callable[[Any, ErrorCode], Fields]]] = {
     ApiKey.ELECT_LEADERS: _elect_leaders,
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: _alter_reassignments,
     ApiKey.ALTER_CLIENT_QUOTAS: _alter_quotas,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _describe_scram,
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _alter_scram,
     ApiKey.WRITE_TXN_MARKERS: _write_markers,
 }

@@ -126,6 +126,6 @@ PERMISSIONS: Final[Mapping[ApiKey, Row]] = {
 CONTROLLER_PERMISSIONS: Final[Mapping[ApiKey, Row]] = {
     ApiKey.FETCH: needs_on_cluster(ApiKey.FETCH, AclOperation.CLUSTER_ACTION),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: Row((*ALTER_CONFIGS, CLUSTER_ACTION), configs.controller_alter_configs),
-    ApiKey.DESCRIBE_CLUSTER: needs_on_cluster(ApiKey.DESCRIBE_CLUSTER, AclOperation.ALTER),
+    ApiKey.DESCRIBE_CLUSTER: Row((ALTER_ON_CLUSTER, DESCRIBE_ON_CLUSTER), cluster.describe_controllers),
 }
 """Rows of the controllers' listener that differ."""

@@ -127,8 +127,11 @@ class ProduceHandler:
         denied: list[PartitionResult] = []
         is_transactional = request.acks in (-1, 0, 1) and has_transactional(partitions)
         if context.rights is not None:
-            transactional_id = request.transactional_id if is_transactional else None
-            partitions, denied = self._denied(context.rights, transactional_id, partitions)
+            transactional_id = request.transactional_id
+            if not is_transactional:
+                partitions, denied = self._denied(context.rights, None, partitions)
+            elif transactional_id is not None:  # without one the whole request is refused
+                partitions, denied = self._denied(context.rights, transactional_id, partitions)
         if is_transactional and partitions:
             return self._handle_transactional(context, request, partitions, denied)
         return self._answer(context, request, self._append_all(context, request, partitions), denied=denied)
