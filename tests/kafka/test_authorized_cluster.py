@@ -1,5 +1,5 @@
-"""Clusters with an authorizer on every node, of Fenceline alone and mixed with Apache Kafka: rules that are made through
-one node are in force at all, and forwarded requests have the rights of their client.
+"""Clusters with an authorizer on every node, of Fenceline alone and mixed with Apache Kafka: rules made through one
+node are in force at all, and forwarded requests have the rights of their client.
 
 Rules: security.md A40, A48 to A52.
 """

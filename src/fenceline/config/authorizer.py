@@ -18,6 +18,7 @@ CLASS: Final = "authorizer.class.name"
 SUPER_USERS: Final = "super.users"
 WITHOUT_RULES: Final = "allow.everyone.if.no.acl.found"
 AUDIT_FILE: Final = "fenceline.audit.log.file"
+MAX_LAG: Final = "fenceline.authorizer.max.lag.ms"
 STANDARD: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 """Kafka's own, whose rules are in the metadata log."""
 
@@ -28,6 +29,8 @@ class AuthorizerConfig(NamedTuple):
     super_users: tuple[str, ...]
     allows_without_rules: bool
     audit_path: Path | None
+    max_lag_ms: int
+    """How long rules are in force at a node that does not hear from the quorum; 0: for ever."""
     warnings: tuple[str, ...] = ()
 
 
@@ -38,7 +41,8 @@ def read_authorizer(lookup: Callable[[str], str | None]) -> AuthorizerConfig | N
         return None
     path = lookup(AUDIT_FILE)
     without_rules = (lookup(WITHOUT_RULES) or "").strip().lower() == "true"
-    return AuthorizerConfig(super_users, without_rules, Path(path).expanduser() if path else None, warnings)
+    audit_path = Path(path).expanduser() if path else None
+    return AuthorizerConfig(super_users, without_rules, audit_path, int(lookup(MAX_LAG) or 0), warnings)
 
 
 def _super_users(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -62,6 +62,15 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             internal=True,
         ),
         ConfigKey(
+            authorizer.MAX_LAG,
+            ConfigType.INT,
+            "10000",
+            "Milliseconds that rights are in force at a node that does not hear from the quorum: afterwards only super"
+            " users have any, since rights may have been removed; 0 keeps them, as Kafka does.",
+            Importance.LOW,
+            Range(0),
+        ),
+        ConfigKey(
             authorizer.AUDIT_FILE,
             ConfigType.STRING,
             "",

@@ -1,7 +1,9 @@
 """The authorizer of a node: its configuration, the metadata that it follows, and the audit log of denials.
 
-Owns when the rules of the metadata log are in force here: with the first image at the committed end of the log, then
-with each change. Never decides (`security.acls`), and knows no API (`node.api.permissions`).
+Owns when the rules of the metadata log are in force here: from the first image at the committed end of the log on, with
+each change, and as long as this node hears from the quorum. A node that was cut off cannot know which rights were
+removed, so after `fenceline.authorizer.max.lag.ms` only super users have rights there. Never decides (`security.acls`),
+and knows no API (`node.api.permissions`).
 
 Rules: security.md A40, A49 to A51.
 """
@@ -20,9 +22,12 @@ from fenceline.security.rights import Authorization, Denial
 if TYPE_CHECKING:
     from fenceline.metadata.changes import Delta
     from fenceline.metadata.image import MetadataImage
+    from fenceline.node.clock import Clock
     from fenceline.node.controller.driver import ControllerDriver
 
 log: Final = Logger("audit")
+_LOOK_S: Final = 0.5
+"""How often a node looks whether it still hears from the quorum."""
 
 
 class AuditLog:
@@ -51,7 +56,13 @@ class AuditLog:
 class NodeAuthorization:
     """Of a node with an authorizer. Belongs to the event loop."""
 
-    def __init__(self, config: AuthorizerConfig, controller: ControllerDriver) -> None:
+    def __init__(self, config: AuthorizerConfig, controller: ControllerDriver, clock: Clock) -> None:
+        self._clock = clock
+        self._max_lag_ms = config.max_lag_ms
+        self._current_ms: int | None = None
+        """When the image was last known to be current, in monotonic time."""
+        self._changed: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.audit = AuditLog(config.audit_path)
         self.rules = Authorization(
             config.super_users, allows_without_rules=config.allows_without_rules, denied=self.audit.denied
@@ -62,20 +73,52 @@ class NodeAuthorization:
         controller.subscribe(self._on_image)
 
     def opened(self) -> None:
-        """The metadata log has been read. A node that is alone in its quorum knows all that is committed."""
-        if self._controller.is_alone:
-            self.rules.follow(self._controller.image)
+        """The metadata log has been read."""
+        self.rules.follow(self._controller.image)
+        self._look()
 
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:
-        if self.rules.is_loaded:
-            self.rules.follow(image, delta.changed_acls)
-        elif not self._controller.is_behind:
-            self.rules.follow(image)
+        self.rules.follow(image, delta.changed_acls)
+        if not self.rules.is_in_force:
+            self._check()
 
-    async def loaded(self) -> None:
+    def _look(self) -> None:
+        self._check()
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _check(self) -> None:
+        """Put the rules in force, or suspend them."""
+        is_current = self._is_current()
+        if is_current is self.rules.is_in_force:
+            return
+        self.rules.is_in_force = is_current
+        if not is_current:
+            log.warning(
+                "rights suspended",
+                reason=f"no news from the quorum for {self._max_lag_ms} ms: rights may have been removed since",
+                advice="Requests of users wait or fail until this node reaches the active controller.",
+            )
+        elif self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None
+
+    def _is_current(self) -> bool:
+        controller, now_ms = self._controller, self._clock.monotonic_ms()
+        if controller.is_alone or controller.is_active:
+            self._current_ms = now_ms
+        elif not controller.is_behind:
+            self._current_ms = controller.quorum.caught_up_ms
+        known_ms = self._current_ms
+        return known_ms is not None and (self._max_lag_ms == 0 or now_ms - known_ms < self._max_lag_ms)
+
+    async def in_force(self) -> None:
         """Waits until the rules are in force."""
-        while not self.rules.is_loaded:
-            await asyncio.wait((self._controller.next_change(),))
+        while not self.rules.is_in_force:
+            if self._changed is None:
+                self._changed = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._changed,))
 
     def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self.audit.close()

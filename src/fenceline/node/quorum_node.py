@@ -81,7 +81,7 @@ class QuorumNode:
         self._rng = rng
         self._clock = clock
         authorizer = read_authorizer(config.text)
-        self.authorization = None if authorizer is None else NodeAuthorization(authorizer, self.controller)
+        self.authorization = None if authorizer is None else NodeAuthorization(authorizer, self.controller, clock)
         """None without an authorizer."""
         self.metrics = NodeMetrics()
         """Metrics of the controller listener."""

@@ -41,6 +41,8 @@ class Following:
         self._core = core
         self._download = download
         self._start_pre_vote = start_pre_vote
+        self.caught_up_ms: int | None = None
+        """When a leader's response last showed that this log has all that is committed, in monotonic time."""
         self._has_fetched = False
         self._doubted = False
         """The leader has resigned, refuses connections, or has not responded for too long."""
@@ -173,6 +175,8 @@ class Following:
         else:
             self._download.drop()
             self._leader_high_watermark = max(self._leader_high_watermark, response.high_watermark)
+            if 0 <= response.high_watermark <= core.log.end.offset:
+                self.caught_up_ms = core.now_ms
             if len(response.records):
                 core.log_is_changing = True
                 core.duties.append(

@@ -92,6 +92,12 @@ class Quorum(QuorumStatus):
         return not isinstance(core.role, Resigned) or core.is_only_voter or core.now_ms >= self._closes_at_ms
 
     @property
+    def caught_up_ms(self) -> int | None:
+        """When a leader's response last showed that the log has all that is committed, in monotonic time; None: never.
+        Of no meaning while this node leads."""
+        return self._following.caught_up_ms
+
+    @property
     def next_deadline_ms(self) -> int | None:
         """The latest time to call `tick`; None: no timer is running."""
         core = self._core

@@ -82,8 +82,8 @@ class Authorization:
         self._rules = AclAuthorizer(self._super_users, allows_without_rules=allows_without_rules)
         self._in_force: Map[UUID, AccessControlEntryRecord] = Map()
         self._denied = denied
-        self.is_loaded = False
-        """Whether `follow` was called. Before, only super users have rights (A41)."""
+        self.is_in_force = False
+        """Whether the rules are known and current. Otherwise only super users have rights (A41)."""
         self.allowed = 0
         self.denied = 0
 
@@ -92,9 +92,8 @@ class Authorization:
         return len(self._in_force)
 
     def follow(self, image: MetadataImage, changed: Iterable[UUID] | None = None) -> None:
-        """Put the rules of `image` in force. `changed`: those that differ from the image before; None: unknown."""
+        """Take over the rules of `image`. `changed`: those that differ from the image before; None: unknown."""
         before, after = self._in_force, image.acls
-        self.is_loaded = True
         if before is after:
             return
         self._in_force = after
@@ -116,12 +115,12 @@ class Authorization:
 
     def allows(self, peer: AskingPeer, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         """The decision, neither counted nor reported."""
-        if not self.is_loaded and not self.is_super_user(peer.principal):
+        if not self.is_in_force and not self.is_super_user(peer.principal):
             return False
         return self._rules.may(peer, operation, resource, name)
 
     def allows_any(self, peer: AskingPeer, operation: AclOperation, resource: ResourceType) -> bool:
-        if not self.is_loaded and not self.is_super_user(peer.principal):
+        if not self.is_in_force and not self.is_super_user(peer.principal):
             return False
         return self._rules.may_any(peer, operation, resource)
 
@@ -147,9 +146,10 @@ class RequestRights:
 
     @property
     def are_known(self) -> bool:
-        """Whether the rules have been loaded, or do not matter."""
+        """Whether the rules are in force, or do not matter. Otherwise the request has to wait: every answer would be
+        no."""
         authorization = self._authorization
-        return authorization.is_loaded or authorization.is_super_user(self._peer.principal)
+        return authorization.is_in_force or authorization.is_super_user(self._peer.principal)
 
     def of_client(self, principal: Principal, host: str, request: int) -> RequestRights:
         """The rights of a client whose request was forwarded. `host`: an IP address."""

@@ -165,7 +165,7 @@ def _with_checks(
     """With the checks of rights, if the node has an authorizer."""
     if authorization is None:
         return apis
-    return checked(apis, node.images, authorization.loaded, on_controller=on_controller)
+    return checked(apis, node.images, authorization.in_force, on_controller=on_controller)
 
 
 def data_path_handlers(

@@ -61,7 +61,7 @@ def test_refused_parts_do_not_reach_the_handler_and_are_answered(later: bool) ->
     async def run() -> tuple[Node, Any]:
         node = Node(ApiKey.DESCRIBE_GROUPS, allows_everything=True)
         node.answers_later = later
-        node.rules.follow(EMPTY_IMAGE)
+        node.rules.is_in_force = True
         node.rules.allows = lambda peer, operation, resource, name: name == "a"  # type: ignore[method-assign]
         answer = node.ask(5, {"groups": ["a", "b"]})
         return node, await answer if later else answer
@@ -74,7 +74,7 @@ def test_refused_parts_do_not_reach_the_handler_and_are_answered(later: bool) ->
 def test_nothing_left_is_answered_without_the_handler() -> None:
     """An empty list means everything to some handlers."""
     node = Node(ApiKey.DESCRIBE_GROUPS, allows_everything=False)
-    node.rules.follow(EMPTY_IMAGE)
+    node.rules.is_in_force = True
     answer = node.ask(5, {"groups": ["a", "b"]})
     assert [row["error_code"] for row in answer["groups"]] == [30, 30]
     assert node.asked == []
@@ -87,7 +87,7 @@ def test_requests_wait_for_the_rules() -> None:
         await asyncio.sleep(0)
         assert not answer.done()
         assert node.asked == []
-        node.rules.follow(EMPTY_IMAGE)
+        node.rules.is_in_force = True
         node.loaded.set()
         return node, await answer
 

@@ -1,6 +1,6 @@
 """Handlers with the check of their rights before them.
 
-Owns the order: rights, handler, the rest of the answer. Until the rules are loaded a request of anybody but a super
+Owns the order: rights, handler, the rest of the answer. Until the rules are in force a request of anybody but a super
 user waits for them, and is not refused: a refusal would be wrong, and clients do not repeat it.
 
 Rules: security.md A41, A50, A53, A69.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.node.api.permissions.checks import Asked, Check
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from fenceline.metadata.image import MetadataImage
     from fenceline.node.context import Answer, Api, Handler, RequestContext
 
-LoadedRules = Callable[[], Awaitable[object]]
-"""Waits until the rules of the metadata log are known."""
+RulesInForce: TypeAlias = Callable[[], Awaitable[object]]
+"""Waits until the rules of the metadata log are in force."""
 
-_LOADING_S: Final = 30.0
+_WAIT_S: Final = 30.0
 """How long a request waits for the rules, as Kafka's clients wait for an answer."""
 
 
 def checked(
-    apis: Iterable[Api], images: Callable[[], MetadataImage], loaded: LoadedRules, *, on_controller: bool = False
+    apis: Iterable[Api], images: Callable[[], MetadataImage], in_force: RulesInForce, *, on_controller: bool = False
 ) -> tuple[Api, ...]:
     """The same APIs, with the checks of the table. Raises InternalError for an API without a row."""
     rows = {**PERMISSIONS, **CONTROLLER_PERMISSIONS} if on_controller else PERMISSIONS
     has_row(rows, (api.key for api in apis))
     return tuple(
-        api if (check := rows[api.key].check) is None else api._replace(handler=_checked(api, check, images, loaded))
+        api if (check := rows[api.key].check) is None else api._replace(handler=_checked(api, check, images, in_force))
         for api in apis
     )
 
@@ -48,7 +48,7 @@ def has_row(rows: Mapping[ApiKey, Any], keys: Iterable[ApiKey]) -> None:
         raise InternalError(f"APIs without a row in the table of permissions: {', '.join(missing)}")
 
 
-def _checked(api: Api, check: Check, images: Callable[[], MetadataImage], loaded: LoadedRules) -> Handler:
+def _checked(api: Api, check: Check, images: Callable[[], MetadataImage], in_force: RulesInForce) -> Handler:
     handler = api.handler
 
     def handle(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
@@ -76,11 +76,11 @@ def _checked(api: Api, check: Check, images: Callable[[], MetadataImage], loaded
 
     async def wait(context: RequestContext, request: Any) -> Answer:
         try:
-            async with asyncio.timeout(_LOADING_S):
-                await loaded()
+            async with asyncio.timeout(_WAIT_S):
+                await in_force()
         except TimeoutError:
             raise PeerError(
-                ErrorCode.UNKNOWN_SERVER_ERROR, "The rules of the metadata log are not known to this node yet."
+                ErrorCode.UNKNOWN_SERVER_ERROR, "This node does not know the rules of the metadata log."
             ) from None
         answer = handle(context, request)
         return await answer if inspect.isawaitable(answer) else answer
