@@ -11,23 +11,25 @@ Rules: security.md A40, A49 to A51.
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.config.authorizer import AuthorizerConfig
 from fenceline.node.logs import Logger, json_line
 from fenceline.node.repeated_lines import RepeatedLines
-from fenceline.security.rights import Authorization, Denial
+from fenceline.security.rights import Authorization, Denial, RequestRights
 
 if TYPE_CHECKING:
     from fenceline.metadata.changes import Delta
     from fenceline.metadata.image import MetadataImage
     from fenceline.node.clock import Clock
     from fenceline.node.controller.driver import ControllerDriver
+    from fenceline.security.acls import AskingPeer
 
 log: Final = Logger("audit")
 _LOOK_S: Final = 0.5
-"""How often a node looks whether it still hears from the quorum."""
+"""Between two looks at the quorum, while requests come."""
 
 
 class AuditLog:
@@ -57,68 +59,52 @@ class NodeAuthorization:
     """Of a node with an authorizer. Belongs to the event loop."""
 
     def __init__(self, config: AuthorizerConfig, controller: ControllerDriver, clock: Clock) -> None:
+        for warning in config.warnings:
+            log.warning(warning)
         self._clock = clock
-        self._max_lag_ms = config.max_lag_ms
-        self._current_ms: int | None = None
+        self._controller = controller
+        self._max_lag_ms = config.max_lag_ms or math.inf
+        self._current_ms: float = -math.inf
         """When the image was last known to be current, in monotonic time."""
-        self._changed: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._checked_until_ms: float = -math.inf
+        """Until then the rules are in force without another look at the quorum."""
         self.audit = AuditLog(config.audit_path)
         self.rules = Authorization(
             config.super_users, allows_without_rules=config.allows_without_rules, denied=self.audit.denied
         )
-        for warning in config.warnings:
-            log.warning(warning)
-        self._controller = controller
         controller.subscribe(self._on_image)
 
-    def opened(self) -> None:
-        """The metadata log has been read."""
-        self.rules.follow(self._controller.image)
-        self._look()
-
-    def _on_image(self, image: MetadataImage, delta: Delta) -> None:
-        self.rules.follow(image, delta.changed_acls)
-        if not self.rules.is_in_force:
+    def rights(self, peer: AskingPeer, request: int) -> RequestRights:
+        """Of the sender of a request with this API key."""
+        if self._clock.monotonic_ms() >= self._checked_until_ms:
             self._check()
-
-    def _look(self) -> None:
-        self._check()
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
-
-    def _check(self) -> None:
-        """Put the rules in force, or suspend them."""
-        is_current = self._is_current()
-        if is_current is self.rules.is_in_force:
-            return
-        self.rules.is_in_force = is_current
-        if not is_current:
-            log.warning(
-                "rights suspended",
-                reason=f"no news from the quorum for {self._max_lag_ms} ms: rights may have been removed since",
-                advice="Requests of users wait or fail until this node reaches the active controller.",
-            )
-        elif self._changed is not None:
-            self._changed.set_result(None)
-            self._changed = None
-
-    def _is_current(self) -> bool:
-        controller, now_ms = self._controller, self._clock.monotonic_ms()
-        if controller.is_alone or controller.is_active:
-            self._current_ms = now_ms
-        elif not controller.is_behind:
-            self._current_ms = controller.quorum.caught_up_ms
-        known_ms = self._current_ms
-        return known_ms is not None and (self._max_lag_ms == 0 or now_ms - known_ms < self._max_lag_ms)
+        return self.rules.rights(peer, request)
 
     async def in_force(self) -> None:
         """Waits until the rules are in force."""
-        while not self.rules.is_in_force:
-            if self._changed is None:
-                self._changed = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._changed,))
+        while not self._check():
+            await asyncio.wait((self._controller.next_change(),), timeout=_LOOK_S)
+
+    def _on_image(self, image: MetadataImage, delta: Delta) -> None:
+        self.rules.follow(image, delta.changed_acls)
+
+    def _check(self) -> bool:
+        """Put the rules in force, or suspend them; whether they are."""
+        controller, now_ms = self._controller, self._clock.monotonic_ms()
+        if controller.is_alone or controller.is_active:
+            self._current_ms = now_ms
+        elif not controller.is_behind and controller.quorum.caught_up_ms is not None:
+            self._current_ms = max(self._current_ms, controller.quorum.caught_up_ms)
+        was_in_force, until_ms = self.rules.is_in_force, self._current_ms + self._max_lag_ms
+        self.rules.is_in_force = now_ms < until_ms
+        self._checked_until_ms = min(now_ms + _LOOK_S * 1000, until_ms)
+        if was_in_force and not self.rules.is_in_force:
+            log.warning(
+                "rights suspended",
+                reason=f"no news from the quorum for {self._max_lag_ms:.0f} ms: rights may have been removed since",
+                advice="Requests of users wait, or fail, until this node hears from the active controller.",
+            )
+        return self.rules.is_in_force
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         self.audit.close()

@@ -508,7 +508,7 @@ class Broker:
             has_urgent_requests=self._fetching.reads.load_pace.has_urgent_requests,
             tls=ListenersTls.of(config, config.listeners),
             sasl=ListenersSasl.of(config, config.listeners, lambda: self.image, self.clock),
-            authorization=authorization.rules if authorization is not None else None,
+            authorization=authorization,
         )
 
     async def _bind(self) -> tuple[ListenerConfig, ...]:

@@ -111,12 +111,10 @@ class QuorumNode:
                 metrics=self.metrics,
                 threads=disk_threads,
                 clock=self._clock,
-                authorization=self.authorization.rules if self.authorization is not None else None,
+                authorization=self.authorization,
             )
             await self.listener.bind()
         controller.open(self.listener.voter_endpoint if self.listener is not None else None)
-        if self.authorization is not None:
-            self.authorization.opened()
         await controller.run()
         if self.listener is not None:
             await self.listener.start_serving()

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from fenceline.node.controller.driver import ControllerDriver
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.connection import ServerConnection
-    from fenceline.node.net.server import RawApi
-    from fenceline.security.rights import Authorization
+    from fenceline.node.net.server import RawApi, RightsOfPeers
     from fenceline.wire.apis import ApiKey
 
 RECEIVE_BUDGET_BYTES: Final = 128 << 20
@@ -44,7 +43,7 @@ class _Listening(Server):
         threads: Executor,
         tls: ListenersTls | None,
         sasl: ListenersSasl | None,
-        authorization: Authorization | None,
+        authorization: RightsOfPeers | None,
     ) -> None:
         super().__init__(
             apis, raw, limits, metrics=metrics, threads=threads, tls=tls, sasl=sasl, authorization=authorization
@@ -77,7 +76,7 @@ class ControllerListener:
         metrics: NodeMetrics,
         threads: Executor,
         clock: Clock,
-        authorization: Authorization | None,
+        authorization: RightsOfPeers | None,
     ) -> None:
         """Raises OperatorError for unusable certificates or mechanisms."""
         self._config = config

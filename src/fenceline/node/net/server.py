@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from fenceline.errors import OperatorError, PeerError
 from fenceline.node.context import Answer, Api, RequestContext
@@ -32,7 +32,7 @@ from fenceline.node.net.tls_connection import TlsConnection
 from fenceline.node.repeated_lines import RepeatedLines
 from fenceline.security.acls import AskingPeer
 from fenceline.security.authentication import SaslStep
-from fenceline.security.rights import Authorization, java_address
+from fenceline.security.rights import java_address
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, write_response
 from fenceline.wire.frame import MalformedRequest, RequestHeader, encode_response_frame, parse_request_header
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fenceline.node.net.sasl import ListenersSasl
     from fenceline.node.net.tls import ListenersTls
     from fenceline.security.authentication import SaslConversation
+    from fenceline.security.rights import RequestRights
 
 log = Logger("server")
 
@@ -56,6 +57,13 @@ RawApi: TypeAlias = tuple[int, int, RawHandler]
 
 Forward: TypeAlias = Callable[[Api, RequestContext, bytes], "Awaitable[Answer] | None"]
 """Forwards a request to another node; None: it is answered here."""
+
+
+class RightsOfPeers(Protocol):
+    """As `NodeAuthorization`."""
+
+    def rights(self, peer: AskingPeer, request: int) -> RequestRights: ...
+
 
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
 _STALL_S: Final = 5.0
@@ -93,7 +101,7 @@ class Server:
         has_urgent_requests: Callable[[], bool] = lambda: True,
         tls: ListenersTls | None = None,
         sasl: ListenersSasl | None = None,
-        authorization: Authorization | None = None,
+        authorization: RightsOfPeers | None = None,
     ) -> None:
         """`threads` load the records of responses from the disk; `has_urgent_requests`: whether they must leave time
         for other requests. `tls`, `sasl`: None if no listener has it. `authorization`: None without an authorizer."""
