@@ -273,6 +273,18 @@ def test_a_follower_appends_flushes_and_fetches_again() -> None:
     assert (again.fetch_offset, again.last_fetched_epoch, again.high_watermark) == (3, 3, 2)
 
 
+def test_a_follower_knows_until_when_it_has_all_that_was_committed() -> None:
+    """security.md A50: the time when the Fetch was sent counts, not that of its response."""
+    machine = _follower(history=(3,))
+    assert machine.quorum.caught_up_ms(machine.now_ms) is None
+    asked_ms = machine.now_ms
+    machine.now_ms += 300
+    machine.fetched(high_watermark=5)
+    assert machine.quorum.caught_up_ms(machine.now_ms) is None, "there is more than this log has"
+    machine.fetched(high_watermark=1)
+    assert machine.quorum.caught_up_ms(machine.now_ms) == asked_ms + 300
+
+
 def test_no_fetch_is_sent_before_the_flush() -> None:
     """Q28."""
     machine = _follower()

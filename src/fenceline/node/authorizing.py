@@ -91,10 +91,9 @@ class NodeAuthorization:
     def _check(self) -> bool:
         """Put the rules in force, or suspend them; whether they are."""
         controller, now_ms = self._controller, self._clock.monotonic_ms()
-        if controller.is_alone or controller.is_active:
-            self._current_ms = now_ms
-        elif not controller.is_behind and controller.quorum.caught_up_ms is not None:
-            self._current_ms = max(self._current_ms, controller.quorum.caught_up_ms)
+        if not controller.is_behind:
+            caught_up_ms = now_ms if controller.is_alone else controller.quorum.caught_up_ms(now_ms)
+            self._current_ms = max(self._current_ms, -math.inf if caught_up_ms is None else caught_up_ms)
         was_in_force, until_ms = self.rules.is_in_force, self._current_ms + self._max_lag_ms
         self.rules.is_in_force = now_ms < until_ms
         self._checked_until_ms = min(now_ms + _LOOK_S * 1000, until_ms)

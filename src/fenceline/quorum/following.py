@@ -42,7 +42,8 @@ class Following:
         self._download = download
         self._start_pre_vote = start_pre_vote
         self.caught_up_ms: int | None = None
-        """When a leader's response last showed that this log has all that is committed, in monotonic time."""
+        """Until when this log is known to have all that was committed, in monotonic time: when the Fetch was sent whose
+        response showed it."""
         self._has_fetched = False
         self._doubted = False
         """The leader has resigned, refuses connections, or has not responded for too long."""
@@ -158,8 +159,8 @@ class Following:
         self._doubted = False
         self._consecutive_doubts = 0
 
-    def answered(self, asked: QuorumFetchRequest, response: QuorumFetchResponse) -> None:
-        """Handle a successful Fetch response from the leader of this epoch."""
+    def answered(self, asked: QuorumFetchRequest, response: QuorumFetchResponse, sent_ms: int) -> None:
+        """Handle a successful Fetch response from the leader of this epoch to a request that was sent at `sent_ms`."""
         core = self._core
         same = asked.current_leader_epoch == core.epoch and asked.fetch_offset == core.log.end.offset
         if not isinstance(core.role, Follower) or not same:
@@ -176,7 +177,7 @@ class Following:
             self._download.drop()
             self._leader_high_watermark = max(self._leader_high_watermark, response.high_watermark)
             if 0 <= response.high_watermark <= core.log.end.offset:
-                self.caught_up_ms = core.now_ms
+                self.caught_up_ms = sent_ms
             if len(response.records):
                 core.log_is_changing = True
                 core.duties.append(

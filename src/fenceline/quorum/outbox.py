@@ -26,6 +26,7 @@ _MAX_ADDRESSES: Final = 1000
 class InFlight(NamedTuple):
     peer: Peer
     message: RequestMessage
+    sent_ms: int
     deadline_ms: int
 
 
@@ -52,7 +53,7 @@ class QuorumOutbox:
         given_up = self._slots.get((peer.node_id, type(message)))
         if given_up is not None:
             del self._in_flight[given_up]
-        self._in_flight[request_id] = InFlight(peer, message, now_ms + self._timeout_ms)
+        self._in_flight[request_id] = InFlight(peer, message, now_ms, now_ms + self._timeout_ms)
         self._slots[peer.node_id, type(message)] = request_id
         return Send(peer, request_id, message)
 
@@ -88,8 +89,7 @@ class QuorumOutbox:
                 self._backoff_ms << min(failures - _SHORT_BACKOFFS, 20), max(_LONGEST_BACKOFF_MS, self._backoff_ms)
             )
             backoff_ms = longest_backoff_ms // 2 + self._rng.randrange(longest_backoff_ms // 2 + 1)
-        asked_ms = sent.deadline_ms - self._timeout_ms
-        self._backoff_until[address] = max(asked_ms + backoff_ms, now_ms + self._backoff_ms)
+        self._backoff_until[address] = max(sent.sent_ms + backoff_ms, now_ms + self._backoff_ms)
 
     @property
     def has_failures(self) -> bool:

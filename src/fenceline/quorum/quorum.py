@@ -91,11 +91,14 @@ class Quorum(QuorumStatus):
             return False
         return not isinstance(core.role, Resigned) or core.is_only_voter or core.now_ms >= self._closes_at_ms
 
-    @property
-    def caught_up_ms(self) -> int | None:
-        """When a leader's response last showed that the log has all that is committed, in monotonic time; None: never.
-        Of no meaning while this node leads."""
-        return self._following.caught_up_ms
+    def caught_up_ms(self, now_ms: int) -> int | None:
+        """The last time up to which this log is known to have all that was committed, in monotonic time; None: never.
+
+        For a leader, when a majority last fetched from it: since then there may be another leader."""
+        if not self.is_leader:
+            return self._following.caught_up_ms
+        lost_at_ms = self._leading.majority_lost_at_ms()
+        return now_ms if lost_at_ms is None else lost_at_ms - self._core.settings.check_quorum_ms
 
     @property
     def next_deadline_ms(self) -> int | None:

@@ -125,7 +125,7 @@ class ResponseHandler:
             case VoteRequest() as asked, VoteResponse():
                 self._elections.answered(sent.peer.node_id, asked, response)
             case QuorumFetchRequest() as asked, QuorumFetchResponse():
-                self._following.answered(asked, response)
+                self._following.answered(asked, response, sent.sent_ms)
             case EndQuorumEpochRequest(), EndQuorumEpochResponse():
                 self._leading.end_quorum_epoch_answered(sent.peer.node_id)
             case _:

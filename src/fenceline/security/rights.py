@@ -16,6 +16,7 @@ from uuid import UUID
 
 from immutables import Map
 
+from fenceline.errors import ErrorCode
 from fenceline.security.acls import AclAuthorizer, AskingPeer
 from fenceline.wire.acl_codes import AclOperation, ResourceType
 from fenceline.wire.apis import ApiKey
@@ -146,8 +147,8 @@ class RequestRights:
 
     @property
     def are_known(self) -> bool:
-        """Whether the rules are in force, or do not matter. Otherwise the request has to wait: every answer would be
-        no."""
+        """Whether the rules are in force, or do not matter. Otherwise every answer is no, and none is reported: the
+        request has to wait, or its sender to ask another node."""
         authorization = self._authorization
         return authorization.is_in_force or authorization.is_super_user(self._peer.principal)
 
@@ -160,7 +161,7 @@ class RequestRights:
         if authorization.allows(self._peer, operation, resource, name):
             authorization.allowed += 1
             return True
-        if not quiet:
+        if not quiet and authorization.is_in_force:
             self._report(operation, resource, name)
         return False
 
@@ -179,6 +180,12 @@ class RequestRights:
 
     def may_read(self, topic: str) -> bool:
         return self.may(AclOperation.READ, ResourceType.TOPIC, topic)
+
+    @property
+    def topic_fault(self) -> ErrorCode:
+        """The error of a topic that the sender may not read or write. If that is not known here, one that makes it ask
+        for the leader again: this node has lost the quorum, and will lose its partitions to other leaders."""
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED if self.are_known else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def may_write_as(self, transactional_id: str, quiet: bool = False) -> bool:
         return self.may(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id, quiet=quiet)

@@ -67,8 +67,6 @@ class RightsOfPeers(Protocol):
 
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
 _STALL_S: Final = 5.0
-_OF_DATA: Final = (ApiKey.PRODUCE, ApiKey.FETCH)
-_NO_RIGHTS_S: Final = 1.0
 _OF_SASL: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 
 
@@ -407,8 +405,6 @@ class Server:
                     f"{ApiKey(key).name} version {version} not supported; supported: {low} to {high}"
                 )
             context = self._context(connection, header)
-            if context.rights is not None and key in _OF_DATA and not context.rights.are_known:
-                return _refused_later()
             return raw_handler(context, frame[header.body_position :])
         api = self._apis.get(key)
         if api is None:
@@ -490,14 +486,6 @@ def _asking(connection: ServerConnection) -> AskingPeer:
     if asking is None or asking.principal is not connection.principal:
         asking = connection.asking = AskingPeer(connection.principal, java_address(connection.host))
     return asking
-
-
-def _refused_later() -> PendingAnswer:
-    """While the rules are not in force: no answer would be true, so the client asks another broker."""
-    pending = PendingAnswer()
-    reason = "this node does not know which rights are in force"
-    asyncio.get_running_loop().call_later(_NO_RIGHTS_S, pending.fail, reason)
-    return pending
 
 
 def _end_failed(connection: ServerConnection, pending: PendingAnswer, answer: list[Buffer] | None) -> None:

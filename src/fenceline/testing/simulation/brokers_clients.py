@@ -56,7 +56,9 @@ class SimulatedClient(ABC):
         self.is_waiting = False
         self.rng: Random = world.rng(f"{self.name} {number}")
         self.checks = checks
-        self.wire = Wire(world, sockets, -1 - number)
+        self.number = -1 - number
+        """In the network."""
+        self.wire = Wire(world, sockets, self.number)
         self.who = f"{self.name}{number}"
         self.places: list[PartitionInfo] = []
         self.request_limit = -1

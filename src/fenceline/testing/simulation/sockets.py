@@ -29,6 +29,11 @@ def machine_of(node_id: int) -> str:
     return f"n{node_id}"
 
 
+def address_of(number: int) -> tuple[str, int]:
+    """What a peer sees of a node, or of a client, whose number is negative."""
+    return f"10.0.{int(number < 0)}.{abs(number)}", 50000 + abs(number)
+
+
 class Sockets:
     """All listeners and streams of a world."""
 
@@ -367,7 +372,7 @@ class StreamTransport(asyncio.Transport):
         self.loop.call_soon(self._deliver_early)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return (f"10.0.0.{abs(self.them)}", 50000 + abs(self.them)) if name == "peername" else default
+        return address_of(self.them) if name == "peername" else default
 
     def get_write_buffer_size(self) -> int:
         return 0

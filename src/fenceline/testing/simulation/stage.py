@@ -23,6 +23,7 @@ from fenceline.testing.simulation import (
     controller_of_one,
     controllers,
     quorum_cluster,
+    rights_scenario,
     transactions_scenario,
 )
 from fenceline.testing.simulation.checks import Invariants
@@ -64,6 +65,7 @@ SCENARIOS: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
         transactions_scenario.TransactionsScenario,
         transactions_scenario.TransactionsScenario.base_options,
     ),
+    "rights": (rights_scenario.RightsScenario, rights_scenario.RightsScenario.base_options),
     "members": (brokers_members.MembersScenario, brokers_members.MembersScenario.base_options),
     "controller": (controller_of_one.ControllerScenario, controller_of_one.ControllerScenario.base_options),
     "controllers": (controllers.ControllersScenario, controllers.ControllersScenario.base_options),

@@ -147,7 +147,7 @@ class FetchHandler:
             if request.replica_id == CONSUMER_REPLICA_ID
             else request.replica_id <= DEBUG_REPLICA_ID
         )
-        reader = Reader(takes_any_replica, context.listener, _may_read(context, request))
+        reader = Reader(takes_any_replica, context.listener, _read_fault(context, request))
         return self.read_or_park(context, request, answer, reader, has_just_arrived=True)
 
     def read_or_park(
@@ -282,14 +282,16 @@ class FetchHandler:
         return await self.load_budget.acquire(sum(each.read.copied_bytes_limit for each in result.cold))
 
 
-def _may_read(context: RequestContext, request: FetchRequest) -> Callable[[str | None], bool] | None:
-    """What the sender may read: brokers everything, others topics with READ (`security.md A55`)."""
+def _read_fault(context: RequestContext, request: FetchRequest) -> Callable[[str | None], ErrorCode] | None:
+    """What the sender may read: brokers everything, others topics with READ (`security.md A55`). Asked again whenever a
+    fetch that waits is read again."""
     rights = context.rights
     if rights is None:
         return None
-    if request.replica_id < 0:
-        return lambda topic: topic is None or rights.may_read(topic)
-    return None if rights.on_cluster(AclOperation.CLUSTER_ACTION) else lambda topic: False
+    if request.replica_id >= 0:
+        may_read_all = rights.on_cluster(AclOperation.CLUSTER_ACTION)
+        return None if may_read_all else lambda topic: rights.topic_fault
+    return lambda topic: ErrorCode.NONE if topic is None or rights.may_read(topic) else rights.topic_fault
 
 
 def _load_all(cold: Sequence[ColdRead]) -> list[memoryview | FileSlice | StorageError]:

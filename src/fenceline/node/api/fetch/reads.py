@@ -72,8 +72,8 @@ class Reader(NamedTuple):
     takes_any_replica: bool
     """Whether followers may serve it (`epochs.md E3`, KIP-392)."""
     listener: str
-    may_read: Callable[[str | None], bool] | None = None
-    """Whether it may read a topic, or learn that there is none (None); None if it may read all."""
+    read_fault: Callable[[str | None], ErrorCode] | None = None
+    """The error if it may not read a topic, or not learn that there is none (None), else NONE; None: it may read all."""
 
 
 class FetchResult:
@@ -167,10 +167,11 @@ class FetchReads:
 
     def _checked(self, request: FetchRequest, partition: FetchPartition, reader: Reader) -> Replica:
         """The replica that may serve this reader. Raises PeerError."""
-        if reader.may_read is not None:
+        if reader.read_fault is not None:
             name = partition.topic if partition.topic_id is None else self._name_of(partition.topic_id)
-            if not reader.may_read(name):
-                raise PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            fault = reader.read_fault(name)
+            if fault is not ErrorCode.NONE:
+                raise PeerError(fault)
         replica = self.replicas.hosted(partition.topic, partition.topic_id, partition.index)
         # Fetch treats every negative epoch as no epoch (ListOffsets only -1).
         requested = max(partition.current_leader_epoch, NO_EPOCH)

@@ -141,11 +141,11 @@ class ProduceHandler:
     ) -> tuple[list[PartitionRecords], list[PartitionResult]]:
         """The partitions that the sender may write, and the results of the others. `transactional_id`: of a
         transactional request (`security.md A55`)."""
-        if transactional_id is not None and not rights.may_write_as(transactional_id):
+        if transactional_id is not None and rights.are_known and not rights.may_write_as(transactional_id):
             code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
             allowed = []
         else:
-            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            code = rights.topic_fault
             allowed = [p for p in partitions if self._may_write(rights, p)]
         if len(allowed) == len(partitions):
             return partitions, []
