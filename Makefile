@@ -56,6 +56,7 @@ SIMULATION := $(BIN)/python -m fenceline.testing.simulation all
 CLUSTERS := $(BIN)/python -m fenceline.testing.simulation brokers
 OPERATIONS := $(BIN)/python -m fenceline.testing.simulation operations
 MEMBERS := $(BIN)/python -m fenceline.testing.simulation members
+RIGHTS := $(BIN)/python -m fenceline.testing.simulation rights
 TRANSACTIONS := $(BIN)/python -m fenceline.testing.simulation transactions
 CORPUS := tests/simulation/corpus.txt
 
@@ -103,7 +104,7 @@ test-slice: setup java  ## run the part of `make test-all` that this commit choo
 	@slice=$$($(BIN)/python -m tests.slices); seeds=$$($(BIN)/python -m tests.slices --seeds 300 2000); \
 	echo "Slice $$slice of the long tests, and seeds $$seeds ..."; \
 	$(PYTEST) -n $(WORKERS) --answers=live --slice=$$slice --junitxml=$(REPORTS)/slice.xml && \
-	for simulation in all brokers operations transactions; do \
+	for simulation in all brokers operations transactions rights; do \
 		$(BIN)/python -m fenceline.testing.simulation $$simulation --seeds $$seeds --workers 2 --progress 100 || exit 1; \
 	done
 	@$(SLOWEST)
@@ -125,11 +126,12 @@ $(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
 
 SEEDS ?= 0..2000
 
-simulate: setup  ## simulate the corpus and 2,000 seeds of quorums, clusters, operators and transactions (SEEDS=A..B)
+simulate: setup  ## simulate the corpus and 2,000 seeds of quorums, clusters, operators, transactions and rights (SEEDS=A..B)
 	@$(OPERATIONS) --corpus $(CORPUS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(SIMULATION) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(CLUSTERS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(MEMBERS) --seeds $(SEEDS) --workers 2 --progress 100
+	@$(RIGHTS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(TRANSACTIONS) --seeds $(SEEDS) --workers 2 --progress 100
 
 soak: setup java  ## run chaos tests, kill loops and fuzzing for half an hour; then simulate new seeds until stopped

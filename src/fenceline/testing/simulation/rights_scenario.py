@@ -38,10 +38,10 @@ from fenceline.wire.principal import Principal
 
 _NODES: Final = (1, 2, 3)
 _OPERATOR: Final = -1
-MAX_LAG_MS: Final = 1500
+MAX_LAG_MS: Final = 1000
 BOUND_S: Final = MAX_LAG_MS / 1000 + 0.5
 """After the operator's request was answered. The rest is for clocks that run at different rates."""
-_CHANGE_S: Final = 0.4
+_CHANGE_S: Final = 0.7
 _GRANTED: Final = 0.6
 
 
@@ -235,7 +235,7 @@ class RightsScenario(BrokersScenario):
         return replace(
             options,
             deletes=False,
-            safety_s=8.0,
+            safety_s=12.0,
             partition_s=options.partition_s or rng.uniform(1, 4),
             pause_s=options.pause_s or sometimes(rng, 0.5, 1, 4),
             paused_s=rng.choice((1.0, 2.5)),

@@ -73,7 +73,7 @@ class Reader(NamedTuple):
     """Whether followers may serve it (`epochs.md E3`, KIP-392)."""
     listener: str
     read_fault: Callable[[str | None], ErrorCode] | None = None
-    """The error if it may not read a topic, or not learn that there is none (None), else NONE; None: it may read all."""
+    """The error if it may not read a topic, or not learn that there is none (None), else NONE. None: it reads any."""
 
 
 class FetchResult:
