@@ -27,9 +27,8 @@ from fenceline.ids import random_id
 from fenceline.metadata.acl_index import AclFilter, AclRule, rule_of
 from fenceline.metadata.security_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from fenceline.rng import Rng
-from fenceline.wire.acl_codes import ANY, MATCH, AclOperation, PatternType, Permission, ResourceType
+from fenceline.wire.acl_codes import ANY, CLUSTER_NAME, MATCH, AclOperation, PatternType, Permission, ResourceType
 
-CLUSTER_NAME: Final = "kafka-cluster"
 MAX_MATCHES: Final = 10 * MAX_RECORDS
 """ACLs in the answer to one DeleteAcls, where an ACL counts for each filter that matches it."""
 MAX_TEXT_CHARACTERS: Final = 4 << 20

@@ -11,53 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from ipaddress import IPv6Address, ip_address
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from uuid import UUID
 
 from immutables import Map
 
 from fenceline.errors import ErrorCode
 from fenceline.security.acls import AclAuthorizer, AskingPeer
-from fenceline.wire.acl_codes import AclOperation, ResourceType
+from fenceline.wire.acl_codes import CLUSTER_NAME, OPERATIONS, AclOperation, ResourceType
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
     from fenceline.metadata.image import MetadataImage
     from fenceline.metadata.security_records import AccessControlEntryRecord
     from fenceline.wire.principal import Principal
-
-CLUSTER: Final = "kafka-cluster"
-"""The name of the only resource of the type CLUSTER."""
-
-_OPERATIONS: Final = {
-    ResourceType.TOPIC: (
-        AclOperation.READ,
-        AclOperation.WRITE,
-        AclOperation.CREATE,
-        AclOperation.DESCRIBE,
-        AclOperation.DELETE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    ),
-    ResourceType.GROUP: (
-        AclOperation.READ,
-        AclOperation.DESCRIBE,
-        AclOperation.DELETE,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    ),
-    ResourceType.CLUSTER: (
-        AclOperation.CREATE,
-        AclOperation.CLUSTER_ACTION,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-        AclOperation.IDEMPOTENT_WRITE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE,
-    ),
-}
-"""The operations that answers list as authorized (A44)."""
 
 
 class Denial(NamedTuple):
@@ -170,7 +137,7 @@ class RequestRights:
         return self._authorization.allows_any(self._peer, operation, resource)
 
     def on_cluster(self, operation: AclOperation, *, quiet: bool = False) -> bool:
-        return self.may(operation, ResourceType.CLUSTER, CLUSTER, quiet=quiet)
+        return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME, quiet=quiet)
 
     def on_topic(self, operation: AclOperation, topic: str, *, quiet: bool = False) -> bool:
         return self.may(operation, ResourceType.TOPIC, topic, quiet=quiet)
@@ -197,7 +164,7 @@ class RequestRights:
     def operations(self, resource: ResourceType, name: str) -> int:
         """The bits of the operations that the sender may do, for answers that list them (A44)."""
         allows, peer = self._authorization.allows, self._peer
-        return sum(1 << operation for operation in _OPERATIONS[resource] if allows(peer, operation, resource, name))
+        return sum(1 << operation for operation in OPERATIONS[resource] if allows(peer, operation, resource, name))
 
     def _report(self, operation: AclOperation, resource: ResourceType, name: str) -> None:
         kind = "".join(part.capitalize() for part in resource.name.split("_"))

@@ -1,14 +1,15 @@
 """Codes of resource types, pattern types, operations and permissions, as ACLs have them on the wire and in metadata
 records.
 
-Owns the numbers. The enumerations have the values that an ACL can have; a filter may also have `ANY`, or `MATCH` as its
-pattern type.
+Owns the numbers, and which operations each type has. The enumerations have the values that an ACL can have; a filter
+may also have `ANY`, or `MATCH` as its pattern type.
 
 Rules: security.md A42 to A44, A46, A47 (only the numbers).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -18,6 +19,10 @@ ANY: Final = 1
 """Of each kind, in filters."""
 MATCH: Final = 2
 """Pattern type in filters: every pattern that matches the name."""
+
+
+CLUSTER_NAME: Final = "kafka-cluster"
+"""The name of the only resource of type CLUSTER."""
 
 
 class ResourceType(IntEnum):
@@ -54,3 +59,37 @@ class AclOperation(IntEnum):
 class Permission(IntEnum):
     DENY = 2
     ALLOW = 3
+
+
+OPERATIONS: Final[Mapping[ResourceType, tuple[AclOperation, ...]]] = {
+    ResourceType.TOPIC: (
+        AclOperation.READ,
+        AclOperation.WRITE,
+        AclOperation.CREATE,
+        AclOperation.DESCRIBE,
+        AclOperation.DELETE,
+        AclOperation.ALTER,
+        AclOperation.DESCRIBE_CONFIGS,
+        AclOperation.ALTER_CONFIGS,
+    ),
+    ResourceType.GROUP: (
+        AclOperation.READ,
+        AclOperation.DESCRIBE,
+        AclOperation.DELETE,
+        AclOperation.DESCRIBE_CONFIGS,
+        AclOperation.ALTER_CONFIGS,
+    ),
+    ResourceType.CLUSTER: (
+        AclOperation.CREATE,
+        AclOperation.CLUSTER_ACTION,
+        AclOperation.DESCRIBE_CONFIGS,
+        AclOperation.ALTER_CONFIGS,
+        AclOperation.IDEMPOTENT_WRITE,
+        AclOperation.ALTER,
+        AclOperation.DESCRIBE,
+    ),
+    ResourceType.TRANSACTIONAL_ID: (AclOperation.DESCRIBE, AclOperation.WRITE, AclOperation.TWO_PHASE_COMMIT),
+    ResourceType.DELEGATION_TOKEN: (AclOperation.DESCRIBE,),
+    ResourceType.USER: (AclOperation.CREATE_TOKENS, AclOperation.DESCRIBE_TOKENS),
+}
+"""The operations of each resource type that requests can need (A44)."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from fenceline.errors import ErrorCode
 from fenceline.node.api.permissions.checks import Asked, Check, Fields, Passed, Row, Verdict
 from fenceline.node.api.permissions.refusals import refusal
-from fenceline.security.rights import CLUSTER, RequestRights
-from fenceline.wire.acl_codes import AclOperation, ResourceType
+from fenceline.security.rights import RequestRights
+from fenceline.wire.acl_codes import CLUSTER_NAME, AclOperation, ResourceType
 from fenceline.wire.apis import ApiKey
 
 OPERATIONS_NOT_ASKED = -(2**31)
@@ -33,7 +33,7 @@ def cluster_operations(rights: RequestRights) -> int:
     """The bits of the sender's operations on the cluster: none without DESCRIBE."""
     if not rights.on_cluster(AclOperation.DESCRIBE, quiet=True):
         return 0
-    return rights.operations(ResourceType.CLUSTER, CLUSTER)
+    return rights.operations(ResourceType.CLUSTER, CLUSTER_NAME)
 
 
 def describe_controllers(asked: Asked) -> Verdict:

@@ -14,8 +14,7 @@ from fenceline.errors import ErrorCode
 from fenceline.metadata.image import ConfigResourceType
 from fenceline.node.api.permissions.checks import Asked, Fields, Verdict, without
 from fenceline.node.api.permissions.refusals import message_of
-from fenceline.security.rights import CLUSTER
-from fenceline.wire.acl_codes import AclOperation, ResourceType
+from fenceline.wire.acl_codes import CLUSTER_NAME, AclOperation, ResourceType
 
 _TOPIC: Final = (ResourceType.TOPIC, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 _GROUP: Final = (ResourceType.GROUP, ErrorCode.GROUP_AUTHORIZATION_FAILED)
@@ -35,7 +34,7 @@ def _may(asked: Asked, operation: AclOperation, resource: Any) -> bool:
     if known is None:
         return True
     kind = known[0]
-    return asked.rights.may(operation, kind, CLUSTER if kind is ResourceType.CLUSTER else resource.resource_name)
+    return asked.rights.may(operation, kind, CLUSTER_NAME if kind is ResourceType.CLUSTER else resource.resource_name)
 
 
 def _refused(resource: Any) -> Fields:
