@@ -46,6 +46,9 @@ class Admin(BlockingClient[AsyncAdmin]):
     unregister_broker = blocking(AsyncAdmin.unregister_broker)
     describe_log_dirs = blocking(AsyncAdmin.describe_log_dirs)
     describe_replicas = blocking(AsyncAdmin.describe_replicas)
+    describe_acls = blocking(AsyncAdmin.describe_acls)
+    create_acls = blocking(AsyncAdmin.create_acls)
+    delete_acls = blocking(AsyncAdmin.delete_acls)
 
 
 __all__ = ["Admin", "AsyncAdmin", "ConfigEntry", "NewTopic"]

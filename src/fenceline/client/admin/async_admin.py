@@ -2,7 +2,7 @@
 
 A call for several resources sends one request if the protocol allows it, and raises the first error, with the name of
 its resource. Groups are in `admin.groups`, the quorum and features in `admin.quorum`, brokers and their directories in
-`admin.brokers`, replicas of partitions in `admin.replicas`.
+`admin.brokers`, replicas of partitions in `admin.replicas`, ACLs in `admin.acls`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
+from fenceline.client.admin.acls import AclsAdmin
 from fenceline.client.admin.brokers import BrokersAdmin
 from fenceline.client.admin.groups import GroupsAdmin
 from fenceline.client.admin.quorum import QuorumAdmin
@@ -96,7 +97,7 @@ class ProducerDescription(NamedTuple):
     """-1 if no transaction is open in the partition."""
 
 
-class AsyncAdmin(GroupsAdmin, TransactionsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin):
+class AsyncAdmin(GroupsAdmin, TransactionsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AclsAdmin):
     """Create it inside a running loop; close it with `await close()` or use it as an async context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
