@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fenceline import __version__
+from fenceline.cli.acls import acls
 from fenceline.cli.audit import AUDIT_EXAMPLES, audit
 from fenceline.cli.brokers import brokers
 from fenceline.cli.checkpoint import checkpoint
@@ -67,6 +68,7 @@ app.command()(offsets)
 app.add_typer(quorum, name="quorum")
 app.add_typer(features, name="features")
 app.add_typer(brokers, name="brokers")
+app.add_typer(acls, name="acls")
 app.add_typer(logs, name="log")
 app.command(epilog=VERIFY_EXAMPLES)(verify)
 app.add_typer(losses, name="losses")
