@@ -193,8 +193,10 @@ class Both:
 
 
 @contextmanager
-def both_clusters(root: Path) -> Iterator[Both]:
-    """Started and ready, with a fourth controller that is only formatted on each side."""
+def both_clusters(root: Path, settings: Mapping[str, str] | None = None) -> Iterator[Both]:
+    """Started and ready, with a fourth controller that is only formatted on each side. `settings`: properties of all
+    nodes."""
+    settings = {**_SETTINGS, **(settings or {})}
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(2))
 
@@ -204,7 +206,7 @@ def both_clusters(root: Path) -> Iterator[Both]:
             kinds = [f"{prefix}{COMBINED}"] * VOTERS + [f"{prefix}{CONTROLLER}"]
             folder = root / kind
             folder.mkdir()
-            cluster = MixedCluster(folder, kinds, voters=VOTERS, late=[LATE], settings=_SETTINGS)
+            cluster = MixedCluster(folder, kinds, voters=VOTERS, late=[LATE], settings=settings)
             return Side(stack.enter_context(cluster), jvm)
 
         theirs, ours = threads.map(start, ("kafka", "ours"))

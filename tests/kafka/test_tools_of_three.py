@@ -242,6 +242,14 @@ def test_scram_credentials_are_altered(both: Both) -> None:
     )
 
 
+def test_acls_need_an_authorizer(both: Both) -> None:
+    """With one: `test_acl_tool.py`."""
+    rule = ("--allow-principal", "User:a", "--operation", "Read", "--topic", "x")
+    for listener in LISTENERS:
+        for asked in (("--list",), ("--add", *rule), ("--remove", "--force", *rule)):
+            both.refuse("acls", *listener, *asked)
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -249,9 +257,6 @@ def test_scram_credentials_are_altered(both: Both) -> None:
         ("configs", *BROKERS, "--alter", "--user", "u1", "--add-config", "consumer_byte_rate=5"),
         ("configs", *BROKERS, "--alter", "--user-defaults", "--add-config", "consumer_byte_rate=5"),
         ("configs", *BROKERS, "--describe", "--ip", "127.0.0.1"),
-        ("acls", *BROKERS, "--list"),
-        ("acls", *CONTROLLERS, "--list"),
-        ("acls", *BROKERS, "--add", "--allow-principal", "User:a", "--operation", "Read", "--topic", "x"),
     ],
     ids=" ".join,
 )
