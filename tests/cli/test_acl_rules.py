@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.cli.acl_rules import Options, bindings, filters, named_resources
+from fenceline.cli.acl_rules import AclOptions, bindings, filters, named_resources
 from fenceline.client.admin.acls import AclBinding, AclBindingFilter
 from fenceline.errors import OperatorError
 from fenceline.wire.acl_codes import ANY, MATCH, OPERATIONS, AclOperation, PatternType, Permission
@@ -20,7 +20,7 @@ USER = ("User:a",)
 
 
 def made(*resources: tuple[Kind, str], **more: Any) -> set[str]:
-    return {str(each) for each in bindings(Options(resources, **{"allowed": USER, **more}))}
+    return {str(each) for each in bindings(AclOptions(resources, **{"allowed": USER, **more}))}
 
 
 def test_every_kind_of_resource() -> None:
@@ -29,17 +29,17 @@ def test_every_kind_of_resource() -> None:
         *(Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID, Kind.DELEGATION_TOKEN, Kind.USER, Kind.CLUSTER)
     ]
     assert set(OPERATIONS) == set(Kind)
-    assert len(bindings(Options(found, allowed=USER))) == len(found)
+    assert len(bindings(AclOptions(found, allowed=USER))) == len(found)
 
 
 def test_defaults() -> None:
-    assert bindings(Options((TOPIC,), allowed=USER)) == [
+    assert bindings(AclOptions((TOPIC,), allowed=USER)) == [
         AclBinding(Kind.TOPIC, "rain", "User:a", AclOperation.ALL, Permission.ALLOW, PatternType.LITERAL, "*")
     ]
 
 
 def test_each_of_each() -> None:
-    options = Options(
+    options = AclOptions(
         (TOPIC, GROUP),
         "Prefixed",
         ("User:a", "User:b"),
@@ -55,7 +55,7 @@ def test_each_of_each() -> None:
 
 
 def test_the_cluster_is_always_literal() -> None:
-    [found] = bindings(Options((CLUSTER,), "prefixed", USER, operations=("alter",)))
+    [found] = bindings(AclOptions((CLUSTER,), "prefixed", USER, operations=("alter",)))
     assert found.pattern_type is PatternType.LITERAL
 
 
@@ -102,12 +102,12 @@ def test_contradictions_are_refused(resources: Any, more: dict[str, Any], reason
 
 
 def test_filters_match_what_was_left_out() -> None:
-    assert filters(Options((TOPIC,))) == [AclBindingFilter(Kind.TOPIC, "rain", pattern_type=PatternType.LITERAL)]
-    assert filters(Options((TOPIC,), "match")) == [AclBindingFilter(Kind.TOPIC, "rain", pattern_type=MATCH)]
-    assert filters(Options((), allowed=USER)) == [AclBindingFilter(principal="User:a", permission=Permission.ALLOW)]
-    assert filters(Options((), operations=("write",))) == [AclBindingFilter(operation=AclOperation.WRITE)]
-    assert filters(Options((CLUSTER,))) == [AclBindingFilter(Kind.CLUSTER, "kafka-cluster", pattern_type=ANY)]
-    named = filters(Options((TOPIC,), "", USER, ("User:b",), (), ("1.2.3.4",), ("read",)))
+    assert filters(AclOptions((TOPIC,))) == [AclBindingFilter(Kind.TOPIC, "rain", pattern_type=PatternType.LITERAL)]
+    assert filters(AclOptions((TOPIC,), "match")) == [AclBindingFilter(Kind.TOPIC, "rain", pattern_type=MATCH)]
+    assert filters(AclOptions((), allowed=USER)) == [AclBindingFilter(principal="User:a", permission=Permission.ALLOW)]
+    assert filters(AclOptions((), operations=("write",))) == [AclBindingFilter(operation=AclOperation.WRITE)]
+    assert filters(AclOptions((CLUSTER,))) == [AclBindingFilter(Kind.CLUSTER, "kafka-cluster", pattern_type=ANY)]
+    named = filters(AclOptions((TOPIC,), "", USER, ("User:b",), (), ("1.2.3.4",), ("read",)))
     assert [(each.principal, each.host, each.permission) for each in named] == [
         ("User:a", None, Permission.ALLOW),
         ("User:b", "1.2.3.4", Permission.DENY),
@@ -115,7 +115,7 @@ def test_filters_match_what_was_left_out() -> None:
 
 
 def test_filters_of_shortcuts() -> None:
-    found = filters(Options((TOPIC, GROUP), allowed=USER, consumer=True))
+    found = filters(AclOptions((TOPIC, GROUP), allowed=USER, consumer=True))
     assert [(each.resource_type, each.operation) for each in found] == [
         (Kind.TOPIC, AclOperation.READ),
         (Kind.TOPIC, AclOperation.DESCRIBE),
@@ -126,4 +126,4 @@ def test_filters_of_shortcuts() -> None:
 def test_a_filter_needs_something() -> None:
     """Otherwise `remove --execute` would remove everything."""
     with pytest.raises(OperatorError, match="Neither a resource"):
-        filters(Options((), allowed_hosts=("1.2.3.4",)))
+        filters(AclOptions((), allowed_hosts=("1.2.3.4",)))

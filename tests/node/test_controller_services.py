@@ -154,6 +154,15 @@ NOT_SPOKEN: Final = {
 }
 """Of controllers' APIs; see `docs/skipped.md`."""
 QUORUM: Final = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]}
+ACL: Final = {
+    "resource_type": 2,
+    "resource_name": "rain",
+    "principal": "User:a",
+    "host": "*",
+    "operation": 3,
+    "permission_type": 3,
+}
+ACL_FILTER: Final = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
 
 CASES: Final[dict[str, Case]] = {
     "a controller registers": _controller(50),
@@ -216,6 +225,15 @@ CASES: Final[dict[str, Case]] = {
         f"a quorum, version {version}": (lambda side, version=version: (ApiKey.DESCRIBE_QUORUM, version, QUORUM))  # type: ignore[misc]
         for version in (0, 1, 2)
     },
+    "ACLs without an authorizer": lambda side: (ApiKey.DESCRIBE_ACLS, 3, ACL_FILTER),
+    "new ACLs without an authorizer": lambda side: (ApiKey.CREATE_ACLS, 3, {"creations": [ACL]}),
+    "fewer ACLs without an authorizer": lambda side: (ApiKey.DELETE_ACLS, 3, {"filters": [ACL_FILTER]}),
+    "an unknown operation": lambda side: (ApiKey.CREATE_ACLS, 3, {"creations": [{**ACL, "operation": 0}]}),
+    "new ACLs in an envelope": _envelope(_inside(ApiKey.CREATE_ACLS, 3, {"creations": [ACL]})),
+    "an unknown operation in an envelope": _envelope(
+        _inside(ApiKey.CREATE_ACLS, 3, {"creations": [{**ACL, "operation": 0}]})
+    ),
+    "ACLs in an envelope": _envelope(_inside(ApiKey.DESCRIBE_ACLS, 3, ACL_FILTER)),
     "unregistering": lambda side: (ApiKey.UNREGISTER_BROKER, 0, {"broker_id": BROKER}),
 }
 """In this order; each finds what the ones before left."""

@@ -38,7 +38,7 @@ _CONSUMER: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AclOptions:
     """What was given; empty if an option was left out."""
 
     resources: tuple[Resource, ...]
@@ -63,7 +63,7 @@ class Options:
         denied_hosts: Sequence[str] | None,
         operations: Sequence[str] | None,
         shortcuts: tuple[bool, bool, bool],
-    ) -> Options:
+    ) -> AclOptions:
         """As the command line has them; `shortcuts`: --producer, --consumer, --idempotent."""
         lists = [tuple(each or ()) for each in (allowed, denied, allowed_hosts, denied_hosts, operations)]
         return cls(resources, pattern, lists[0], lists[1], lists[2], lists[3], lists[4], *shortcuts)
@@ -92,7 +92,7 @@ def named_resources(
     return tuple(found)
 
 
-def bindings(options: Options) -> list[AclBinding]:
+def bindings(options: AclOptions) -> list[AclBinding]:
     """The ACLs to create. Raises OperatorError for options that contradict each other or name nothing."""
     _check_shortcuts(options)
     if not options.resources:
@@ -115,7 +115,7 @@ def bindings(options: Options) -> list[AclBinding]:
     return list(made)
 
 
-def filters(options: Options) -> list[AclBindingFilter]:
+def filters(options: AclOptions) -> list[AclBindingFilter]:
     """What matches the options: one that was left out matches everything. Raises OperatorError."""
     _check_shortcuts(options)
     if not (options.resources or options.allowed or options.denied or options.operations):
@@ -150,7 +150,7 @@ def pattern_filter(text: str) -> int:
 _RESOURCES: Final = "--topic, --group, --cluster, --transactional-id, --delegation-token and --user-principal"
 
 
-def _check_shortcuts(options: Options) -> None:
+def _check_shortcuts(options: AclOptions) -> None:
     kinds = {kind for kind, _ in options.resources}
     if options.idempotent and not options.producer:
         raise OperatorError("--idempotent is given without --producer", "Add --producer.")
@@ -171,7 +171,7 @@ def _check_shortcuts(options: Options) -> None:
         raise OperatorError(f"--producer and --consumer do not concern {names}", "Add these in another command.")
 
 
-def _operations(options: Options) -> Iterator[tuple[Resource, AclOperation]]:
+def _operations(options: AclOptions) -> Iterator[tuple[Resource, AclOperation]]:
     """With the resource of each."""
     if not options.has_shortcut:
         yield from product(options.resources, _named(options.operations) or (AclOperation.ALL,))
@@ -189,7 +189,7 @@ def _named(operations: Sequence[str]) -> tuple[AclOperation, ...]:
     return tuple(_value(AclOperation, each, "--operation") for each in operations)
 
 
-def _principals(options: Options) -> Iterator[tuple[Permission, tuple[str, ...], tuple[str, ...]]]:
+def _principals(options: AclOptions) -> Iterator[tuple[Permission, tuple[str, ...], tuple[str, ...]]]:
     if options.allowed:
         yield Permission.ALLOW, options.allowed, options.allowed_hosts
     if options.denied:

@@ -128,11 +128,11 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add ACLs: of each named principal, for each named resource. Without --operation: all operations."""
-    from fenceline.cli.acl_rules import Options, bindings, named_resources
+    from fenceline.cli.acl_rules import AclOptions, bindings, named_resources
 
     resources = named_resources(topic, group, transactional_id, delegation_token, user_principal, cluster=cluster)
     principals = (allow_principal, deny_principal, allow_host, deny_host)
-    options = Options.of(resources, pattern, *principals, operation, (producer, consumer, idempotent))
+    options = AclOptions.of(resources, pattern, *principals, operation, (producer, consumer, idempotent))
     with readable_errors():
         wanted = sorted(bindings(options))
     if not dry_run:
@@ -168,11 +168,11 @@ def remove(
 ) -> None:
     """Remove the ACLs that match the options; one that is left out matches everything. Without --execute, only prints
     them."""
-    from fenceline.cli.acl_rules import Options, filters, named_resources
+    from fenceline.cli.acl_rules import AclOptions, filters, named_resources
 
     resources = named_resources(topic, group, transactional_id, delegation_token, user_principal, cluster=cluster)
     principals = (allow_principal, deny_principal, allow_host, deny_host)
-    options = Options.of(resources, pattern, *principals, operation, (producer, consumer, idempotent))
+    options = AclOptions.of(resources, pattern, *principals, operation, (producer, consumer, idempotent))
     with readable_errors():
         wanted = filters(options)
     with admin_of(bootstrap, controllers) as admin:

@@ -31,8 +31,10 @@ from fenceline.wire.acl_codes import ANY, CLUSTER_NAME, MATCH, AclOperation, Pat
 
 MAX_MATCHES: Final = 10 * MAX_RECORDS
 """ACLs in the answer to one DeleteAcls, where an ACL counts for each filter that matches it."""
-MAX_TEXT_CHARACTERS: Final = 4 << 20
-"""In the ACLs of one CreateAcls: they are one batch of the metadata log."""
+MAX_BATCH_BYTES: Final = 8 << 20
+"""Of the ACLs of one CreateAcls: they are one batch of the metadata log, and this is Kafka's limit for one."""
+_RECORD_BYTES: Final = 48
+"""Of an ACL's record without its texts."""
 
 
 def create_acls(state: ControllerState, request: CreateAcls, rng: Rng) -> Decision:
@@ -44,8 +46,7 @@ def create_acls(state: ControllerState, request: CreateAcls, rng: Rng) -> Decisi
         if reason is None and acl not in created and not state.acls.holds(acl):
             created[acl] = None
         outcomes.append(SUCCESS if reason is None else _invalid(reason))
-    size = sum(len(acl.resource_name) + len(acl.principal) + len(acl.host) for acl in created)
-    if len(created) > MAX_RECORDS or size > MAX_TEXT_CHARACTERS:
+    if len(created) > MAX_RECORDS or sum(map(_size, created)) > MAX_BATCH_BYTES:
         raise PeerError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
     records = [AccessControlEntryRecord(random_id(rng), *acl) for acl in created]
     return Decision(records, CreateAclsAnswer(tuple(outcomes)))
@@ -76,6 +77,11 @@ def delete_acls(state: ControllerState, request: DeleteAcls) -> Decision:
         found.append(MatchingAcls(SUCCESS, tuple(matching)))
     records = [RemoveAccessControlEntryRecord(each) for each in removed]
     return Decision(records, DeleteAclsAnswer(tuple(found)))
+
+
+def _size(acl: AclRule) -> int:
+    """Bytes in the metadata log, roughly."""
+    return _RECORD_BYTES + sum(len(text.encode()) for text in (acl.resource_name, acl.principal, acl.host))
 
 
 def _fault(acl: AclRule) -> str | None:

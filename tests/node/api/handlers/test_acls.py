@@ -337,8 +337,10 @@ def test_size_of_an_answer_is_limited() -> None:
 
 
 def test_size_of_the_records_is_limited() -> None:
+    """Kafka answers UNKNOWN_SERVER_ERROR to the larger request."""
     side = OwnSide()
-    rules = [acl(resource_name=f"{number}".ljust(30_000)) for number in range(200)]
-    [answer] = run(side.call, [create(*rules)])
-    assert {each["error_code"] for _, each in answer["results"]} == {ErrorCode.POLICY_VIOLATION}
-    assert not side.cluster.image.acls
+    rules = [acl(resource_name=f"{number}".ljust(30_000)) for number in range(290)]
+    too_large, fits = run(side.call, [create(*rules), create(*rules[:270])])
+    assert {each["error_code"] for _, each in too_large["results"]} == {ErrorCode.POLICY_VIOLATION}
+    assert {each["error_code"] for _, each in fits["results"]} == {ErrorCode.NONE}
+    assert len(side.cluster.image.acls) == 270
