@@ -43,7 +43,7 @@ def create_acls(state: ControllerState, request: CreateAcls, rng: Rng) -> Decisi
     created: dict[AclRule, None] = {}
     for acl in request.acls:
         reason = _fault(acl)
-        if reason is None and acl not in created and not state.acls.holds(acl):
+        if reason is None and not state.acls.holds(acl):
             created[acl] = None
         outcomes.append(SUCCESS if reason is None else _invalid(reason))
     if len(created) > MAX_RECORDS or sum(map(_size, created)) > MAX_BATCH_BYTES:
