@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from fenceline.cli.app import app
 from fenceline.client.admin.acls import AclBinding, AclBindingFilter
 from fenceline.client.admin.admin import Admin
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.testing.apache_kafka import small_kafka
+from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.acl_codes import MATCH, AclOperation, PatternType, ResourceType
@@ -27,8 +29,9 @@ AUTHORIZER = {
 class Target:
     """The cluster that commands run against."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, controller: str) -> None:
         self.bootstrap = bootstrap
+        self.controller = controller
 
     def run(self, *arguments: str, code: int = 0) -> str:
         result = CliRunner().invoke(app, ["acls", *arguments], env={"FENCELINE_BOOTSTRAP": self.bootstrap})
@@ -53,16 +56,24 @@ class Target:
         eventually(same)
 
 
-@pytest.fixture(scope="module")
-def fenceline_target() -> Iterator[Target]:
-    with EmbeddedNode(overrides=AUTHORIZER) as node:
-        yield Target(node.bootstrap)
+@contextmanager
+def one_node(root: Path, kind: str) -> Iterator[Target]:
+    with MixedCluster(root, [kind], settings=AUTHORIZER) as cluster:
+        cluster.wait_ready()
+        cluster.wait_complete()
+        yield Target(cluster.nodes[0].bootstrap, cluster.nodes[0].controller)
 
 
 @pytest.fixture(scope="module")
-def kafka_target() -> Iterator[Target]:
-    with small_kafka(overrides=AUTHORIZER) as kafka:
-        yield Target(kafka.bootstrap)
+def fenceline_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with one_node(tmp_path_factory.mktemp("fenceline"), COMBINED) as target:
+        yield target
+
+
+@pytest.fixture(scope="module")
+def kafka_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with one_node(tmp_path_factory.mktemp("kafka"), f"kafka:{COMBINED}") as target:
+        yield target
 
 
 @pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "fenceline"])
@@ -123,6 +134,15 @@ def test_every_kind_of_resource(target: Target) -> None:
     )
 
 
+def test_through_controllers(target: Target) -> None:
+    where = ("-c", target.controller)
+    target.run("add", "--allow-principal", "User:a", "--topic", "rain", *where)
+    target.check_rules(["TOPIC rain LITERAL User:a * ALL ALLOW"])
+    target.check_rules(["TOPIC rain LITERAL User:a * ALL ALLOW"], *where)
+    target.run("remove", "--allow-principal", "User:a", "--execute", *where)
+    target.check_rules([])
+
+
 def test_errors_are_readable(target: Target) -> None:
     assert "not a principal" in target.run("add", "--allow-principal", "anna", "--topic", "rain", code=1)
     assert "Neither a resource" in target.run("remove", "--execute", code=1)
@@ -153,7 +173,7 @@ def test_calls_of_admin(target: Target) -> None:
 
 def test_without_an_authorizer() -> None:
     with EmbeddedNode() as node:
-        target = Target(node.bootstrap)
+        target = Target(node.bootstrap, "")
         assert "SECURITY_DISABLED" in target.run(code=1)
         assert "SECURITY_DISABLED" in target.run("add", "--allow-principal", "User:a", "--topic", "t", code=1)
         assert "SECURITY_DISABLED" in target.run("remove", "--topic", "t", "--execute", code=1)
