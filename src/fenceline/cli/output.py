@@ -145,12 +145,13 @@ def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str], title: str) -> T
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", header_style="bold")
+    # As Text: rich reads a str as markup, and a group may be called "[/red]".
+    table = Table(title=Text(printable(title)) if title else None, title_justify="left", header_style="bold")
     for key in keys:
         is_numeric = all(isinstance(row[key], int | float) for row in rows)
         table.add_column(key.replace("_", " "), justify="right" if is_numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(value if isinstance(value := row[key], Text) else _text(value) for key in keys))
+        table.add_row(*(value if isinstance(value := row[key], Text) else Text(_text(value)) for key in keys))
     return table
 
 
@@ -171,8 +172,13 @@ def _text(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, list | tuple):
-        return ", ".join(str(each) for each in value)
-    return str(value)
+        return ", ".join(printable(str(each)) for each in value)
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Names may have control characters, or turn the direction of what follows: these are escaped."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def is_ascii_only() -> bool:
