@@ -78,6 +78,9 @@ class _Controller:
         self.answer: Callable[[Any], Any] | None = None
         self._out: list[asyncio.Future[Any]] = []
 
+    def now_ms(self) -> int:
+        return 1_000
+
     def lose(self) -> None:
         """The requests so far get no response."""
         out, self._out = self._out, []

@@ -42,6 +42,7 @@ NAMES: Final = {
     ResourceType.GROUP: (SEEN, ABSENT),
     ResourceType.TRANSACTIONAL_ID: (SEEN, ABSENT),
     ResourceType.CLUSTER: ("kafka-cluster",),
+    ResourceType.USER: ("User:admin",),
 }
 """What the users' rights are for."""
 _T = AclOperation
@@ -55,6 +56,7 @@ OPERATIONS: Final = {
         *(_T.CREATE, _T.DELETE, _T.ALTER, _T.DESCRIBE, _T.CLUSTER_ACTION, _T.DESCRIBE_CONFIGS, _T.ALTER_CONFIGS),
         _T.IDEMPOTENT_WRITE,
     ),
+    ResourceType.USER: (_T.CREATE_TOKENS, _T.DESCRIBE_TOKENS),
 }
 
 
@@ -456,6 +458,21 @@ def _configs() -> Iterator[NamedRequest]:
 
 
 def _cluster() -> Iterator[NamedRequest]:
+    # A renewer that is no user: no token is created, whoever asks.
+    for owner in (None, ADMIN):
+        fields = {
+            "owner_principal_type": owner and "User",
+            "owner_principal_name": owner,
+            "renewers": [{"principal_type": "Group", "principal_name": "a"}],
+            "max_lifetime": -1,
+        }
+        yield NamedRequest(f"CreateDelegationToken of {owner}", ApiKey.CREATE_DELEGATION_TOKEN, 3, fields)
+    unknown = {"hmac": b"unknown"}
+    yield NamedRequest("RenewDelegationToken", ApiKey.RENEW_DELEGATION_TOKEN, 2, {**unknown, "renew_period": -1})
+    yield NamedRequest(
+        "ExpireDelegationToken", ApiKey.EXPIRE_DELEGATION_TOKEN, 2, {**unknown, "expiry_time_period": -1}
+    )
+    yield NamedRequest("DescribeDelegationToken", ApiKey.DESCRIBE_DELEGATION_TOKEN, 3, {"owners": None})
     yield NamedRequest("SaslHandshake", ApiKey.SASL_HANDSHAKE, 1, {"mechanism": "PLAIN"})
 
 

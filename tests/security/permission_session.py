@@ -57,6 +57,7 @@ def settings(own: str, of_controllers: str) -> dict[str, str]:
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": jaas(),
         "listener.name.controller.plain.sasl.jaas.config": jaas(),
         "super.users": f"User:{ADMIN}",
+        "delegation.token.secret.key": "secret",
         "offsets.topic.num.partitions": "1",
         "transaction.state.log.num.partitions": "1",
     }

@@ -24,8 +24,12 @@ class Expiring(PlainExchange):
     def answer(self, message: bytes) -> bytes:
         answer = super().answer(message)
         assert self.outcome is not None
-        self.outcome = Authenticated(self.outcome.principal, self.expires_ms)
+        self.outcome = Authenticated(self.outcome.principal, self.expires_ms, self.is_valid)
         return answer
+
+    def is_valid(self, now_ms: int) -> bool:
+        """It is withdrawn at this time."""
+        return now_ms < 3_000
 
 
 class Peer:
@@ -155,7 +159,7 @@ def test_other_requests_in_the_middle_close(key: ApiKey, version: int) -> None:
 def test_without_a_session_nobody_authenticates_again() -> None:
     peer = Peer().logged_in()
     peer.now_ms += 10**9
-    assert not peer.conversation.is_over(peer.now_ms, ApiKey.METADATA)
+    assert not peer.conversation.is_over(peer.now_ms, 0, ApiKey.METADATA)
     step = peer.handshake()
     assert (code(step), step.closes) == (ErrorCode.ILLEGAL_SASL_STATE, False)
     found = answer(peer.authenticate())
@@ -184,9 +188,9 @@ def test_length_of_a_session(mechanism: str, max_session_ms: int, expected: int)
     peer.handshake(mechanism)
     assert lifetime_ms(peer.authenticate()) == expected
     if expected:
-        assert not peer.conversation.is_over(peer.now_ms + expected - 1, ApiKey.METADATA)
-        assert peer.conversation.is_over(peer.now_ms + expected, ApiKey.METADATA)
-        assert not peer.conversation.is_over(peer.now_ms + expected, ApiKey.SASL_HANDSHAKE)
+        assert not peer.conversation.is_over(peer.now_ms + expected - 1, 0, ApiKey.METADATA)
+        assert peer.conversation.is_over(peer.now_ms + expected, 0, ApiKey.METADATA)
+        assert not peer.conversation.is_over(peer.now_ms + expected, 0, ApiKey.SASL_HANDSHAKE)
 
 
 def test_expired_credential_does_not_log_in() -> None:
@@ -199,6 +203,17 @@ def test_expired_credential_does_not_log_in() -> None:
     assert answer(step).error_code == 58
 
 
+def test_a_withdrawn_credential_ends_the_session() -> None:
+    """Before its time (A69)."""
+    peer = Peer().logged_in("EXPIRING")
+    assert not peer.conversation.is_over(peer.now_ms, 2_999, ApiKey.METADATA)
+    assert peer.conversation.is_over(peer.now_ms, 3_000, ApiKey.METADATA)
+    peer.now_ms += 1_000
+    assert not peer.conversation.is_over(peer.now_ms, 3_000, ApiKey.SASL_HANDSHAKE)
+    peer.handshake("EXPIRING")
+    assert not peer.conversation.is_over(peer.now_ms, 3_000, ApiKey.SASL_AUTHENTICATE), "it is authenticating"
+
+
 def test_authenticating_again_extends_the_session() -> None:
     peer = Peer(max_session_ms=3_000).logged_in()
     assert code(peer.handshake()) is ErrorCode.ILLEGAL_SASL_STATE, "at most once a second"
@@ -206,7 +221,7 @@ def test_authenticating_again_extends_the_session() -> None:
     assert code(peer.handshake()) is ErrorCode.NONE
     assert not peer.conversation.is_done
     assert peer.authenticate().authenticated
-    assert not peer.conversation.is_over(peer.now_ms + 2_999, ApiKey.METADATA)
+    assert not peer.conversation.is_over(peer.now_ms + 2_999, 0, ApiKey.METADATA)
 
 
 def test_principal_cannot_change() -> None:

@@ -157,13 +157,13 @@ sasl.oauthbearer.expected.audience list "" high list
     Accepted audiences of a token.
 sasl.oauthbearer.expected.issuer string null high
     Required issuer of a token.
-delegation.token.secret.key password null medium refused:tokens
+delegation.token.secret.key password null medium
     Secret that signs delegation tokens.
-delegation.token.max.lifetime.ms long 604800000 medium >=1 inert
+delegation.token.max.lifetime.ms long 604800000 medium >=1
     Milliseconds after which a delegation token cannot be renewed.
-delegation.token.expiry.time.ms long 86400000 medium >=1 inert
+delegation.token.expiry.time.ms long 86400000 medium >=1
     Milliseconds that a delegation token is valid before it must be renewed.
-delegation.token.expiry.check.interval.ms long 3600000 low >=1 inert
+delegation.token.expiry.check.interval.ms long 3600000 low >=1
     Milliseconds between checks for expired delegation tokens.
 remote.log.storage.system.enable boolean false medium refused:tiered
     Enable tiered storage on this broker.

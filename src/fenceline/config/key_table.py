@@ -34,7 +34,6 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "class": "JVM plug-ins cannot be loaded",
         "unstable": "only released versions are supported",
         "2pc": "two-phase commit of transactions is not implemented",
-        "tokens": "delegation tokens are not implemented",
     }
 )
 """Why a key must keep its default."""

@@ -101,6 +101,11 @@ class NodeConfig:
         """Of a listener of this or another node: all nodes map the names alike."""
         return self.protocols.get(listener, "PLAINTEXT")
 
+    @property
+    def token_secret(self) -> bytes:
+        """`delegation.token.secret.key`; empty: there are no delegation tokens."""
+        return (self.text("delegation.token.secret.key") or "").encode()
+
     def for_listener(self, listener: str) -> Callable[[str], str | None]:
         """The values of broker keys for one listener: with its prefix, or for all listeners, or default (A2)."""
         prefix = f"{_LISTENER_PREFIX}{listener.lower()}."

@@ -17,6 +17,7 @@ from fenceline.controller import (
     alter_partition,
     brokers,
     configs,
+    delegation_tokens,
     directories,
     feature_updates,
     partitions,
@@ -41,16 +42,20 @@ from fenceline.controller.requests import (
     AlterUserScram,
     BrokerHeartbeat,
     CreateAcls,
+    CreateDelegationToken,
     CreatePartitions,
     CreateTopics,
     DeleteAcls,
     DeleteTopics,
     EmptyAnswer,
+    ExpireDelegationToken,
     FenceEndedBroker,
     FenceStaleBroker,
     IncrementalAlterConfigs,
     RegisterBroker,
     RegisterController,
+    RemoveExpiredTokens,
+    RenewDelegationToken,
     Request,
     UnregisterBroker,
     UpdateFeatures,
@@ -139,6 +144,14 @@ def _decide(state: ControllerState, request: Request, now_ms: int, rng: Rng) -> 
             return acls.create_acls(state, request, rng)
         case DeleteAcls():
             return acls.delete_acls(state, request)
+        case CreateDelegationToken():
+            return delegation_tokens.create_delegation_token(state, request, rng)
+        case RenewDelegationToken():
+            return delegation_tokens.renew_delegation_token(state, request)
+        case ExpireDelegationToken():
+            return delegation_tokens.expire_delegation_token(state, request)
+        case RemoveExpiredTokens():
+            return delegation_tokens.remove_expired_tokens(state, request)
         case UpdateFeatures():
             return feature_updates.update_features(state, request)
         case AlterPartitionReassignments():

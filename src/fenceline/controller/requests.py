@@ -19,7 +19,7 @@ from fenceline.ids import ZERO_UUID
 from fenceline.metadata.acl_index import AclFilter, AclRule
 from fenceline.metadata.features import Levels
 from fenceline.metadata.image import ConfigResource, Endpoint
-from fenceline.metadata.security_records import UserScramCredentialRecord
+from fenceline.metadata.security_records import DelegationTokenRecord, UserScramCredentialRecord
 
 # -- topics (C21-C25, K27) -------------------------------------------------------------------------------------------
 
@@ -370,6 +370,68 @@ class DeleteAclsAnswer:
     filters: tuple[MatchingAcls, ...]
 
 
+# -- delegation tokens (security.md A32-A36) --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CreateDelegationToken:
+    """Principals are written `User:name`. `max_lifetime_ms`: 0 or less is as configured. `now_ms`, here and below:
+    since the epoch, by the clock of the active controller."""
+
+    requester: str
+    owner: str
+    renewers: tuple[str, ...]
+    max_lifetime_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedDelegationToken:
+    token: DelegationTokenRecord
+    hmac: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RenewDelegationToken:
+    """`period_ms`: 0 or less is as configured."""
+
+    requester: str
+    hmac: bytes = field(repr=False)
+    period_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireDelegationToken:
+    """`period_ms`: negative removes the token."""
+
+    requester: str
+    hmac: bytes = field(repr=False)
+    period_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationTokenExpiry:
+    """When the token will expire, or when it was removed, in milliseconds since the epoch."""
+
+    expiry_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveExpiredTokens:
+    """Timer: remove tokens that have expired."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveExpiredTokensAnswer:
+    """`more` are left and need another pass at once."""
+
+    more: bool
+
+
 @dataclass(frozen=True, slots=True)
 class WriteNoOp:
     """Timer: keep the log moving (C7)."""
@@ -398,6 +460,10 @@ Request: TypeAlias = (
     | AlterUserScram
     | CreateAcls
     | DeleteAcls
+    | CreateDelegationToken
+    | RenewDelegationToken
+    | ExpireDelegationToken
+    | RemoveExpiredTokens
     | FenceStaleBroker
     | FenceEndedBroker
     | WriteNoOp

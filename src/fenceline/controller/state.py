@@ -16,6 +16,7 @@ from fenceline.config.broker import BROKER_CONFIGS
 from fenceline.config.definitions import ConfigValue
 from fenceline.controller.replica_index import ReplicaIndex
 from fenceline.controller.sessions import Sessions
+from fenceline.controller.token_index import TokenIndex
 from fenceline.controller.topic_names import NameIndex
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.metadata.acl_index import AclIndex
@@ -67,6 +68,10 @@ class ControllerSettings:
     """Node id of this controller; some messages contain it."""
     broker_value: Callable[[str], ConfigValue] = _default_of
     """This node's value of a broker config: limits of group configs."""
+    token_secret: bytes = field(default=b"", repr=False)
+    """`delegation.token.secret.key`; empty: no delegation tokens (security.md A32)."""
+    token_max_lifetime_ms: int = 604_800_000
+    token_expiry_ms: int = 86_400_000
 
 
 class Decision(NamedTuple):
@@ -102,6 +107,7 @@ class ControllerState:
         self._index: ReplicaIndex | None = None
         self._names: NameIndex | None = None
         self._acls: AclIndex | None = None
+        self._tokens: TokenIndex | None = None
 
     @property
     def index(self) -> ReplicaIndex:
@@ -121,13 +127,19 @@ class ControllerState:
             self._acls = AclIndex(self.image)
         return self._acls
 
+    @property
+    def tokens(self) -> TokenIndex:
+        if self._tokens is None:
+            self._tokens = TokenIndex(self.settings.token_secret, self.image.delegation_tokens)
+        return self._tokens
+
     def reset(self, image: MetadataImage, next_offset: int) -> None:
         """Set `image` as the state, after a failover (C2) or at start. The caller resets the sessions."""
         if image.offset >= next_offset:
             raise InternalError(f"C2: the image ends at {image.offset}, the next record is to have {next_offset}")
         self.image = image
         self.next_offset = next_offset
-        self._index = self._names = self._acls = None
+        self._index = self._names = self._acls = self._tokens = None
 
     def replay(self, records: Sequence[MetadataRecord], last_offset: int, epoch: int) -> tuple[MetadataImage, Delta]:
         """Apply decided records before they are committed (C1)."""
@@ -147,6 +159,8 @@ class ControllerState:
                 self._names.remove(topic.name)
             for topic in delta.created_topics:
                 self._names.add(topic.name)
+        if self._tokens is not None:
+            self._tokens.update(delta.changed_delegation_tokens, self.image.delegation_tokens)
         return self.image, delta
 
     def with_records(self, records: Sequence[MetadataRecord]) -> ControllerState:

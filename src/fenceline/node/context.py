@@ -64,6 +64,8 @@ class Api(NamedTuple):
     check: Callable[[Any], None] | None = None
     """Raises MalformedRequest for values that Kafka does not parse: the connection is closed, before the request is
     forwarded or handled."""
+    is_refused: Callable[[RequestContext], bool] | None = None
+    """Of an API that brokers forward: whether the handler of this broker refuses the request."""
 
 
 @dataclass(frozen=True, slots=True)

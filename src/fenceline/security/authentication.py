@@ -8,8 +8,8 @@
 | done         | served      | 34, or begins again  | 34                               | served            |
 | again        | closes      | closes               | the mechanism's next message     | closes            |
 
-A session ends when its credential does, or after `connections.max.reauth.ms`: then the connection closes unless its
-next request begins to authenticate again, which keeps the mechanism and the principal.
+A session ends when its credential does or is withdrawn, or after `connections.max.reauth.ms`: then the connection
+closes unless its next request begins to authenticate again, which keeps the mechanism and the principal.
 
 Owns these states. Never sends, waits or looks up a credential. Rules: security.md A14 to A21.
 """
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import Enum, auto
 from typing import Final
 
@@ -81,6 +80,8 @@ class SaslConversation:
         """Of the authenticated peer."""
         self._ends_ms: int | None = None
         """When the session ends, in milliseconds of the monotonic clock."""
+        self._is_valid: Callable[[int], bool] | None = None
+        """Of the credential, if it can be withdrawn."""
         self._again_from_ms = 0
 
     @property
@@ -98,9 +99,11 @@ class SaslConversation:
         """Whether the session has an end."""
         return self._ends_ms is not None
 
-    def is_over(self, now_ms: int, key: int) -> bool:
+    def is_over(self, now_ms: int, wall_ms: int, key: int) -> bool:
         """Whether the session has ended before a request with this API key."""
-        return self._ends_ms is not None and now_ms >= self._ends_ms and key != ApiKey.SASL_HANDSHAKE
+        if self._ends_ms is None or not self.is_done or key == ApiKey.SASL_HANDSHAKE:
+            return False
+        return now_ms >= self._ends_ms or (self._is_valid is not None and not self._is_valid(wall_ms))
 
     def request(self, header: RequestHeader, body: memoryview, now_ms: int, wall_ms: int) -> SaslStep | None:
         """A request that is not served, or None for ApiVersions, which is answered as usual.
@@ -171,6 +174,7 @@ class SaslConversation:
             return self._failed(error, version)
         self.principal = outcome.principal
         self._ends_ms = None if lifetime_ms is None else now_ms + lifetime_ms
+        self._is_valid = outcome.is_valid
         self._again_from_ms = now_ms + _RETRY_AFTER_MS
         self._state, self._exchange = _State.DONE, None
         return _answered(version, answer, lifetime_ms or 0, authenticated=True)
@@ -204,7 +208,7 @@ def _authenticate_body(version: int, code: ErrorCode, text: str, answer: bytes, 
         "error_code": code,
         "error_message": text,
         "auth_bytes": answer,
-        "session_lifetime": timedelta(milliseconds=lifetime_ms),
+        "session_lifetime": lifetime_ms,
     }
     return write_response(ApiKey.SASL_AUTHENTICATE, version, fields)
 

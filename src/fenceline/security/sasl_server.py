@@ -43,6 +43,8 @@ class Authenticated(NamedTuple):
     principal: Principal
     expires_ms: int | None = None
     """When the credential expires, in milliseconds since the epoch."""
+    is_valid: Callable[[int], bool] | None = None
+    """Whether the credential is still valid, at a time since the epoch; None: it cannot be withdrawn."""
 
 
 class SaslExchange(Protocol):
@@ -90,11 +92,12 @@ def _hash(text: str) -> bytes:
 
 
 class KnownCredential(NamedTuple):
-    """A credential, whom it authenticates, and when it expires."""
+    """A credential, whom it authenticates, and for how long."""
 
     credential: Credential
     principal: Principal
     expires_ms: int | None = None
+    is_valid: Callable[[int], bool] | None = None
 
 
 class ScramExchange:
@@ -127,7 +130,7 @@ class ScramExchange:
             raise AuthenticationFailed(reason=str(error)) from None
         if final is None or self._known is None:
             raise AuthenticationFailed()
-        self.outcome = Authenticated(self._known.principal, self._known.expires_ms)
+        self.outcome = Authenticated(self._known.principal, self._known.expires_ms, self._known.is_valid)
         return final
 
     def _first(self, client: ClientFirst) -> bytes:
@@ -139,7 +142,15 @@ class ScramExchange:
         return self._challenge.message.encode()
 
     def _unknown(self, user: str) -> Credential:
-        size = digest_size(self._mechanism)
-        made = hmac.digest(self._secret, f"{self._mechanism} {user}".encode(), "sha512")
+        made = _digest(self._secret, self._mechanism, user)[: digest_size(self._mechanism)]
         # No proof fits a stored key that is not the hash of a known value.
-        return Credential(base64.b64encode(made)[:_SALT_BYTES], made[:size], made[:size], FEWEST_ITERATIONS)
+        return Credential(made_salt(self._secret, self._mechanism, user), made, made, FEWEST_ITERATIONS)
+
+
+def made_salt(secret: bytes, mechanism: str, user: str) -> bytes:
+    """The salt of a name that has no stored credential: always the same, whether or not it can log in."""
+    return base64.b64encode(_digest(secret, mechanism, user))[:_SALT_BYTES]
+
+
+def _digest(secret: bytes, mechanism: str, user: str) -> bytes:
+    return hmac.digest(secret, f"{mechanism} {user}".encode(), "sha512")

@@ -10,8 +10,8 @@ Reading returns an `Entity` whose attributes are the fields of exactly that vers
 | on the wire | read as | also written from |
 |---|---|---|
 | error code | `ErrorCode`, or the plain int if it is unknown | int |
-| duration, ms | `timedelta` (see `millis`) | int |
-| time, ms | aware `datetime`, None for -1 | int |
+| duration, ms | `timedelta` (see `millis`); the longest one for more | int |
+| time, ms | aware `datetime`, None for -1; the last one for more | int |
 | uuid | `UUID`, None for the zero id | 16 bytes |
 | array | tuple, None if null | any sized iterable |
 | struct | `Entity` | mapping |
@@ -41,6 +41,8 @@ _T = TypeVar("_T")
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_TIME: Final = datetime.min.replace(tzinfo=UTC)
+_LAST_TIME: Final = datetime.max.replace(tzinfo=UTC)
 _ZERO_ID: Final = bytes(16)
 _ERROR_CODES: Final = {int(code): code for code in ErrorCode}
 _WRITE_ERRORS: Final = (struct.error, AttributeError, TypeError, OverflowError)
@@ -221,11 +223,19 @@ def _encode_uuid(value: UUID | bytes | None) -> bytes:
 
 
 def _decode_ms(duration_ms: int) -> timedelta:
-    return timedelta(milliseconds=duration_ms)
+    try:
+        return timedelta(milliseconds=duration_ms)
+    except OverflowError:  # Java's clients send Long.MAX_VALUE for "as long as possible"
+        return timedelta.max if duration_ms > 0 else timedelta.min
 
 
 def _decode_time(time_ms: int) -> datetime | None:
-    return None if time_ms == -1 else _UNIX_EPOCH + timedelta(milliseconds=time_ms)
+    if time_ms == -1:
+        return None
+    try:
+        return _UNIX_EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return _LAST_TIME if time_ms > 0 else _FIRST_TIME
 
 
 def _encode_time(value: datetime | int | None) -> int:

@@ -600,6 +600,37 @@ class DeleteAclsRequest(Entity):
     filters: tuple[DeleteAclsFilter, ...]
 
 
+class CreatableRenewers(Entity):
+    principal_type: str
+    principal_name: str
+
+
+class CreateDelegationTokenRequest(Entity):
+    owner_principal_type: str | None
+    owner_principal_name: str | None
+    renewers: tuple[CreatableRenewers, ...]
+    max_lifetime: timedelta
+
+
+class RenewDelegationTokenRequest(Entity):
+    hmac: bytes
+    renew_period: timedelta
+
+
+class ExpireDelegationTokenRequest(Entity):
+    hmac: bytes
+    expiry_time_period: timedelta
+
+
+class DescribeDelegationTokenOwner(Entity):
+    principal_type: str
+    principal_name: str
+
+
+class DescribeDelegationTokenRequest(Entity):
+    owners: tuple[DescribeDelegationTokenOwner, ...] | None
+
+
 class Listener(Entity):
     name: str
     host: str

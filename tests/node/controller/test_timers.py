@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fenceline.config.node import NodeConfig
-from fenceline.controller.requests import FenceStaleBroker
+from fenceline.controller.requests import FenceStaleBroker, RemoveExpiredTokens
 from fenceline.controller.sessions import Sessions
 from fenceline.node.controller.timers import ControllerTimers
 from tests.node.controller_helpers import StillClock
@@ -24,6 +24,36 @@ _SETTINGS = {
     "auto.leader.rebalance.enable": "false",
 }
 _PERIOD_MS = 200
+
+
+def test_expired_tokens_are_looked_for_if_there_may_be_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """security.md A32."""
+    for secret, expected in (("", []), ("secret", [RemoveExpiredTokens(12_345)])):
+        submitted: list[object] = []
+
+        async def play(secret: str, submitted: list[object]) -> None:
+            loop = asyncio.get_running_loop()
+            due: list[tuple[float, Callable[[], object]]] = []
+            monkeypatch.setattr(loop, "call_later", lambda delay_s, callback: due.append((delay_s, callback)))
+
+            def submit(request: object) -> asyncio.Future[Any]:
+                submitted.append(request)
+                return loop.create_future()
+
+            controller: Any = SimpleNamespace(node_id=1, own_broker_epoch=5, submit=submit, broker_count=3)
+            state: Any = SimpleNamespace(sessions=Sessions(1600))
+            clock: Any = SimpleNamespace(now_ms=lambda: 12_345, monotonic_ms=lambda: 1)
+            config = {
+                **_SETTINGS,
+                "delegation.token.secret.key": secret,
+                "delegation.token.expiry.check.interval.ms": "7000",
+            }
+            ControllerTimers(controller, state, NodeConfig.load(None, config), clock).start()
+            for callback in [callback for delay_s, callback in due if delay_s == 7]:
+                callback()
+
+        asyncio.run(play(secret, submitted))
+        assert submitted == expected
 
 
 def test_session_is_checked_when_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:

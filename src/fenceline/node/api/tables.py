@@ -26,6 +26,7 @@ from fenceline.node.api.handlers import (
     cluster,
     configs,
     consumer_groups,
+    delegation_tokens,
     elect_leaders,
     envelope,
     find_coordinator,
@@ -122,6 +123,7 @@ def broker_apis(
         *quorum.apis(controller),
         *scram_credentials.apis(node, submit),
         *acls.apis(node, submit, controller.subscribe, is_enabled=authorization is not None),
+        *delegation_tokens.apis(node, submit, controller.now_ms),
         *sasl.apis(),
     )
 
@@ -146,6 +148,7 @@ def controller_apis(
         *quorum.controller_apis(controller),
         *scram_credentials.controller_apis(submit),
         *acls.apis(node, submit, controller.subscribe, is_enabled=authorization is not None),
+        *delegation_tokens.controller_apis(node, submit, controller.now_ms),
     )
     return (
         *enclosed,

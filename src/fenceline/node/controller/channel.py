@@ -144,6 +144,8 @@ class ControllerChannel:
         """Forward a client's request; returns the response body. None: the request must be handled here."""
         if api.key not in _HANDED_ON or self._controller.is_active or self._controller.has_failed or self._is_closed:
             return None
+        if api.is_refused is not None and api.is_refused(context):
+            return None
         return self._forward(api, context, body)
 
     async def _forward(self, api: Api, context: RequestContext, body: bytes) -> Any:

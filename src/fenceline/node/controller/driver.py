@@ -192,6 +192,10 @@ class ControllerDriver:
         """Whether the image lags behind the committed log."""
         return self._loader.is_behind
 
+    def now_ms(self) -> int:
+        """Of the wall clock."""
+        return self._clock.now_ms()
+
     def wall_time_ms(self, monotonic_ms: int) -> int:
         """Convert a monotonic time to wall-clock time."""
         return self._clock.now_ms() - (self._clock.monotonic_ms() - monotonic_ms)

@@ -2,7 +2,7 @@
 
 Owns the timers and their periods. Never decides: each timer submits an ordinary request.
 
-Rules: controller.md C7, C17, C30; recovery.md V12.
+Rules: controller.md C7, C17, C30; recovery.md V12; security.md A32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.controller.partition_requests import BalanceLeaders, ElectUncleanLeaders
-from fenceline.controller.requests import FenceStaleBroker, Request, WriteNoOp
+from fenceline.controller.requests import FenceStaleBroker, RemoveExpiredTokens, Request, WriteNoOp
 
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
@@ -39,6 +39,8 @@ class ControllerTimers:
         if config.get_bool("auto.leader.rebalance.enable"):
             self._every(1000 * config.get_int("leader.imbalance.check.interval.seconds"), self._balance_leaders)
         self._every(config.get_int("unclean.leader.election.interval.ms"), self._elect_unclean_leaders)
+        if config.get("delegation.token.secret.key"):
+            self._every(config.get_int("delegation.token.expiry.check.interval.ms"), self._remove_expired_tokens)
         if config.is_set("metadata.max.idle.interval.ms"):
             # Kafka's NoOp records keep the log's followers moving (C7). Here they learn a new high watermark at once
             # (K12), so NoOp records are written only if configured.
@@ -95,10 +97,13 @@ class ControllerTimers:
     def _elect_unclean_leaders(self) -> None:
         self._sweep(ElectUncleanLeaders())
 
+    def _remove_expired_tokens(self) -> None:
+        self._sweep(RemoveExpiredTokens(self._clock.now_ms()))
+
     def _write_idle_record(self) -> None:
         self._submit(WriteNoOp())
 
-    def _sweep(self, request: BalanceLeaders | ElectUncleanLeaders) -> None:
+    def _sweep(self, request: BalanceLeaders | ElectUncleanLeaders | RemoveExpiredTokens) -> None:
         """Repeat passes while there is work (C30, V12)."""
 
         def passed(done: asyncio.Future[Any]) -> None:

@@ -17,11 +17,21 @@ from typing import TYPE_CHECKING, Final
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.node.net.key_source import KeySource
 from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost
+from fenceline.sasl.delegation_tokens import token_hmac, token_password
 from fenceline.sasl.jaas import PLAIN_MODULE, SCRAM_MODULE, LoginModule, parse_jaas
-from fenceline.sasl.scram import DIGESTS, NUMBERS, ClientExchange, Credential, MalformedMessage
+from fenceline.sasl.scram import (
+    DIGESTS,
+    FEWEST_ITERATIONS,
+    NUMBERS,
+    ClientExchange,
+    Credential,
+    MalformedMessage,
+    credential_of,
+    salted_password,
+)
 from fenceline.security.authentication import SaslConversation
 from fenceline.security.oauth import CheckedToken, OauthExchange, TokenRules, UnknownKey, check_token
-from fenceline.security.sasl_server import KnownCredential, PlainExchange, SaslExchange, ScramExchange
+from fenceline.security.sasl_server import KnownCredential, PlainExchange, SaslExchange, ScramExchange, made_salt
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.principal import Principal
 
@@ -65,6 +75,9 @@ class ListenersSasl:
         self._max_session_ms = config.get_int("connections.max.reauth.ms")
         self.max_message_bytes = min(config.get_int("sasl.server.max.receive.size"), _MAX_MESSAGE_BYTES)
         self.failure_delay_s = config.get_int("connection.failed.authentication.delay.ms") / 1000
+        self._token_secret = config.token_secret
+        self._token_credentials: dict[tuple[str, str], Credential] = {}
+        """By mechanism and token id: they are slow to compute."""
         self._listeners = {name: _mechanisms(config, name, clock) for name in listeners}
 
     @classmethod
@@ -97,7 +110,7 @@ class ListenersSasl:
             assert listener.keys is not None, "the mechanism is enabled"
             listener.keys.look()
             return OauthExchange(partial(self._check_token, listener))
-        find = partial(self._find, NUMBERS[mechanism])
+        find = partial(self._find, mechanism)
         return ScramExchange(mechanism, find, nonce=secrets.token_urlsafe(24), secret=self._secret)
 
     def _check_token(self, listener: _Mechanisms, token: str) -> CheckedToken:
@@ -109,14 +122,44 @@ class ListenersSasl:
             listener.keys.unknown(error.key_id)
             raise
 
-    def _find(self, mechanism: int, name: str, is_token: bool) -> KnownCredential | None:
+    def _find(self, mechanism: str, name: str, is_token: bool) -> KnownCredential | None:
         if is_token:
-            return None
-        record = self._image().scram.get((name, mechanism))
+            return self._find_token(mechanism, name)
+        record = self._image().scram.get((name, NUMBERS[mechanism]))
         if record is None:
             return None
         found = Credential(record.salt, record.stored_key, record.server_key, record.iterations)
         return KnownCredential(found, Principal(name=name))
+
+    def _find_token(self, mechanism: str, token_id: str) -> KnownCredential | None:
+        """A26. Kafka lets expired tokens log in until they are removed (A36, A69)."""
+        if not self._token_is_valid(token_id, self._clock.now_ms()):
+            return None
+        token = self._image().delegation_tokens[token_id]
+        principal = Principal(name=token.owner.partition(":")[2], token_authenticated=True)
+        return KnownCredential(
+            self._token_credential(mechanism, token_id),
+            principal,
+            token.expiration_timestamp,
+            partial(self._token_is_valid, token_id),
+        )
+
+    def _token_is_valid(self, token_id: str, now_ms: int) -> bool:
+        token = self._image().delegation_tokens.get(token_id)
+        return bool(self._token_secret) and token is not None and now_ms < token.expiration_timestamp
+
+    def _token_credential(self, mechanism: str, token_id: str) -> Credential:
+        known = self._token_credentials.get((mechanism, token_id))
+        if known is None:
+            password = token_password(token_hmac(self._token_secret, token_id))
+            salt = made_salt(self._secret, mechanism, token_id)
+            salted = salted_password(mechanism, password, salt, FEWEST_ITERATIONS)
+            known = credential_of(mechanism, salted, salt, FEWEST_ITERATIONS)
+            tokens = self._image().delegation_tokens
+            if len(self._token_credentials) >= len(DIGESTS) * len(tokens):
+                self._token_credentials = {key: old for key, old in self._token_credentials.items() if key[1] in tokens}
+            self._token_credentials[mechanism, token_id] = known
+        return known
 
 
 def _mechanisms(config: NodeConfig, listener: str, clock: Clock) -> _Mechanisms:

@@ -345,7 +345,7 @@ class Server:
         now_ms, wall_ms = sasl.now_ms()
         if header is None:
             step: SaslStep | None = conversation.raw_token(bytes(frame), now_ms, wall_ms)
-        elif conversation.is_over(now_ms, header.api_key):
+        elif conversation.is_over(now_ms, wall_ms, header.api_key):
             step = SaslStep(closes=True, failure="the session has ended and was not renewed")
         else:
             step = conversation.request(header, frame[header.body_position :], now_ms, wall_ms)

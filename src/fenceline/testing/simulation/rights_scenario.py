@@ -21,7 +21,6 @@ from fenceline.config import authorizer
 from fenceline.errors import ErrorCode
 from fenceline.node.net.connection import ServerConnection
 from fenceline.node.net.server import Server
-from fenceline.security.rights import CLUSTER
 from fenceline.testing.simulation.brokers import BrokersScenario
 from fenceline.testing.simulation.brokers_admin import SimulatedAdmin
 from fenceline.testing.simulation.brokers_clients import SimulatedClient, SimulatedConsumer, SimulatedProducer
@@ -31,7 +30,7 @@ from fenceline.testing.simulation.options import Options, sometimes
 from fenceline.testing.simulation.profiles import draw
 from fenceline.testing.simulation.sockets import address_of
 from fenceline.testing.simulation.world import World
-from fenceline.wire.acl_codes import AclOperation, PatternType, Permission, ResourceType
+from fenceline.wire.acl_codes import CLUSTER_NAME, AclOperation, PatternType, Permission, ResourceType
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition
 from fenceline.wire.principal import Principal
@@ -148,7 +147,7 @@ class RightsOperator(SimulatedAdmin):
             user = user_of(number)
             self._changeable.append((user, operation))
             self._permanent.append((user, ResourceType.TOPIC, "*", AclOperation.DESCRIBE))
-            self._permanent.append((user, ResourceType.CLUSTER, CLUSTER, AclOperation.IDEMPOTENT_WRITE))
+            self._permanent.append((user, ResourceType.CLUSTER, CLUSTER_NAME, AclOperation.IDEMPOTENT_WRITE))
 
     async def one_request(self) -> None:
         while self._permanent:

@@ -84,6 +84,9 @@ class FakeController:
         self.answer: Any = None
         self.active = self
 
+    def now_ms(self) -> int:
+        return 1_000
+
     def broker_identified(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
         """No test asks for it."""
 

@@ -36,7 +36,7 @@ def checked(
     rows = {**PERMISSIONS, **CONTROLLER_PERMISSIONS} if on_controller else PERMISSIONS
     has_row(rows, (api.key for api in apis))
     return tuple(
-        api if (check := rows[api.key].check) is None else api._replace(handler=_checked(api, check, images, in_force))
+        api._replace(handler=_checked(api, rows[api.key].check, images, in_force)) if rows[api.key].needs else api
         for api in apis
     )
 
@@ -48,7 +48,7 @@ def has_row(rows: Mapping[ApiKey, Any], keys: Iterable[ApiKey]) -> None:
         raise InternalError(f"APIs without a row in the table of permissions: {', '.join(missing)}")
 
 
-def _checked(api: Api, check: Check, images: Callable[[], MetadataImage], in_force: RulesInForce) -> Handler:
+def _checked(api: Api, check: Check | None, images: Callable[[], MetadataImage], in_force: RulesInForce) -> Handler:
     handler = api.handler
 
     def handle(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
@@ -56,6 +56,8 @@ def _checked(api: Api, check: Check, images: Callable[[], MetadataImage], in_for
         assert rights is not None, "every request has rights where they are checked"
         if not rights.are_known:
             return wait(context, request)
+        if check is None:
+            return handler(context, request)
         verdict = check(Asked(rights, context, request, images()))
         if isinstance(verdict, dict):
             return verdict

@@ -84,6 +84,15 @@ PERMISSIONS: Final[Mapping[ApiKey, Row]] = {
     ApiKey.DESCRIBE_LOG_DIRS: needs_on_cluster(ApiKey.DESCRIBE_LOG_DIRS, AclOperation.DESCRIBE),
     ApiKey.SASL_AUTHENTICATE: EVERYBODY,
     ApiKey.CREATE_PARTITIONS: Row((ALTER_TOPIC,), topics.create_partitions),
+    ApiKey.CREATE_DELEGATION_TOKEN: Row(((AclOperation.CREATE_TOKENS, ResourceType.USER),)),
+    ApiKey.RENEW_DELEGATION_TOKEN: EVERYBODY,
+    ApiKey.EXPIRE_DELEGATION_TOKEN: EVERYBODY,
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: Row(
+        (
+            (AclOperation.DESCRIBE, ResourceType.DELEGATION_TOKEN),
+            (AclOperation.DESCRIBE_TOKENS, ResourceType.USER),
+        )
+    ),
     ApiKey.DELETE_GROUPS: Row((DELETE_GROUP,), groups.delete_groups),
     ApiKey.ELECT_LEADERS: needs_on_cluster(ApiKey.ELECT_LEADERS, AclOperation.ALTER),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: Row(ALTER_CONFIGS, configs.alter_configs),
