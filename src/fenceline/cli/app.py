@@ -19,9 +19,11 @@ from fenceline.cli.groups import groups
 from fenceline.cli.logs import logs
 from fenceline.cli.losses import losses
 from fenceline.cli.metadata import metadata
+from fenceline.cli.output import CommandConfig, use_command_config
 from fenceline.cli.quorum import quorum
 from fenceline.cli.records import consume, offsets, produce
 from fenceline.cli.snapshot import snapshot
+from fenceline.cli.tokens import tokens
 from fenceline.cli.topics import configs, topics
 from fenceline.cli.transactions import transactions
 from fenceline.cli.verify import VERIFY_EXAMPLES, verify
@@ -45,8 +47,10 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
     ] = False,
+    command_config: CommandConfig = None,
 ) -> None:
     """A Kafka-compatible replicated log that reports every data loss."""
+    use_command_config(command_config, is_given_first=True)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)
@@ -62,6 +66,7 @@ app.add_typer(topics, name="topics")
 app.add_typer(configs, name="configs")
 app.add_typer(groups, name="groups")
 app.add_typer(transactions, name="transactions")
+app.add_typer(tokens, name="tokens")
 app.command()(produce)
 app.command()(consume)
 app.command()(offsets)

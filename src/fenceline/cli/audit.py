@@ -16,6 +16,7 @@ from fenceline.cli.output import (
     DEFAULT_BOOTSTRAP,
     AsJson,
     Bootstrap,
+    client_settings,
     examples,
     pairs,
     print_json,
@@ -101,7 +102,7 @@ def audit(
         from pyspark_fenceline.auditing.transform import RowMapping
 
         chosen = settings(
-            {"bootstrap.servers": bootstrap, **pairs(option or [], "--option")},
+            {**client_settings(bootstrap), **pairs(option or [], "--option")},
             topic,
             "table" if from_table else "earliest",
             "read_committed" if committed else "read_uncommitted",

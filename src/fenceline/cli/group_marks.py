@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Final
 
 from fenceline.cli.group_epochs import ends_of
+from fenceline.cli.output import client_settings
 from fenceline.client.admin.admin import Admin
 from fenceline.client.core.offsets import CommittedOffset
 from fenceline.client.reader.reader import RangeReader
@@ -90,7 +91,7 @@ def _steps_back(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[O
     group_ids = {group.encode() for group in groups}
     last: dict[OffsetSlot, CommittedValue] = {}
     steps: dict[OffsetSlot, deque[CommittedRewind]] = {}
-    with RangeReader({"bootstrap.servers": bootstrap}) as reader:
+    with RangeReader(client_settings(bootstrap)) as reader:
         for read in reader.read(ranges, arrow=False) if ranges else ():
             for record in read:
                 key = None if record.key is None else bytes(record.key)

@@ -22,6 +22,7 @@ from fenceline.cli.output import (
     AsJson,
     Bootstrap,
     admin_of,
+    client_settings,
     examples,
     existing_topic,
     print_json,
@@ -178,7 +179,7 @@ def replay(
         with admin_of(bootstrap) as admin:
             existing_topic(admin, to)
         sent = []
-        with Producer(bootstrap, **{"max.block.ms": TIMEOUT_MS}) as producer:
+        with Producer({**client_settings(bootstrap), "max.block.ms": TIMEOUT_MS}) as producer:
             for header, record in _records(reader):
                 sent.append(
                     producer.send(
@@ -229,7 +230,7 @@ def _ledger(bootstrap: str) -> list[Receipt]:
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
         left = {tp: ends[tp].offset for tp in partitions if starts[tp].offset < ends[tp].offset}
         receipts: list[Receipt] = []
-        with Consumer(bootstrap) as consumer:
+        with Consumer(client_settings(bootstrap)) as consumer:
             consumer.assign(list(left))
             for tp in left:
                 consumer.seek(tp, starts[tp].offset)

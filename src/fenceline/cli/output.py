@@ -10,6 +10,8 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,6 +46,14 @@ Bootstrap = Annotated[
 Controllers = Annotated[
     str | None,
     typer.Option("--bootstrap-controller", "-c", help="HOST:PORT of any controller, used instead of --bootstrap"),
+]
+CommandConfig = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="FENCELINE_COMMAND_CONFIG",
+        help="property file of a client, as for Kafka's tools: how to connect and log in",
+        show_default=False,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document instead of a table")]
 
@@ -82,8 +92,27 @@ def plain_admin(bootstrap: str, controllers: str | None = None) -> Admin:
     """An admin client, connected to brokers or controllers."""
     from fenceline.client.admin.admin import Admin
 
-    where = {"bootstrap.controllers": controllers} if controllers else {"bootstrap.servers": bootstrap}
-    return Admin({**where, "default.api.timeout.ms": TIMEOUT_MS})
+    return Admin({**client_settings(bootstrap, controllers), "default.api.timeout.ms": TIMEOUT_MS})
+
+
+_command_config: ContextVar[Path | None] = ContextVar("command_config", default=None)
+
+
+def use_command_config(path: Path | None, *, is_given_first: bool = False) -> None:
+    """Clients of this command are configured by the file. None changes nothing that was given first, before the name
+    of the command."""
+    if path is not None or is_given_first:
+        _command_config.set(path)
+
+
+def client_settings(bootstrap: str, controllers: str | None = None) -> dict[str, Any]:
+    """The properties of a client for one command. Raises OperatorError if their file cannot be read."""
+    from fenceline.config.properties import read_properties
+
+    path = _command_config.get()
+    found: dict[str, Any] = {} if path is None else dict(read_properties(path))
+    found.pop("bootstrap.servers", None)
+    return {**found, **({"bootstrap.controllers": controllers} if controllers else {"bootstrap.servers": bootstrap})}
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from fenceline.cli.output import (
     AsJson,
     Bootstrap,
     admin_of,
+    client_settings,
     existing_topic,
     readable_errors,
     show,
@@ -45,7 +46,9 @@ def produce(
 
     with (
         readable_errors(),
-        Producer(bootstrap, **{"compression.type": compression, "max.block.ms": TIMEOUT_MS}) as producer,
+        Producer(
+            {**client_settings(bootstrap), "compression.type": compression, "max.block.ms": TIMEOUT_MS}
+        ) as producer,
     ):
         sent: list[Delivery] = []
         for line in sys.stdin.buffer:
@@ -111,7 +114,7 @@ def consume(
         left = {tp: ends[tp].offset for tp in partitions if starts[tp] < ends[tp].offset}
         reset = "latest" if start == "latest" else "earliest"
         policy = _policy(on_truncation, reset)
-        settings = {"bootstrap.servers": bootstrap, "on.truncation": policy, "auto.offset.reset": reset}
+        settings = {**client_settings(bootstrap), "on.truncation": policy, "auto.offset.reset": reset}
         with Consumer(settings) as consumer:
             consumer.assign(partitions)
             for tp, offset in starts.items():

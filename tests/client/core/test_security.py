@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fenceline.client.core.config import ClientConfig
-from fenceline.client.core.security import sasl_exchange, scram, tls_context
+from fenceline.client.core.security import plain, scram, tls_context
 from fenceline.errors import OperatorError, PeerError
 
 _NONCE = "rOprNGfwEbeRWgbNEkqO"
@@ -41,7 +41,7 @@ def test_broker_without_the_secret_is_rejected(answers: list[bytes]) -> None:
 
 
 def test_plain_is_one_message() -> None:
-    assert list(sasl_exchange("PLAIN", "u", "p")) == [b"\0u\0p"]
+    assert list(plain("u", "p")) == [b"\0u\0p"]
 
 
 def test_unusable_tls_files_raise_an_operator_error() -> None:

@@ -49,6 +49,10 @@ class Admin(BlockingClient[AsyncAdmin]):
     describe_acls = blocking(AsyncAdmin.describe_acls)
     create_acls = blocking(AsyncAdmin.create_acls)
     delete_acls = blocking(AsyncAdmin.delete_acls)
+    create_delegation_token = blocking(AsyncAdmin.create_delegation_token)
+    renew_delegation_token = blocking(AsyncAdmin.renew_delegation_token)
+    expire_delegation_token = blocking(AsyncAdmin.expire_delegation_token)
+    describe_delegation_tokens = blocking(AsyncAdmin.describe_delegation_tokens)
 
 
 __all__ = ["Admin", "AsyncAdmin", "ConfigEntry", "NewTopic"]

@@ -42,7 +42,13 @@ class AdminRequests(AsyncClient):
         )
 
     async def _ask_controller(
-        self, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline, results: Callable[[Any], Iterable[Any]]
+        self,
+        api_key: ApiKey,
+        fields: dict[str, Any],
+        deadline: Deadline,
+        results: Callable[[Any], Iterable[Any]],
+        *,
+        min_version: int = 0,
     ) -> Any:
         """Send a request to the controller in metadata (any KRaft broker forwards it); retried if it is none."""
 
@@ -51,7 +57,7 @@ class AdminRequests(AsyncClient):
             if cached.controller_id not in cached.brokers:
                 await self.cluster.fetch_metadata([], deadline)
             node_id = cached.controller_id if cached.controller_id in cached.brokers else None
-            response = await self.cluster.call(node_id, api_key, fields, deadline=deadline)
+            response = await self.cluster.call(node_id, api_key, fields, deadline=deadline, min_version=min_version)
             if any(error_code(r.error_code) in _NOT_THE_CONTROLLER for r in results(response)):
                 cached.controller_id = -1
                 raise broker_error(ErrorCode.NOT_CONTROLLER, api_key.name)

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from fenceline.client.admin.acls import AclsAdmin
 from fenceline.client.admin.brokers import BrokersAdmin
+from fenceline.client.admin.delegation_tokens import DelegationTokensAdmin
 from fenceline.client.admin.groups import GroupsAdmin
 from fenceline.client.admin.quorum import QuorumAdmin
 from fenceline.client.admin.replicas import ReplicasAdmin
@@ -97,7 +98,9 @@ class ProducerDescription(NamedTuple):
     """-1 if no transaction is open in the partition."""
 
 
-class AsyncAdmin(GroupsAdmin, TransactionsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AclsAdmin):
+class AsyncAdmin(
+    GroupsAdmin, TransactionsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AclsAdmin, DelegationTokensAdmin
+):
     """Create it inside a running loop; close it with `await close()` or use it as an async context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:

@@ -30,6 +30,7 @@ from fenceline.client.core.errors import (
 )
 from fenceline.client.core.leader_epochs import EpochGuesses
 from fenceline.client.core.link import Link
+from fenceline.client.core.login import Login
 from fenceline.client.core.metadata import (
     ClusterMetadata,
     LeaderAndEpoch,
@@ -75,7 +76,8 @@ class Cluster:
         """Topics that a refresh requests; None for all."""
         self.on_update: list[Callable[[], None]] = []
         self._tls = tls_context(config)
-        self._seeds = [Link(host, port, config, self._tls) for host, port in config.bootstrap]
+        self._login = Login(config) if config["security.protocol"].startswith("SASL") else None
+        self._seeds = [Link(host, port, config, self._tls, self._login) for host, port in config.bootstrap]
         self._links: dict[tuple[int, Purpose], Link] = {}
         self._coordinators: dict[tuple[CoordinatorOf, str], int] = {}
         self._refreshing: asyncio.Task[None] | None = None
@@ -85,6 +87,8 @@ class Cluster:
 
     async def close(self) -> None:
         self._closed = True
+        if self._login is not None:
+            self._login.close()
         for task in (self._refresher, self._refreshing):
             if task is not None:
                 task.cancel()
@@ -106,7 +110,7 @@ class Cluster:
         if link is None or (link.host, link.port) != (endpoint.host, endpoint.port):
             if link is not None:
                 link.close()
-            link = self._links[key] = Link(endpoint.host, endpoint.port, self.config, self._tls)
+            link = self._links[key] = Link(endpoint.host, endpoint.port, self.config, self._tls, self._login)
         return link
 
     def reconnect_now(self, node_id: int) -> None:

@@ -10,10 +10,11 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from fenceline.errors import OperatorError
-from fenceline.sasl.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
+from fenceline.sasl.jaas import OAUTH_MODULE, PLAIN_MODULE, SCRAM_MODULE, parse_jaas
 
 _log = logging.getLogger("fenceline.client")
 _BY_DURATION: Final = "by_duration:"
@@ -79,6 +80,32 @@ def _name(value: Any) -> str:
 def _names(value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else list(value)
     return tuple(str(part).strip() for part in parts if str(part).strip())
+
+
+def _callable(value: Any) -> Any:
+    if not callable(value):
+        raise ValueError("must be a function")
+    return value
+
+
+def _extensions(value: Any) -> dict[str, str]:
+    """`key=value,key=value`, as librdkafka has it, or a mapping."""
+    if isinstance(value, Mapping):
+        return {str(key): str(each) for key, each in value.items()}
+    found = {}
+    for part in _names(value):
+        key, separator, each = part.partition("=")
+        if not separator:
+            raise ValueError("must have the form key=value,key=value")
+        found[key] = each
+    return found
+
+
+def _login_handler(value: Any) -> str:
+    name = str(value)
+    if name.rpartition(".")[2] not in ("OAuthBearerLoginCallbackHandler", ""):
+        raise ValueError("is a Java class; pass the function oauth_cb, which returns tokens")
+    return name
 
 
 _DURATION: Final = re.compile(
@@ -163,9 +190,20 @@ _COMMON: Final[dict[str, Property]] = {
     "ssl.key.location": Property(None, _text),
     "ssl.key.password": Property(None, _text),
     "ssl.endpoint.identification.algorithm": Property("https", _one_of("https", "none", "")),
-    "sasl.mechanism": Property("PLAIN", _one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", fold=False)),
+    "sasl.mechanism": Property("PLAIN", _one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", fold=False)),
     "sasl.username": Property(None, _text),
     "sasl.password": Property(None, _text),
+    "sasl.tokenauth": Property(False, _boolean),
+    "sasl.login.callback.handler.class": Property(None, _login_handler),
+    "sasl.oauthbearer.method": Property("default", _one_of("default", "oidc")),
+    "sasl.oauthbearer.token.endpoint.url": Property(None, _text),
+    "sasl.oauthbearer.client.id": Property(None, _text),
+    "sasl.oauthbearer.client.secret": Property(None, _text),
+    "sasl.oauthbearer.scope": Property(None, _text),
+    "sasl.oauthbearer.extensions": Property(MappingProxyType({}), _extensions),
+    "sasl.oauthbearer.config": Property("", _text),
+    "oauth.cb": Property(None, _callable),
+    "https.ca.location": Property(None, _text),
     "allow.auto.create.topics": Property(True, _boolean),
 }
 _PRODUCER: Final[dict[str, Property]] = {
@@ -219,6 +257,8 @@ _ALIASES: Final[Mapping[str, str]] = {
     "socket.send.buffer.bytes": "send.buffer.bytes",
     "socket.receive.buffer.bytes": "receive.buffer.bytes",
     "sasl.mechanisms": "sasl.mechanism",
+    "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
     "request.required.acks": "acks",
     "queue.buffering.max.ms": "linger.ms",
     "compression.codec": "compression.type",
@@ -230,6 +270,22 @@ _ALIASES: Final[Mapping[str, str]] = {
     "fetch.wait.max.ms": "fetch.max.wait.ms",
     "fetch.message.max.bytes": "max.partition.fetch.bytes",
 }
+_JAAS_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    PLAIN_MODULE: {"username": "sasl.username", "password": "sasl.password"},
+    SCRAM_MODULE: {"username": "sasl.username", "password": "sasl.password", "tokenauth": "sasl.tokenauth"},
+    OAUTH_MODULE: {
+        "clientId": "sasl.oauthbearer.client.id",
+        "clientSecret": "sasl.oauthbearer.client.secret",
+        "scope": "sasl.oauthbearer.scope",
+    },
+}
+"""Options of login modules that are properties here."""
+_OF_CLIENT_CREDENTIALS: Final = (
+    "sasl.oauthbearer.token.endpoint.url",
+    "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.secret",
+)
+_SECRETS: Final = ("password", "secret", "jaas", "ssl.keystore.key", "oauth")
 _JAVA_ONLY: Final[Mapping[str, str]] = {
     "key.serializer": "keys are bytes: encode them before send",
     "value.serializer": "values are bytes: encode them before send",
@@ -312,7 +368,8 @@ class ClientConfig:
             try:
                 values[name] = prop.parse(value)
             except (TypeError, ValueError) as error:
-                raise OperatorError(f"The property {spelled}={value!r} cannot be used", str(error)) from None
+                shown = "..." if any(part in name for part in _SECRETS) else repr(value)
+                raise OperatorError(f"The property {spelled}={shown} cannot be used", str(error)) from None
         _check_combinations(kind, values, merged)
         return cls(kind, addresses(values.get("bootstrap.controllers") or values["bootstrap.servers"]), values)
 
@@ -365,9 +422,28 @@ def _check_combinations(kind: str, values: dict[str, Any], given: Mapping[str, A
         raise OperatorError(
             "heartbeat.interval.ms must be lower than session.timeout.ms", "Use a third of session.timeout.ms."
         )
-    if "SASL" in values["security.protocol"] and (values["sasl.username"] is None or values["sasl.password"] is None):
+    if "SASL" in values["security.protocol"]:
+        _check_login(values)
+
+
+def _check_login(values: Mapping[str, Any]) -> None:
+    mechanism = values["sasl.mechanism"]
+    if mechanism == "OAUTHBEARER":
+        missing = [name for name in _OF_CLIENT_CREDENTIALS if not values[name]]
+        if missing and values["oauth.cb"] is None:
+            raise OperatorError(
+                f"sasl.mechanism=OAUTHBEARER requires tokens; {', '.join(missing)} not set",
+                "Set these, or pass the function oauth_cb, which returns a token and its expiry.",
+            )
+        return
+    if values["sasl.username"] is None or values["sasl.password"] is None:
         raise OperatorError(
             f"security.protocol={values['security.protocol']} requires a user", "Set sasl.username and sasl.password."
+        )
+    if values["sasl.tokenauth"] and not mechanism.startswith("SCRAM"):
+        raise OperatorError(
+            f"sasl.tokenauth=true: delegation tokens cannot log in with {mechanism}",
+            "Set sasl.mechanism to SCRAM-SHA-256 or SCRAM-SHA-512.",
         )
 
 
@@ -395,11 +471,21 @@ def _check_transactional(values: Mapping[str, Any]) -> None:
 
 
 def _jaas(text: str) -> dict[str, Any]:
-    """User and password of Java's `sasl.jaas.config`."""
+    """The credentials of Java's `sasl.jaas.config`."""
     module = parse_jaas(text, "sasl.jaas.config")
-    if module.name not in (PLAIN_MODULE, SCRAM_MODULE):
+    names = _JAAS_OPTIONS.get(module.name)
+    if names is None:
         raise OperatorError(
             f"sasl.jaas.config names the unsupported login module {module.name}",
-            f"Use {PLAIN_MODULE} or {SCRAM_MODULE}.",
+            f"Use {', '.join(_JAAS_OPTIONS)}.",
         )
-    return {f"sasl.{name}": module.options[name] for name in ("username", "password") if name in module.options}
+    found: dict[str, Any] = {name: module.options[option] for option, name in names.items() if option in module.options}
+    if "sasl.tokenauth" in found:
+        found["sasl.tokenauth"] = found["sasl.tokenauth"].lower() == "true"
+    if module.name == OAUTH_MODULE:
+        prefix = "extension_"
+        extensions = {
+            key.removeprefix(prefix): value for key, value in module.options.items() if key.startswith(prefix)
+        }
+        found |= {"sasl.oauthbearer.extensions": extensions} if extensions else {}
+    return found

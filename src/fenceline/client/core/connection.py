@@ -4,20 +4,26 @@ A broker answers the requests of a connection in order, so the requests in fligh
 correlation id does not match its head closes the connection. A large response is received directly into its own
 buffer: the records of a Fetch are not copied between socket and decoder. A request that times out closes the
 connection, because all later responses come after the missing one.
+
+A broker that limits the session of a login (KIP-368) closes the connection when it ends. So the connection logs in
+again before, while new requests wait: the broker allows no other request in between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.errors import ConnectionLost, TimedOut, broker_error, error_code
-from fenceline.client.core.security import sasl_exchange
+from fenceline.client.core.login import Login
+from fenceline.client.core.security import Exchange
 from fenceline.client.core.versions import SUPPORTED, client_software, negotiate
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.wire import entities, frame
@@ -26,9 +32,15 @@ from fenceline.wire.apis import ApiKey
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 
+_OF_LOGIN: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
+_NO_LIMIT: Final = timedelta()
 _SCRATCH_BYTES: Final = 64 * 1024
 _DIRECT_BYTES: Final = 16 * 1024
 """Responses of at least this size that are not complete in the scratch buffer get their own buffer."""
+
+
+_REAUTHENTICATE_AT: Final = (0.85, 0.95)
+"""The part of a session after which the connection logs in again, chosen at random as Java's clients do (A21)."""
 
 
 class _Pending(NamedTuple):
@@ -37,6 +49,16 @@ class _Pending(NamedTuple):
     version: int
     answer: asyncio.Future[memoryview]
     timer: asyncio.TimerHandle
+
+
+class _HeldBack(NamedTuple):
+    """A request that waits until the connection has logged in again; `pending` None: it has no response."""
+
+    correlation_id: int
+    api_key: ApiKey
+    version: int
+    body: Sequence[Buffer]
+    pending: _Pending | None
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -63,12 +85,16 @@ class Connection(asyncio.BufferedProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._reason: Exception | None = None
+        self._held_back: deque[_HeldBack] | None = None
+        """Requests that wait, while the connection logs in again."""
+        self._session_timer: asyncio.TimerHandle | None = None
+        self._reauthenticating: asyncio.Task[None] | None = None
 
     # -- requests
 
     @property
     def in_flight(self) -> int:
-        return len(self._pending)
+        return len(self._pending) + len(self._held_back or ())
 
     @property
     def is_open(self) -> bool:
@@ -82,14 +108,22 @@ class Connection(asyncio.BufferedProtocol):
         correlation_id = self._allocate_correlation_id()
         answer: asyncio.Future[memoryview] = self._loop.create_future()
         timer = self._loop.call_later(timeout_ms / 1000, self._expire, api_key, timeout_ms)
-        self._pending.append(_Pending(correlation_id, api_key, version, answer, timer))
+        pending = _Pending(correlation_id, api_key, version, answer, timer)
+        if self._held_back is not None and api_key not in _OF_LOGIN:
+            self._held_back.append(_HeldBack(correlation_id, api_key, version, body, pending))
+            return answer
+        self._pending.append(pending)
         self._write(api_key, version, correlation_id, body)
         return answer
 
     def post_without_response(self, api_key: ApiKey, version: int, body: Sequence[Buffer]) -> None:
         """Send a request that has no response (Produce with acks=0)."""
         self._check_open()
-        self._write(api_key, version, self._allocate_correlation_id(), body)
+        correlation_id = self._allocate_correlation_id()
+        if self._held_back is not None:
+            self._held_back.append(_HeldBack(correlation_id, api_key, version, body, None))
+            return
+        self._write(api_key, version, correlation_id, body)
 
     async def drained(self) -> None:
         """Wait until the socket accepts more data, or the connection is lost."""
@@ -143,6 +177,37 @@ class Connection(asyncio.BufferedProtocol):
         except TimeoutError:
             if self._transport is not None:
                 self._transport.abort()
+
+    # -- logging in
+
+    async def authenticate(self, login: Login, timeout_ms: int) -> None:
+        """Log in, and again before each session ends. Raises PeerError if the broker refuses."""
+        self._limit_session(login, timeout_ms, await _authenticate(self, login, await login.exchange(), timeout_ms))
+
+    def _limit_session(self, login: Login, timeout_ms: int, lifetime_s: float) -> None:
+        if lifetime_s > 0:
+            wait_s = lifetime_s * random.uniform(*_REAUTHENTICATE_AT)
+            self._session_timer = self._loop.call_later(wait_s, self._begin_again, login, timeout_ms)
+
+    def _begin_again(self, login: Login, timeout_ms: int) -> None:
+        if self.is_open:
+            self._reauthenticating = asyncio.ensure_future(self._authenticate_again(login, timeout_ms))
+
+    async def _authenticate_again(self, login: Login, timeout_ms: int) -> None:
+        try:
+            exchange = await login.exchange()
+            self._held_back = deque()
+            self._limit_session(login, timeout_ms, await _authenticate(self, login, exchange, timeout_ms))
+        except Exception as error:
+            self.close(error)
+            return
+        held_back, self._held_back = self._held_back, None
+        for each in held_back or ():
+            if not self.is_open:
+                return
+            if each.pending is not None:
+                self._pending.append(each.pending)
+            self._write(each.api_key, each.version, each.correlation_id, each.body)
 
     # -- asyncio's side
 
@@ -252,6 +317,12 @@ class Connection(asyncio.BufferedProtocol):
         self.close(TimedOut(f"{self.peer} did not answer {api_key.name} within {timeout_ms} ms"))
 
     def _fail_pending(self) -> None:
+        if self._session_timer is not None:
+            self._session_timer.cancel()
+        if self._reauthenticating is not None:
+            self._reauthenticating.cancel()
+        held_back, self._held_back = self._held_back or (), None
+        self._pending.extend(each.pending for each in held_back if each.pending is not None)
         while self._pending:
             pending = self._pending.popleft()
             pending.timer.cancel()
@@ -260,8 +331,10 @@ class Connection(asyncio.BufferedProtocol):
                 pending.answer.set_exception(self._reason)
 
 
-async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None) -> Connection:
-    """Connect, fetch the broker's API versions and authenticate.
+async def open_connection(
+    host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None, login: Login | None = None
+) -> Connection:
+    """Connect, fetch the broker's API versions and authenticate. `login`: of all connections of the client.
 
     Raises ConnectionLost if the broker cannot be reached or closes the connection, TimedOut if it does not answer,
     PeerError if authentication fails and OperatorError if the TLS handshake fails.
@@ -298,7 +371,7 @@ async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.S
     try:
         await _fetch_api_versions(connection, config)
         if config["security.protocol"].startswith("SASL"):
-            await _authenticate(connection, config)
+            await connection.authenticate(login or Login(config), int(config["request.timeout.ms"]))
     except BaseException:
         connection.close()
         raise
@@ -349,22 +422,23 @@ async def _fetch_api_versions(connection: Connection, config: ClientConfig) -> N
     raise broker_error(ErrorCode.UNSUPPORTED_VERSION, f"{connection.peer} supports no common version of ApiVersions")
 
 
-async def _authenticate(connection: Connection, config: ClientConfig) -> None:
-    timeout_ms, mechanism = int(config["request.timeout.ms"]), config["sasl.mechanism"]
+async def _authenticate(connection: Connection, login: Login, exchange: Exchange, timeout_ms: int) -> float:
+    """One login. The length of the session in seconds, 0 without a limit."""
+    mechanism = login.mechanism
     key = ApiKey.SASL_HANDSHAKE
     handshake = await connection.call(key, connection.version_for(key), {"mechanism": mechanism}, timeout_ms=timeout_ms)
     code = error_code(handshake.error_code)
     if code is not ErrorCode.NONE:
         raise broker_error(code, f"{connection.peer} supports {', '.join(handshake.mechanisms)}, not {mechanism}")
-    exchange = sasl_exchange(mechanism, config["sasl.username"], config["sasl.password"])
     key, message = ApiKey.SASL_AUTHENTICATE, next(exchange)
     while True:
         version = connection.version_for(key)
         reply = await connection.call(key, version, {"auth_bytes": message}, timeout_ms=timeout_ms)
         code = error_code(reply.error_code)
         if code is not ErrorCode.NONE:
+            login.refused()
             raise broker_error(code, f"{connection.peer} rejected the login", reply.error_message)
         try:
             message = exchange.send(bytes(reply.auth_bytes))
         except StopIteration:
-            return
+            return max(0.0, getattr(reply, "session_lifetime", _NO_LIMIT).total_seconds())

@@ -12,14 +12,18 @@ from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.connection import Connection, open_connection
 from fenceline.client.core.deadline import backoff_ms, wait_at_most
 from fenceline.client.core.errors import ConnectionLost, TimedOut
+from fenceline.client.core.login import Login
 
 
 class Link:
     """At most one connection to one address, established on demand and again with backoff (`reconnect.backoff.*`)."""
 
-    def __init__(self, host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None, login: Login | None = None
+    ) -> None:
+        """`login`: of all connections of the client."""
         self.host, self.port = host, port
-        self._config, self._tls = config, tls
+        self._config, self._tls, self._login = config, tls, login
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._failures = 0
@@ -73,7 +77,7 @@ class Link:
             self._backoff_skipped.clear()
             await wait_at_most(self._backoff_skipped, pause_s)
         try:
-            self._connection = await open_connection(self.host, self.port, self._config, self._tls)
+            self._connection = await open_connection(self.host, self.port, self._config, self._tls, self._login)
         except (ConnectionLost, TimedOut):
             self._failures += 1
             pause_ms = backoff_ms(

@@ -6,10 +6,10 @@ tested with the RFC's example.
 
 from __future__ import annotations
 
-import secrets
 import ssl
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from fenceline.client.core.config import ClientConfig
@@ -68,22 +68,17 @@ Exchange = Generator[bytes, bytes, None]
 """Yields the messages to send, receives the broker's responses, and ends when the broker is authenticated."""
 
 
-def sasl_exchange(mechanism: str, username: str, password: str) -> Exchange:
-    """The client side of `mechanism`."""
-    if mechanism == "PLAIN":
-        return _plain(username, password)
-    return scram(mechanism, username, password, nonce=secrets.token_urlsafe(24))
-
-
-def _plain(username: str, password: str) -> Exchange:
+def plain(username: str, password: str) -> Exchange:
     yield f"\0{username}\0{password}".encode()
 
 
-def scram(mechanism: str, username: str, password: str, *, nonce: str) -> Exchange:
+def scram(
+    mechanism: str, username: str, password: str, *, nonce: str, extensions: Mapping[str, str] = MappingProxyType({})
+) -> Exchange:
     """SCRAM without channel binding. Raises PeerError(SASL_AUTHENTICATION_FAILED) if the broker does not know the
     password.
     """
-    exchange = ClientExchange(mechanism, username, password, nonce, {})
+    exchange = ClientExchange(mechanism, username, password, nonce, extensions)
     try:
         challenge = yield exchange.first()
         exchange.check((yield exchange.answer(challenge)))
