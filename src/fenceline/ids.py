@@ -14,6 +14,8 @@ METADATA_TOPIC_ID: Final = UUID(int=1)
 CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 LOSSES_TOPIC: Final = "__fenceline_losses"
+EVIDENCE_RESOURCE: Final = "__fenceline_evidence"
+"""No topic: the name under which rules allow to read the evidence of losses over the network."""
 INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, LOSSES_TOPIC})
 
 NO_EPOCH: Final = -1

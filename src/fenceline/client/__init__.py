@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fenceline.client.consumer.async_consumer import AsyncConsumer as AsyncConsumer
     from fenceline.client.consumer.consumer import Consumer as Consumer
     from fenceline.client.core.errors import EpochMismatchError as EpochMismatchError
+    from fenceline.client.core.errors import EvidenceIncompleteError as EvidenceIncompleteError
     from fenceline.client.core.errors import FencedLeaderEpochError as FencedLeaderEpochError
     from fenceline.client.core.errors import LogTruncationError as LogTruncationError
     from fenceline.client.core.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from fenceline.client.producer.transaction_owner import AsyncTransactionOwner as AsyncTransactionOwner
     from fenceline.client.producer.transaction_owner import TransactionOwner as TransactionOwner
     from fenceline.client.producer.transaction_owner import transaction_writer as transaction_writer
+    from fenceline.client.reader.lost_records import AsyncLostRecordsReader as AsyncLostRecordsReader
+    from fenceline.client.reader.lost_records import LostRecordsReader as LostRecordsReader
     from fenceline.client.reader.ranges import OffsetRange as OffsetRange
     from fenceline.client.reader.reader import AsyncRangeReader as AsyncRangeReader
     from fenceline.client.reader.reader import RangeReader as RangeReader
@@ -48,6 +51,7 @@ _MODULES: Final = {
     "Admin": "admin.admin",
     "AsyncAdmin": "admin.async_admin",
     "AsyncConsumer": "consumer.async_consumer",
+    "AsyncLostRecordsReader": "reader.lost_records",
     "AsyncProducer": "producer.producer",
     "AsyncRangeReader": "reader.reader",
     "AsyncTransactionOwner": "producer.transaction_owner",
@@ -57,9 +61,11 @@ _MODULES: Final = {
     "ConsumerRecord": "core.fetched",
     "ConsumerRecords": "core.fetched",
     "EpochMismatchError": "core.errors",
+    "EvidenceIncompleteError": "core.errors",
     "FencedLeaderEpochError": "core.errors",
     "LogTruncationError": "core.errors",
     "LossReceipt": "core.loss_receipts",
+    "LostRecordsReader": "reader.lost_records",
     "NewTopic": "admin.async_admin",
     "OffsetAndEpoch": "core.offsets",
     "OffsetOutOfRangeError": "core.errors",

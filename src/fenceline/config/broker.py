@@ -22,6 +22,7 @@ BROKER_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
 )
 """All of Kafka's keys, including internal ones (`ConfigKey.internal`: not returned by DescribeConfigs)."""
 
+EVIDENCE_FETCH: Final = "fenceline.evidence.fetch.enable"
 FENCING_GRACE: Final = "fenceline.broker.fencing.grace.ms"
 SCHEDULING_POLICY: Final = "fenceline.scheduling.policy"
 BATCH_POLICY: Final = "batch"
@@ -124,6 +125,14 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "Maximum bytes of such records per data directory; the oldest are deleted first, -1 is no limit.",
             Importance.LOW,
             Range(-1),
+        ),
+        ConfigKey(
+            EVIDENCE_FETCH,
+            ConfigType.BOOLEAN,
+            "true",
+            "Whether clients may read such records over the network, with READ on the topic and on the name"
+            " __fenceline_evidence.",
+            Importance.LOW,
         ),
         ConfigKey(
             "fenceline.lost.topic.replication.factor",

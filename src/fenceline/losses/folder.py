@@ -68,6 +68,15 @@ class ReceiptFiles:
     def is_known(self, receipt_id: str) -> bool:
         return any(self.disk.stat(self._file(receipt_id, state)) is not None for state in (DUE, REPORTED))
 
+    def find(self, receipt_id: str) -> Receipt | None:
+        """The receipt in its newest form; None if it is not here, or cannot be read."""
+        for state in (DUE, REPORTED):
+            content = read_if_exists(self.disk, self._file(receipt_id, state))
+            if content is not None:
+                with contextlib.suppress(ValueError):
+                    return decode(content)
+        return None
+
     def mark_due(self, receipt: Receipt) -> None:
         """Mark the receipt as due in its current form. Durable on return."""
         self.disk.mkdir(self.path)

@@ -54,6 +54,7 @@ from fenceline.node.data_plane import DataPlane
 from fenceline.node.groups.driver import GroupsDriver
 from fenceline.node.logs import Logger
 from fenceline.node.losses.delivery import LossDelivery
+from fenceline.node.losses.evidence_reads import EvidenceReads
 from fenceline.node.losses.expiry import LossExpiry
 from fenceline.node.losses.keeper import LossCollector
 from fenceline.node.losses.lost_transactions import LostTransactions
@@ -460,6 +461,7 @@ class Broker:
             flush_up_to=self.flushes.up_to,
             rejected=self.storage_trouble.rejected,
             verifier=self.verification,
+            evidence=EvidenceReads(self.losses, self.disk_threads),
         )
         request_timeout_ms = config.get_int("request.timeout.ms")
         markers = TransactionMarkers(

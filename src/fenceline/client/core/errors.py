@@ -314,6 +314,27 @@ def _epochs(epochs: tuple[int, ...]) -> str:
     return f"epochs {', '.join(map(str, epochs[:-1]))} and {epochs[-1]}"
 
 
+class EvidenceIncompleteError(ClientError):
+    """The evidence of a loss has fewer records than its receipt: some of its batches are damaged, or were not kept.
+
+    Attributes: receipt, records (read), missing_records. Raised after all records that are there have been returned.
+    """
+
+    receipt: LossReceipt
+    records: int
+    missing_records: int
+
+    def __init__(self, receipt: LossReceipt, records: int) -> None:
+        facts = {"receipt": receipt, "records": records, "missing_records": receipt.records - records}
+        note = f" ({receipt.evidence_note.rstrip('.')})" if receipt.evidence_note else ""
+        message = (
+            f"The evidence of loss receipt {receipt.id[:12]} has {records} of {receipt.records} records{note}: "
+            "the others are in damaged batches, or were not kept. All records that are there have been returned."
+        )
+        ClientError.__init__(self, ErrorCode.CORRUPT_MESSAGE, message, **facts)
+        self.__dict__.update(facts)
+
+
 class EpochMismatchError(ClientError):
     """A record in a planned range has another leader epoch than planned: the log was truncated and rewritten.
 

@@ -47,6 +47,11 @@ async def find_receipts(
     return [tuple(newest_versions(each)) for each in found]
 
 
+async def all_receipts(cluster: Cluster, config: ClientConfig, *, deadline: Deadline) -> list[LossReceipt]:
+    """Every receipt of the cluster in its newest version, oldest loss first. Raises PeerError, TimedOut."""
+    return newest_versions([receipt async for receipt in _ledger(cluster, config, deadline)])
+
+
 async def _ledger(cluster: Cluster, config: ClientConfig, deadline: Deadline) -> AsyncIterator[LossReceipt]:
     """All receipts; those of one ledger partition in the order in which they were written."""
     known = (await cluster.fetch_metadata([LOSSES_TOPIC], deadline)).topics.get(LOSSES_TOPIC)

@@ -90,11 +90,11 @@ def scan(
 
 
 def scan_past_damage(
-    disk: Disk, fd: int, end: int, *, crc_from_offset: int | None, full_content: bool = False
+    disk: Disk, fd: int, end: int, *, crc_from_offset: int | None, full_content: bool = False, start: int = 0
 ) -> Iterator[Found | BadBatch]:
-    """As `scan`, of the first `end` bytes of a file that may be damaged: yields each bad place, and continues at the
-    next batch with a valid checksum if one is near. Raises OSError."""
-    position: int | None = 0
+    """As `scan`, of the bytes from `start` to `end` of a file that may be damaged: yields each bad place, and continues
+    at the next batch with a valid checksum if one is near. Raises OSError."""
+    position: int | None = start
     while position is not None and position < end:
         try:
             yield from scan(

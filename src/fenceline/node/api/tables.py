@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from fenceline.config.broker import EVIDENCE_FETCH
 from fenceline.config.effective import effective_broker_config
 from fenceline.metadata.features import SUPPORTED
 from fenceline.node.api.fetch import fetching as fetch
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from fenceline.node.context import Api, NodeView, RequestContext
     from fenceline.node.controller.driver import ControllerDriver
     from fenceline.node.groups.driver import GroupsDriver
+    from fenceline.node.losses.evidence_reads import EvidenceReads
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.server import RawApi
     from fenceline.node.replication.replicas import Replicas
@@ -184,6 +186,7 @@ def data_path_handlers(
     flush_up_to: FlushUpTo,
     rejected: Callable[[TopicPartition, int, StorageError], None],
     verifier: Verifier,
+    evidence: EvidenceReads,
 ) -> tuple[produce.ProduceHandler, fetch.FetchHandler]:
     """The handlers of Produce and Fetch, with the limits of the node's config."""
     config = node.config
@@ -227,6 +230,8 @@ def data_path_handlers(
         max_sessions=config.get_int("max.incremental.fetch.session.cache.slots"),
         name_of=partial(_name_of, node),
         preferred=PreferredReplicas(node.node_id, config.rack, node.images, clock) if chooses_by_rack else None,
+        evidence=evidence,
+        serves_evidence=config.get_bool(EVIDENCE_FETCH),
     )
     return producing, fetching
 

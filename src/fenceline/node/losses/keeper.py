@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
+from itertools import chain
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.ids import TopicPartition
 from fenceline.log.core.errors import StorageError
@@ -25,7 +26,7 @@ from fenceline.losses.cutting import LogCut, cut_log
 from fenceline.losses.folder import ReceiptFiles, ReceiptFolder, ReceiptOutbox
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.logs import Logger
-from fenceline.node.metric_families import counter_by, gauges
+from fenceline.node.metric_families import counter_by, counters, gauges
 from fenceline.node.signal import Signal
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ _ADVICE: Final = "List the losses with: fenceline losses list. Export the record
 _NO_ADVICE: Final = "List the losses with: fenceline losses list."
 _NOTHING_TO_FREE_MS: Final = 10_000
 """Pause before a full disk without evidence is searched for evidence again."""
+
+
+class FoundEvidence(NamedTuple):
+    """A receipt whose evidence is on this node. `folder`: where the receipt is."""
+
+    folder: ReceiptFiles
+    receipt: Receipt
 
 
 class LossKeeper:
@@ -76,6 +84,8 @@ class LossKeeper:
         """Since this node started."""
         self.evidence_bytes = 0
         """As of the last sweep."""
+        self.fetched_evidence_bytes = 0
+        """Records that clients have read from it, since this node started. Event loop."""
         self.compared_first: set[str] = set()
         """Directories of replicas that were moved away, which `RemovedReplicas` handles first."""
         self._relieving: asyncio.Future[bool] | None = None
@@ -212,6 +222,27 @@ class LossKeeper:
         for receipt in receipts:
             outbox.mark_due(receipt)
             self.record_loss(outbox, receipt)
+
+    def find(self, receipt_id: str, known: ReceiptFiles | None = None) -> FoundEvidence | None:
+        """In a thread: the receipt with this id, if its evidence is on this node. `known`: where it was before.
+
+        Raises OSError if it is in no directory that can be read.
+        """
+        failed: OSError | None = None
+        for log_dir in self._log_dirs:
+            try:
+                folders = _with_receipts(log_dir)
+                if known is not None and known.disk is log_dir.disk:
+                    folders = chain((known,), folders)
+                for folder in folders:
+                    found = _found_in(folder, log_dir, receipt_id)
+                    if found is not None:
+                        return found
+            except OSError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return None
 
     async def sweep(self) -> None:
         """On the event loop: enforce the limits of the quarantine. Raises OSError."""
@@ -370,6 +401,13 @@ class LossCollector:
 
     def collect(self) -> Iterator[Any]:
         losses = {loss_class.value: count for loss_class, count in self._keeper.losses.items()}
+        yield from counters(
+            (
+                "fenceline_losses_evidence_fetched_bytes",
+                "Bytes of records kept as evidence that clients have read",
+                self._keeper.fetched_evidence_bytes,
+            ),
+        )
         yield counter_by("class", "fenceline_losses", "Losses that this node recorded receipts of", losses)
         yield from gauges(
             ("fenceline_losses_undelivered", "Receipts missing from the ledger topic", self._keeper.undelivered),
@@ -392,10 +430,24 @@ def _directory_of(log_dir: LogDir, receipt: Receipt) -> str:
 
 def _folders(log_dir: LogDir) -> Iterator[ReceiptFiles]:
     """All receipt folders of a log directory."""
-    yield ReceiptOutbox(log_dir.disk, log_dir.path)
-    for _, path in with_evidence(log_dir):
-        yield ReceiptFolder(log_dir.disk, path)
+    yield from _with_receipts(log_dir)
     for stray in log_dir.strays():
         folder = ReceiptFolder(log_dir.disk, stray.path)
         if not folder.contents().receipts:  # otherwise they have not been moved to the outbox yet
             yield folder
+
+
+def _with_receipts(log_dir: LogDir) -> Iterator[ReceiptFiles]:
+    """The receipts there name evidence at its present place."""
+    yield ReceiptOutbox(log_dir.disk, log_dir.path)
+    for _, path in with_evidence(log_dir):
+        yield ReceiptFolder(log_dir.disk, path)
+
+
+def _found_in(folder: ReceiptFiles, log_dir: LogDir, receipt_id: str) -> FoundEvidence | None:
+    receipt = folder.find(receipt_id)
+    if receipt is None or not receipt.evidence:
+        return None
+    # A receipt is a file: only this node's own directories are read, whatever it says.
+    is_inside = all(path.startswith(f"{log_dir.path}/") and "/../" not in path for path in receipt.evidence)
+    return FoundEvidence(folder, receipt) if is_inside else None

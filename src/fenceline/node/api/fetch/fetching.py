@@ -8,7 +8,8 @@ Owns the life of a fetch from request to response. Records are sent as slices of
    and partitions that changed are read again, at the latest after `max_wait_ms` (`E7`: every check runs again).
 4. Records that are not in the page cache are loaded by a thread, so that the event loop never waits for a disk. The
    memory for this comes out of one budget for all connections (`fenceline.fetch.load.max.bytes`).
-5. Responses with records from the disk are slowed down while latency-sensitive requests are served (`load_pace`);
+5. Evidence of a loss is no topic's: `evidence_fetch.py` answers for it.
+6. Responses with records from the disk are slowed down while latency-sensitive requests are served (`load_pace`);
    replica fetches never are.
 """
 
@@ -26,6 +27,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core import tail
 from fenceline.log.core.disk import FileSlice
 from fenceline.log.core.errors import StorageError
+from fenceline.node.api.fetch.evidence_fetch import EvidenceFetch, is_of_evidence
 from fenceline.node.api.fetch.load_budget import Lease, LoadBudget
 from fenceline.node.api.fetch.load_pace import LoadPace
 from fenceline.node.api.fetch.parked_fetch import ParkedFetch
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from fenceline.node.clock import Clock
+    from fenceline.node.losses.evidence_reads import EvidenceReads
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.replication.replicas import Replicas
     from fenceline.node.replication.replication import Replication
@@ -96,8 +99,11 @@ class FetchHandler:
         max_sessions: int,
         name_of: Callable[[bytes], str | None],
         preferred: PreferredReplicas | None = None,
+        evidence: EvidenceReads | None = None,
+        serves_evidence: bool = True,
     ) -> None:
-        """`threads` load records from the disk. `name_of`, `preferred`: as those of `FetchReads`."""
+        """`threads` load records from the disk. `name_of`, `preferred`: as those of `FetchReads`. `evidence`: None if
+        the node keeps none; `serves_evidence`: whether clients may read it."""
         self.replication = replication
         self.loop = loop
         self.clock = clock
@@ -114,6 +120,17 @@ class FetchHandler:
             name_of=name_of,
             preferred=preferred,
         )
+        self._evidence = (
+            EvidenceFetch(
+                evidence,
+                self.load_budget,
+                self.reads.load_pace,
+                is_enabled=serves_evidence,
+                max_response_bytes=max_response_bytes,
+            )
+            if evidence is not None
+            else None
+        )
         self.sessions = FetchSessions(max_sessions=max_sessions)
         self._rng = rng
 
@@ -129,6 +146,8 @@ class FetchHandler:
             return frame_of(
                 ApiKey.FETCH, context, encode_response(context.api_version, _refused(request, context.api_version))
             )
+        if self._evidence is not None and is_of_evidence(context.api_version, request):
+            return self._evidence.handle(context, request)
         try:
             answer = self.sessions.begin(
                 request,

@@ -44,7 +44,7 @@ class LoadBudget:
     """A budget of `limit_bytes`. All methods run on the event loop."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._leases: dict[Lease, None] = {}
         self._waiting: deque[tuple[int, asyncio.Future[Lease]]] = deque()
         self._stall_check: asyncio.TimerHandle | None = None
@@ -74,7 +74,7 @@ class LoadBudget:
             raise
 
     def _fits(self, size_bytes: int) -> bool:
-        return self.used_bytes + size_bytes <= self._limit_bytes or not self._leases
+        return self.used_bytes + size_bytes <= self.limit_bytes or not self._leases
 
     def _grant(self, size_bytes: int) -> Lease:
         lease = Lease(self, size_bytes)
