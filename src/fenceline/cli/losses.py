@@ -1,7 +1,7 @@
 """`fenceline losses`: prints loss receipts from the ledger topic, and exports or replays lost records from evidence.
 
 Any broker serves the receipts. The records are only on the disk of the node that truncated its log, or in a copy of its
-data directory: evidence is never read over the network.
+data directory: they are read from its files if they are on this machine, otherwise over the network.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,9 +35,9 @@ from fenceline.cli.output import (
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
 from fenceline.log.core.disk import OsDisk
-from fenceline.losses.evidence import EvidenceReader, places
-from fenceline.losses.receipt import LossClass, Receipt, decode, document, summary_fields
-from fenceline.records.batch import BatchHeader
+from fenceline.losses.evidence import EvidenceReader, is_here, places
+from fenceline.losses.receipt import LossClass, Receipt, decode, document, encode, summary_fields
+from fenceline.records.batch import BatchHeader, iter_headers
 from fenceline.records.build import Record
 from fenceline.records.decode import decode_batch
 
@@ -45,7 +47,7 @@ losses = typer.Typer(
     epilog=examples(
         ("fenceline losses list", "all loss receipts, oldest first"),
         ("fenceline losses show orders-0@1500", "details of the loss at this offset"),
-        ("fenceline losses export orders-0@1500 > lost.jsonl", "its records (run it on the node that truncated)"),
+        ("fenceline losses export orders-0@1500 > lost.jsonl", "its records"),
         ("fenceline losses replay orders-0@1500 --to orders.lost", "write its records to another topic"),
     ),
 )
@@ -60,6 +62,7 @@ _DataDir = Annotated[
 ]
 _HEADER: str = "fenceline.lost."
 _NO_RECEIPTS: str = "There are no loss receipts. Brokers of Apache Kafka write none."
+_LARGE_PIECES: dict[str, int] = {"max.partition.fetch.bytes": 8 << 20}
 _NO_MATCH: str = "There are no loss receipts of this topic and class."
 
 
@@ -145,12 +148,12 @@ def export(
         bool, typer.Option("--json", help="print one JSON document instead of one object per line")
     ] = False,
 ) -> None:
-    """Print the lost records from the evidence. Run it on the node that truncated its log."""
+    """Print the lost records from the evidence: its files, or those of the node that keeps them."""
     with readable_errors():
         if arrow is not None and as_json:
             raise OperatorError("--arrow and --json are mutually exclusive", "Choose one of them.")
         receipt = _find_receipt(which, bootstrap)
-        reader = _reader(receipt, data_dir)
+        reader = _reader(receipt, data_dir, bootstrap)
         if arrow is not None:
             rows = _write_arrow(reader, receipt, arrow)
             print(f"Wrote {rows} records to {arrow}.", file=sys.stderr)
@@ -175,7 +178,7 @@ def replay(
 
     with readable_errors():
         receipt = _find_receipt(which, bootstrap)
-        reader = _reader(receipt, data_dir)
+        reader = _reader(receipt, data_dir, bootstrap)
         with admin_of(bootstrap) as admin:
             existing_topic(admin, to)
         sent = []
@@ -196,7 +199,13 @@ def replay(
         _print_damage(reader)
         print_result(
             f"Wrote {len(sent)} records of {receipt} to {to}.",
-            {"receipt": receipt.id, "to": to, "records": len(sent), "damaged_batches": reader.damaged_batches},
+            {
+                "receipt": receipt.id,
+                "to": to,
+                "records": len(sent),
+                "damaged_batches": reader.damaged_batches,
+                "missing_records": reader.missing_records,
+            },
             as_json=as_json,
         )
 
@@ -267,42 +276,83 @@ def _covers(receipt: Receipt, offset: str) -> bool:
 # -- the evidence ------------------------------------------------------------------------------------------------------
 
 
-def _reader(receipt: Receipt, data_dir: Path | None) -> EvidenceReader:
-    """Raises OperatorError if the evidence does not exist or is on another node."""
+@dataclass(slots=True)
+class _Evidence:
+    """The batches of a loss. `damaged_batches`: incomplete ones of files. `missing_records`: those that the receipt
+    counts, and the answers of a node lack. Both are known after the last batch."""
+
+    receipt: Receipt
+    _source: Callable[[_Evidence], Iterator[tuple[BatchHeader, memoryview]]]
+    damaged_batches: int = 0
+    missing_records: int = 0
+
+    def batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Raises OperatorError, PeerError."""
+        return self._source(self)
+
+
+def _reader(receipt: Receipt, data_dir: Path | None, bootstrap: str) -> _Evidence:
+    """Raises OperatorError if there is no evidence, or none below `data_dir`."""
     if not receipt.evidence:
         raise OperatorError(
             f"There is no evidence of the loss of {receipt}",
             receipt.evidence_note or "No log was truncated: records were deleted before a group had read them.",
         )
     paths = places(receipt, str(data_dir) if data_dir is not None else None)
+    if data_dir is None and not is_here(OsDisk(), receipt):
+        return _Evidence(receipt, partial(_from_node, bootstrap))
     for path in paths:
         if not Path(path).exists():
             raise OperatorError(
                 f"The evidence {path} does not exist on this machine",
-                f"It is on node {receipt.replica}. Run the command there, or specify a copy of that node's data"
-                " directory with --data-dir.",
+                f"It is on node {receipt.replica}. Specify a copy of that node's data directory, or read the evidence"
+                " over the network, without --data-dir.",
             )
-    return EvidenceReader(OsDisk(), receipt, paths)
+    return _Evidence(receipt, partial(_from_files, paths))
 
 
-def _records(reader: EvidenceReader) -> Iterator[tuple[BatchHeader, Record]]:
-    """The lost records, without control records. Raises OperatorError."""
-    receipt = reader.receipt
+def _from_files(paths: tuple[str, ...], evidence: _Evidence) -> Iterator[tuple[BatchHeader, memoryview]]:
+    reader = EvidenceReader(OsDisk(), evidence.receipt, paths)
     try:
-        for header, content in reader.batches():
-            if header.is_control:
-                continue
-            for record in decode_batch(content, header):
-                if receipt.start_offset <= record.offset < receipt.end_offset_exclusive:
-                    yield header, record
+        yield from reader.batches()
     except OSError as error:
         raise OperatorError(
             f"The evidence {error.filename or ''} cannot be read: {error.strerror or error}",
             "Run the command on the node's machine, as the node's user.",
         ) from error
+    evidence.damaged_batches = reader.damaged_batches
 
 
-def _write_arrow(reader: EvidenceReader, receipt: Receipt, path: Path) -> int:
+def _from_node(bootstrap: str, evidence: _Evidence) -> Iterator[tuple[BatchHeader, memoryview]]:
+    from fenceline.client.core.errors import EvidenceIncompleteError
+    from fenceline.client.core.loss_receipts import parse_receipt
+    from fenceline.client.reader.lost_records import LostRecordsReader
+
+    receipt = parse_receipt(encode(evidence.receipt))
+    assert receipt is not None, "it has been decoded before"
+    with LostRecordsReader(bootstrap, **{"default.api.timeout.ms": TIMEOUT_MS, **_LARGE_PIECES}) as reader:
+        try:
+            for piece in reader.fetch(receipt):
+                for run in piece.runs:
+                    for header in iter_headers(run.records):
+                        content = run.records[header.position : header.end_position]
+                        yield header._replace(position=0), content
+        except EvidenceIncompleteError as error:
+            evidence.missing_records = error.missing_records
+
+
+def _records(reader: _Evidence) -> Iterator[tuple[BatchHeader, Record]]:
+    """The lost records, without control records. Raises OperatorError, PeerError."""
+    receipt = reader.receipt
+    for header, content in reader.batches():
+        if header.is_control:
+            continue
+        for record in decode_batch(content, header):
+            if receipt.start_offset <= record.offset < receipt.end_offset_exclusive:
+                yield header, record
+
+
+def _write_arrow(reader: _Evidence, receipt: Receipt, path: Path) -> int:
     import pyarrow as pa
 
     from fenceline.records.arrow import arrow_schema, batches_to_arrow
@@ -316,20 +366,14 @@ def _write_arrow(reader: EvidenceReader, receipt: Receipt, path: Path) -> int:
         ) from error
     rows = 0
     with file as sink, pa.ipc.new_file(sink, arrow_schema()) as writer:
-        try:
-            for _, content in reader.batches():
-                columns = batches_to_arrow(
-                    [(receipt.topic, receipt.partition, content)],
-                    start_offsets=[receipt.start_offset],
-                    end_offsets_exclusive=[receipt.end_offset_exclusive],
-                )
-                writer.write_batch(columns)
-                rows += columns.num_rows
-        except OSError as error:
-            raise OperatorError(
-                f"The evidence {error.filename or ''} cannot be read: {error.strerror or error}",
-                "Run the command on the node's machine, as the node's user.",
-            ) from error
+        for _, content in reader.batches():
+            columns = batches_to_arrow(
+                [(receipt.topic, receipt.partition, content)],
+                start_offsets=[receipt.start_offset],
+                end_offsets_exclusive=[receipt.end_offset_exclusive],
+            )
+            writer.write_batch(columns)
+            rows += columns.num_rows
     return rows
 
 
@@ -356,6 +400,12 @@ def _exact(name: str, raw: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(raw or b"").decode()}
 
 
-def _print_damage(reader: EvidenceReader) -> None:
+def _print_damage(reader: _Evidence) -> None:
     if reader.damaged_batches:
         print(f"fenceline: skipped {reader.damaged_batches} damaged batches of the evidence", file=sys.stderr)
+    if reader.missing_records:
+        print(
+            f"fenceline: {reader.missing_records} of the {reader.receipt.records} lost records are missing in the"
+            f" evidence: their batches are damaged, or were not kept. {reader.receipt.evidence_note}".rstrip(),
+            file=sys.stderr,
+        )

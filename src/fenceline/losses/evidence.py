@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.scan import BadBatch, scan_past_damage
+from fenceline.losses.folder import ReceiptFolder, ReceiptOutbox
 from fenceline.losses.receipt import Receipt
 from fenceline.records.batch import BatchHeader, crc_is_valid, read_header
 
@@ -56,6 +57,21 @@ class EvidenceReader:
                     yield header, found.content
         finally:
             self.disk.close(fd)
+
+
+def is_here(disk: Disk, receipt: Receipt) -> bool:
+    """Whether the evidence can be read on this machine, and is that of the receipt: other nodes have files of the same
+    names, and a node keeps the receipt near them."""
+    try:
+        for path in receipt.evidence:
+            log_dir, directory, _, _ = path.rsplit("/", 3)
+            folders = (ReceiptFolder(disk, f"{log_dir}/{directory}"), ReceiptOutbox(disk, log_dir))
+            if not any(folder.is_known(receipt.id) for folder in folders):
+                return False
+            disk.close(disk.open_read(path))
+    except (OSError, ValueError):
+        return False
+    return bool(receipt.evidence)
 
 
 def places(receipt: Receipt, data_dir: str | None) -> tuple[str, ...]:
