@@ -36,6 +36,7 @@ from fenceline.node.api.produce.transactional import Verdicts
 from fenceline.node.api.tables import broker_apis, data_path_handlers
 from fenceline.node.context import NodeView, RequestContext
 from fenceline.node.data_plane import DataPlane
+from fenceline.node.losses.evidence_reads import EvidenceReads
 from fenceline.node.metadata.format import format_directory
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection import PendingAnswer
@@ -226,6 +227,7 @@ class Desk:
             flush_up_to=self.flushes.up_to,
             rejected=self.storage_trouble.rejected,
             verifier=self.verifier,
+            evidence=EvidenceReads(self.plane.losses, self.disk_threads),
         )
         self.markers = TransactionMarkers(
             self.partitions,

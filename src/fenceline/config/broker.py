@@ -94,6 +94,13 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             Importance.LOW,
         ),
         ConfigKey(
+            "fenceline.metrics.token.file",
+            ConfigType.STRING,
+            "",
+            "File with a token that the Prometheus metrics endpoint requires as bearer token; empty requires none.",
+            Importance.LOW,
+        ),
+        ConfigKey(
             "fenceline.fetch.load.max.bytes",
             ConfigType.INT,
             "67108864",

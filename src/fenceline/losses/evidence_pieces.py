@@ -30,7 +30,7 @@ class EvidencePlace(NamedTuple):
     next_offset: int
 
 
-class StoredBatch(NamedTuple):
+class EvidenceBatch(NamedTuple):
     """A batch of a file, whose checksum is right."""
 
     path: str
@@ -42,7 +42,7 @@ class StoredBatch(NamedTuple):
 class LocatedPiece:
     """`after`: the beginning of the next piece; None at the end of the evidence."""
 
-    batches: tuple[StoredBatch, ...]
+    batches: tuple[EvidenceBatch, ...]
     size_bytes: int
     after: EvidencePlace | None
 
@@ -70,7 +70,7 @@ def locate(
     else:
         next_offset = max(from_offset, receipt.start_offset)
         number, position = _first_with(paths, next_offset), 0
-    found: list[StoredBatch] = []
+    found: list[EvidenceBatch] = []
     size_bytes = 0
     for path in paths[number:]:
         known = disk.stat(path)
@@ -88,7 +88,7 @@ def locate(
                     return LocatedPiece(tuple(found), size_bytes, EvidencePlace(path, each.position, next_offset))
                 if not _is_intact(disk, fd, each.position, header.size_bytes):
                     continue
-                found.append(StoredBatch(path, each.position, header.size_bytes))
+                found.append(EvidenceBatch(path, each.position, header.size_bytes))
                 size_bytes += header.size_bytes
                 next_offset = header.next_offset
         finally:

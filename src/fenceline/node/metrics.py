@@ -7,14 +7,24 @@ documents the names.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from fenceline.config import authorizer
 from fenceline.errors import OperatorError
+from fenceline.node.logs import Logger
 from fenceline.node.metric_families import counter_by
+from fenceline.node.metrics_access import TOKEN_FILE, MetricsToken, guarded, is_loopback
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
+    from fenceline.node.metrics_access import WsgiApp
+
+
+log = Logger("metrics")
+
+_ALL_INTERFACES: Final = "0.0.0.0"
 
 
 class NodeMetrics:
@@ -89,19 +99,32 @@ class MetricsEndpoint:
 
 
 def open_endpoint(config: NodeConfig, collectors: Iterable[Any]) -> MetricsEndpoint:
-    """Opens the endpoint if `fenceline.metrics.port` is set. Raises OperatorError if the address cannot be bound."""
+    """Opens the endpoint if `fenceline.metrics.port` is set. Raises OperatorError if the address cannot be bound, or
+    there is no token in `fenceline.metrics.token.file`."""
     from prometheus_client import start_http_server
     from prometheus_client.registry import CollectorRegistry
 
     host, port = config.get_str("fenceline.metrics.host") or "", config.get_int("fenceline.metrics.port")
+    token_file = config.get_str(TOKEN_FILE)
+    token = MetricsToken(Path(token_file).expanduser()) if token_file else None
+    if token is None and config.get_str(authorizer.CLASS) and not is_loopback(host):
+        log.warning(
+            "metrics are readable by everybody",
+            address=f"{host or '*'}:{port}",
+            advice=f"The node checks rights, but not those of this endpoint. Set {TOKEN_FILE}, or"
+            " fenceline.metrics.host to 127.0.0.1.",
+        )
     registry = CollectorRegistry()
-    for collector in collectors:
-        registry.register(collector)
     try:
-        server, _ = start_http_server(port, addr=host, registry=registry)
+        server, _ = start_http_server(port, addr=host or _ALL_INTERFACES, registry=registry)
     except OSError as error:
         raise OperatorError(
             f"Cannot open the metrics endpoint on {host or '*'}:{port}: {error.strerror}",
             "Set another fenceline.metrics.port, or remove the key.",
         ) from error
+    if token is not None:
+        server.set_app(guarded(cast("WsgiApp", server.get_app()), token))
+    # Not before the guard: the server runs.
+    for collector in collectors:
+        registry.register(collector)
     return MetricsEndpoint(server)
