@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from fenceline.client.admin.async_admin import ProducerDescription
     from fenceline.client.producer.producer import Producer
+    from fenceline.client.reader.lost_records import LostRecordsReader
     from fenceline.client.reader.reader import RangeReader
 
 T = TypeVar("T")
@@ -71,6 +72,13 @@ def reader(properties: Mapping[str, str]) -> RangeReader:
     from fenceline.client.reader.reader import RangeReader
 
     return _cached("reader", properties, lambda: RangeReader({**_READER_DEFAULTS, **properties}))
+
+
+def lost_records(properties: Mapping[str, str]) -> LostRecordsReader:
+    """The process's reader of lost records for these properties."""
+    from fenceline.client.reader.lost_records import LostRecordsReader
+
+    return _cached("lost records", properties, lambda: LostRecordsReader({**_READER_DEFAULTS, **properties}))
 
 
 def producer(properties: Mapping[str, str]) -> Producer:

@@ -105,7 +105,7 @@ def known_losses(cluster: SourceCluster, client: Mapping[str, str]) -> list[Loss
 def losses_reader(options: Mapping[str, str]) -> LossesReader:
     """The reader for these options; `subscribe` selects the losses of these topics."""
     given = GivenOptions(options)
-    for name in ("subscribePattern", "assign", "startingOffsets", "endingOffsets"):
+    for name in ("subscribePattern", "assign", "startingOffsets", "endingOffsets", "lostReceipt"):
         if name in given:
             raise OperatorError(f"Option '{name}' cannot be used with 'losses'", "Filter the table's rows instead.")
     names = given.text("subscribe")

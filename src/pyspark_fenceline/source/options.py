@@ -5,7 +5,7 @@ Owns names, defaults and checks (`pyspark.md S27`), so that a notebook works aft
 
 Options beyond the Kafka source's: `onTruncation`, `onExpired`, `onRecreated`, `onUnproven`, `statefulQuery`,
 `checkpointLocation`, `storage.*`, `includeLeaderEpoch`, `includeRetractions`, `retractionEvidence`, `retractionTable`,
-`maxPartitions`, `filterPushdown`, `losses`.
+`maxPartitions`, `filterPushdown`, `losses`, `lostReceipt`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _KNOWN: Final = {
         "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions",
         "maxPartitions", "maxRecordsPerPartition", "includeHeaders", "includeLeaderEpoch", "filterPushdown",
         "onTruncation", "onExpired", "onRecreated", "onUnproven", "losses", "statefulQuery", "checkpointLocation",
-        "includeRetractions", "retractionEvidence", "retractionTable",
+        "includeRetractions", "retractionEvidence", "retractionTable", "lostReceipt",
         "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
     )
 }  # fmt: skip
@@ -219,6 +219,14 @@ def check_common_options(options: Mapping[str, str]) -> ReadOptions:
 def wants_losses(options: Mapping[str, str]) -> bool:
     """Whether to read the table of losses instead of topics."""
     return GivenOptions(options).boolean("losses")
+
+
+def lost_record_columns(options: Mapping[str, str]) -> tuple[bool, bool] | None:
+    """Whether there are the columns of headers and of leader epochs, if records of losses are to be read; else None."""
+    given = GivenOptions(options)
+    if "lostReceipt" not in given:
+        return None
+    return given.boolean("includeHeaders"), given.boolean("includeLeaderEpoch")
 
 
 def client_properties(options: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from fenceline.ids import LOSSES_TOPIC
 from pyspark_fenceline.source.options import (
     ReadOptions,
     check_common_options,
+    lost_record_columns,
     read_options,
     wants_losses,
     write_options,
@@ -48,6 +49,13 @@ class FencelineDataSource(DataSource):
             from pyspark_fenceline.source import losses_table
 
             return losses_table.SCHEMA
+        if (lost := lost_record_columns(self.options)) is not None:
+            from pyspark_fenceline.source.lost_records import lost_receipt_reader
+
+            with_headers, with_epochs = lost
+            schema = spark_schema(include_headers=with_headers, include_leader_epoch=with_epochs)
+            lost_receipt_reader(self.options, schema)  # a wrong option fails here, before any query
+            return schema
         common = check_common_options(self.options)
         return spark_schema(
             include_headers=common.include_headers,
@@ -62,6 +70,12 @@ class FencelineDataSource(DataSource):
             from pyspark_fenceline.source.losses_table import losses_reader
 
             return losses_reader(self.options)
+        if (lost := lost_record_columns(self.options)) is not None:
+            from pyspark_fenceline.common.schema import check_schema
+            from pyspark_fenceline.source.lost_records import lost_receipt_reader
+
+            check_schema(schema, include_headers=lost[0], include_leader_epoch=lost[1])
+            return lost_receipt_reader(self.options, schema)
         options = read_options(self.options, streaming=False)
         kind = FilteringReader if options.filter_pushdown else FencelineReader
         return kind(options, _plan(options, schema, options.policy.for_one_batch()))
@@ -77,6 +91,8 @@ class FencelineDataSource(DataSource):
                     "Option 'losses' is for batch reads only",
                     f"Use spark.read, or stream the topic {LOSSES_TOPIC}: its values are the receipts as JSON.",
                 )
+            if lost_record_columns(self.options) is not None:
+                raise OperatorError("Option 'lostReceipt' is for batch reads only", "Use spark.read.")
             options = read_options(self.options, streaming=True)
             return FencelineStreamReader(options, _plan(options, schema, options.policy))
         except OperatorError as error:
