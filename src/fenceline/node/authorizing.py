@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.config.authorizer import AuthorizerConfig
 from fenceline.node.logs import Logger, json_line
+from fenceline.node.metric_families import counters, gauges
 from fenceline.node.repeated_lines import RepeatedLines
 from fenceline.security.rights import Authorization, Denial, RequestRights
 
@@ -104,6 +106,18 @@ class NodeAuthorization:
                 advice="Requests of users wait, or fail, until this node hears from the active controller.",
             )
         return self.rules.is_in_force
+
+    def collect(self) -> Iterator[Any]:
+        """A Prometheus collector."""
+        rules = self.rules
+        yield from counters(
+            ("fenceline_authorization_allowed", "Questions about rights answered with yes", rules.allowed),
+            ("fenceline_authorization_denied", "Requests or parts of them that were refused", rules.denied),
+        )
+        yield from gauges(
+            ("fenceline_acls", "ACLs that this node knows", rules.rule_count),
+            ("fenceline_acls_in_force", "0 while this node does not hear from the quorum", int(rules.is_in_force)),
+        )
 
     def close(self) -> None:
         self.audit.close()

@@ -132,6 +132,8 @@ class QuorumNode:
         found: list[Any] = [MetadataCollector(self.controller)]
         if self._config.is_controller:
             found.append(ControllerCollector(self.controller, self.metrics))
+        if self.authorization is not None:
+            found.append(self.authorization)
         return found
 
     async def stop(self) -> None:
