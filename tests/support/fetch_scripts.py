@@ -106,6 +106,18 @@ def fetch_two_mentions(session: DataSession) -> None:
 # --- sessions -----------------------------------------------------------------------------------------------------
 
 
+def fetch_evidence_of_nothing(session: DataSession) -> None:
+    """A name that is no topic's, under which a node of Fenceline sends the evidence of a loss."""
+    for receipt in ("0" * 24, "", "../f-0/lost+found", "a" * 300):
+        name = f"__fenceline_evidence/{receipt}"
+        for version in (4, 6, 7, 11, 12):
+            row = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1_000, "log_start_offset": -1}
+            fields = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 1_000}
+            if version >= 7:
+                fields["session_epoch"] = -1
+            session.tell(ApiKey.FETCH, version, {**fields, "topics": [{"topic": name, "partitions": [row]}]})
+
+
 def _session(session: DataSession, version: int, session_id: int, epoch: int, *parts: Any, **more: Any) -> Any:
     return _fetch(session, version, *parts, session_id=session_id, session_epoch=epoch, **more)
 
@@ -301,6 +313,7 @@ SCRIPTS: Final[dict[str, Callable[[DataSession], None]]] = {
         fetch_as_a_replica,
         fetch_limits,
         fetch_two_mentions,
+        fetch_evidence_of_nothing,
         session_life,
         session_errors,
         session_keeps_what_was_sent,

@@ -56,9 +56,8 @@ async def fetch_evidence(
     records = memoryview(answer.records)
     tp = TopicPartition(receipt.topic, receipt.partition)
     end = receipt.end_offset_exclusive
-    piece, _ = scan(
-        tp, records, from_offset, NO_EPOCH, end_offset_exclusive=end, check_crcs=config["check.crcs"]
-    )  # fmt: skip
+    check = config["check.crcs"]
+    piece, _ = scan(tp, records, from_offset, NO_EPOCH, end_offset_exclusive=end, check_crcs=check)
     if piece.next_offset <= from_offset:
         raise ClientError(
             ErrorCode.CORRUPT_MESSAGE,
@@ -67,7 +66,8 @@ async def fetch_evidence(
     count = 0
     for header in iter_headers(records, allow_partial_tail=True):
         if header.next_offset > from_offset and header.base_offset < piece.next_offset:
-            count += max(0, header.record_count - max(0, from_offset - header.base_offset))
+            outside = max(0, from_offset - header.base_offset) + max(0, header.next_offset - end)
+            count += max(0, header.record_count - outside)
     return EvidencePiece(piece, count)
 
 

@@ -93,6 +93,8 @@ class EvidenceFetch:
             error = task.exception()
             if isinstance(error, PeerError):
                 fetched, lease = failed_partition(wanted, error.code), None
+                if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    fetched = fetched._replace(aborted_transactions=[])  # as of any topic that does not exist
             elif error is not None:
                 log.error("evidence could not be read", peer=context.peer, topic=wanted.topic, reason=str(error))
                 fetched, lease = failed_partition(wanted, ErrorCode.KAFKA_STORAGE_ERROR), None
