@@ -24,7 +24,7 @@ from fenceline.ids import decode_uuid, encode_uuid, random_id
 from fenceline.local_cluster import secured
 from fenceline.local_cluster.cuts import MAX_NODES, outbound_address
 from fenceline.local_cluster.ports import HOST, check_ports, free_ports, is_free
-from fenceline.local_cluster.secured import FOLDER, Login
+from fenceline.local_cluster.secured import FOLDER, ClusterLogin
 
 CLUSTER_FILE: Final = "cluster.json"
 _VERSION: Final = 1
@@ -105,9 +105,9 @@ class ClusterLayout:
     """Whether its listeners have TLS and users (`secured`)."""
 
     @property
-    def login(self) -> Login | None:
+    def login(self) -> ClusterLogin | None:
         """How this process asks the nodes; None without security."""
-        return Login(self.root / FOLDER) if self.is_secure else None
+        return ClusterLogin(self.root / FOLDER) if self.is_secure else None
 
     @property
     def brokers(self) -> tuple[NodePlace, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fenceline.errors import FencelineError
-from fenceline.local_cluster.secured import BROKER, MECHANISM, Login
+from fenceline.local_cluster.secured import BROKER, MECHANISM, ClusterLogin
 from fenceline.sasl.scram import ClientExchange, MalformedMessage
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
@@ -35,14 +35,14 @@ class ProbedQuorum:
     lags: dict[int, int]
 
 
-def known_brokers(port: int, *, timeout_s: float, login: Login | None = None) -> frozenset[int]:
+def known_brokers(port: int, *, timeout_s: float, login: ClusterLogin | None = None) -> frozenset[int]:
     """The brokers in the metadata of the node at `port`: registered and not fenced. Empty without a response."""
     answer = _ask(port, ApiKey.METADATA, _METADATA_VERSION, {"topics": ()}, timeout_s, login, is_client=True)
     return frozenset() if answer is None else frozenset(broker.node_id for broker in answer.brokers)
 
 
 def quorum_status(
-    controller_ports: Sequence[int], *, timeout_s: float, login: Login | None = None
+    controller_ports: Sequence[int], *, timeout_s: float, login: ClusterLogin | None = None
 ) -> ProbedQuorum | None:
     """The quorum as the active controller reports it; all controllers are queried at once. None if none of them
     leads."""
@@ -54,7 +54,7 @@ def quorum_status(
     return max((each for each in reports if each is not None), key=lambda each: each.leader_epoch, default=None)
 
 
-def _quorum_of(port: int, timeout_s: float, login: Login | None) -> ProbedQuorum | None:
+def _quorum_of(port: int, timeout_s: float, login: ClusterLogin | None) -> ProbedQuorum | None:
     topics = ({"topic_name": "__cluster_metadata", "partitions": ({"partition_index": 0},)},)
     answer = _ask(port, ApiKey.DESCRIBE_QUORUM, _DESCRIBE_QUORUM_VERSION, {"topics": topics}, timeout_s, login)
     if answer is None or answer.error_code or not answer.topics:
@@ -78,7 +78,7 @@ def _ask(
     version: int,
     fields: dict[str, Any],
     timeout_s: float,
-    login: Login | None,
+    login: ClusterLogin | None,
     *,
     is_client: bool = False,
 ) -> Any:
@@ -104,7 +104,7 @@ def _exchange(connection: socket.socket, api: ApiKey, version: int, fields: dict
     return read_response(api, version, answer[position:])
 
 
-def _log_in(connection: socket.socket, login: Login) -> None:
+def _log_in(connection: socket.socket, login: ClusterLogin) -> None:
     def send(message: bytes) -> bytes:
         answer = _exchange(connection, ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": message})
         if answer.error_code:

@@ -47,7 +47,7 @@ _VALID: Final = timedelta(days=3650)
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class ClusterLogin:
     """How this process asks the nodes."""
 
     folder: Path
@@ -62,7 +62,7 @@ class Login:
         return str(json.loads((self.folder / "users.json").read_text())[user])
 
 
-def create(root: Path, nodes: Iterable[int]) -> Login:
+def create(root: Path, nodes: Iterable[int]) -> ClusterLogin:
     """Create the folder, or complete it with certificates of nodes that have none. Raises OSError."""
     folder = root / FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,10 +72,10 @@ def create(root: Path, nodes: Iterable[int]) -> Login:
     missing = [node for node in nodes if not (folder / f"node-{node}.pem").exists()]
     if missing:
         _issue(folder, missing)
-    return Login(folder)
+    return ClusterLogin(folder)
 
 
-def settings(login: Login, node: int) -> dict[str, str]:
+def settings(login: ClusterLogin, node: int) -> dict[str, str]:
     """Properties of a node, besides its listeners."""
     password = login.password(BROKER)
     return {
@@ -93,18 +93,18 @@ def settings(login: Login, node: int) -> dict[str, str]:
     }
 
 
-def first_users(login: Login) -> list[str]:
+def first_users(login: ClusterLogin) -> list[str]:
     """As for `fenceline format --add-scram`."""
     return [f"{MECHANISM}=[name={name},password={login.password(name)}]" for name in _USERS]
 
 
-def write_client_files(login: Login, bootstrap: str) -> None:
+def write_client_files(login: ClusterLogin, bootstrap: str) -> None:
     """The property files for clients. Raises OSError."""
     _write_client_files(login, bootstrap, ADMIN, "")
     _write_client_files(login, bootstrap, GUEST, f"{GUEST}.")
 
 
-def _write_client_files(login: Login, bootstrap: str, user: str, prefix: str) -> None:
+def _write_client_files(login: ClusterLogin, bootstrap: str, user: str, prefix: str) -> None:
     ca, password = str((login.folder / "ca.pem").absolute()), login.password(user)
     common = {"bootstrap.servers": bootstrap, "security.protocol": LISTENER, "sasl.mechanism": MECHANISM}
     java = {
@@ -190,6 +190,6 @@ def _signed(builder: CertificateBuilder, issuer: Certificate | None, key: Ellipt
     return builder.sign(key, hashes.SHA256())
 
 
-def properties_of_clients(login: Login) -> Mapping[str, Path]:
+def properties_of_clients(login: ClusterLogin) -> Mapping[str, Path]:
     """Names and paths of the files for clients."""
     return {name: login.folder / name for name in ("client.properties", "librdkafka.properties")}

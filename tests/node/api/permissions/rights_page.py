@@ -1,4 +1,4 @@
-"""docs/rights.md, rendered from the table of permissions: `python -m tests.node.api.permissions.rights_page` writes it."""
+"""docs/rights.md, as the table of permissions has it; `python -m tests.node.api.permissions.rights_page` writes it."""
 
 from __future__ import annotations
 
