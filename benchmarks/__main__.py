@@ -27,6 +27,7 @@ NAMES = {
     "transactions": "transactional produce, small transactions, 1,000 producers",
     "transactional_ids": "100,000 idle transactional ids: memory; failover of their coordinator",
     "tls": "TLS with client certificates: 1 KB with confluent-kafka, handshakes",
+    "authorization": "a Produce request with 10,000 ACLs, and without an authorizer",
     "verify": "fenceline verify against Kafka's DumpLogSegments",
     "spark": "batch and streaming against Spark's own connector (BENCH_ROWS)",
     "spark_tables": "Delta tables: sink, audit, backfill, end-to-end latency (BENCH_ROWS)",

@@ -22,7 +22,7 @@ class RawConnection:
     """One connection; requests are answered in order. Use as a context manager."""
 
     def __init__(self, port: int, *, host: str = "127.0.0.1", client_id: str = "raw", timeout_s: float = 60) -> None:
-        self._socket = socket.create_connection((host, port), timeout=timeout_s)
+        self.socket = socket.create_connection((host, port), timeout=timeout_s)
         self._client_id = client_id
         self._correlation_id = 0
 
@@ -32,7 +32,7 @@ class RawConnection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._socket.close()
+        self.socket.close()
 
     def call(self, api_key: ApiKey, version: int, fields: Mapping[str, Any] | None = None) -> Any:
         """Send one request and return the entity of its answer. Raises ConnectionClosed."""
@@ -46,8 +46,8 @@ class RawConnection:
     def exchange(self, api_key: ApiKey, version: int, body: bytes) -> bytes:
         """The same for ready bytes: the body of the request, and that of the answer."""
         self._send(api_key, version, body)
-        (size,) = struct.unpack(">i", self._receive(4))
-        answer = self._receive(size)
+        (size,) = struct.unpack(">i", self.receive(4))
+        answer = self.receive(size)
         correlation_id, position = parse_response_header(api_key, version, answer)
         assert correlation_id == self._correlation_id, "an answer to another request"
         return answer[position:]
@@ -55,12 +55,13 @@ class RawConnection:
     def _send(self, api_key: ApiKey, version: int, body: bytes) -> None:
         self._correlation_id += 1
         frame = encode_request_frame(api_key, version, self._correlation_id, self._client_id, body)
-        self._socket.sendall(b"".join(frame))
+        self.socket.sendall(b"".join(frame))
 
-    def _receive(self, size: int) -> bytes:
+    def receive(self, size: int) -> bytes:
+        """Exactly so many bytes. Raises ConnectionClosed."""
         received = bytearray()
         while len(received) < size:
-            piece = self._socket.recv(size - len(received))
+            piece = self.socket.recv(size - len(received))
             if not piece:
                 raise ConnectionClosed(f"closed after {len(received)} of {size} bytes")
             received += piece
