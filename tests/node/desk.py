@@ -34,6 +34,7 @@ from fenceline.metadata.image import (
 from fenceline.node.api.handlers.transaction_markers import TransactionMarkers
 from fenceline.node.api.produce.transactional import Verdicts
 from fenceline.node.api.tables import broker_apis, data_path_handlers
+from fenceline.node.client_limits import NodeQuotas
 from fenceline.node.context import NodeView, RequestContext
 from fenceline.node.data_plane import DataPlane
 from fenceline.node.losses.evidence_reads import EvidenceReads
@@ -165,6 +166,7 @@ class Desk:
         self.metrics = NodeMetrics()
         self.disk_threads = ThreadPoolExecutor(2)
         self.controller = _Controller()
+        self.quotas = NodeQuotas(self.config, self.clock, self.controller.subscribe)
         self.storage_trouble = StorageTrouble(self.clock)
         self.topic_settings: dict[str, str] = {}
         self.disk = SimDisk(0)
@@ -256,6 +258,7 @@ class Desk:
             create_transaction_topic=missing,
             markers=self.markers,
             authorization=None,
+            quotas=self.quotas,
         )
         self._handlers = {api.key: api.handler for api in apis}
 

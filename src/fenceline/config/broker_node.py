@@ -301,21 +301,21 @@ kafka.metrics.polling.interval.secs int 10 low >=1 inert
     Seconds between polls of older metrics reporters.
 telemetry.max.bytes int 1048576 low >=1 inert
     Maximum bytes of client telemetry in one push.
-quota.window.num int 11 low >=1 inert
+quota.window.num int 11 low >=1
     Samples kept for client quotas.
 replication.quota.window.num int 11 low >=1 inert
     Samples kept for replication quotas.
 alter.log.dirs.replication.quota.window.num int 11 low >=1 inert
     Samples kept for the quota of moves between directories.
-controller.quota.window.num int 11 low >=1 inert
+controller.quota.window.num int 11 low >=1
     Samples kept for controller quotas.
-quota.window.size.seconds int 1 low >=1 inert
+quota.window.size.seconds int 1 low >=1
     Length in seconds of a sample of client quotas.
 replication.quota.window.size.seconds int 1 low >=1 inert
     Length in seconds of a sample of replication quotas.
 alter.log.dirs.replication.quota.window.size.seconds int 1 low >=1 inert
     Length in seconds of a sample of the quota of moves between directories.
-controller.quota.window.size.seconds int 1 low >=1 inert
+controller.quota.window.size.seconds int 1 low >=1
     Length in seconds of a sample of controller quotas.
 client.quota.callback.class class null low refused:class
     Class that determines client quotas.

@@ -498,6 +498,7 @@ class Broker:
             create_transaction_topic=TopicCreation(TRANSACTION_STATE_TOPIC, self.auto_create).create,
             markers=markers,
             authorization=authorization,
+            quotas=self.quorum.quotas,
         )
         channel = self.quorum.channel
         return Server(
@@ -511,6 +512,7 @@ class Broker:
             tls=ListenersTls.of(config, config.listeners),
             sasl=ListenersSasl.of(config, config.listeners, lambda: self.image, self.clock),
             authorization=authorization,
+            quotas=self.quorum.quotas,
         )
 
     async def _bind(self) -> tuple[ListenerConfig, ...]:

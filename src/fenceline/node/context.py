@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.controller.requests import Request
     from fenceline.metadata.image import MetadataImage
+    from fenceline.node.client_limits import PeerQuotas
     from fenceline.security.rights import RequestRights
 
 Answer: TypeAlias = dict[str, Any] | bytes
@@ -50,6 +51,10 @@ class RequestContext:
     """Who sent the request."""
     rights: RequestRights | None = None
     """What the sender may do; None if the node has no authorizer."""
+    quotas: PeerQuotas | None = None
+    """Those of the sender; None if no client has any."""
+    throttle_ms: int = 0
+    """For how long the sender is throttled: in the answer, and its connection is not read for so long."""
     is_forwarded: bool = False
     """It reached the controller in an envelope: the broker that forwarded it has validated it."""
 

@@ -16,6 +16,7 @@ from fenceline.config.authorizer import read_authorizer
 from fenceline.ids import random_id
 from fenceline.metadata.features import Levels
 from fenceline.node.authorizing import NodeAuthorization
+from fenceline.node.client_limits import NodeQuotas
 from fenceline.node.context import NodeView
 from fenceline.node.controller.driver import ControllerDriver
 from fenceline.node.metrics import NodeMetrics
@@ -83,6 +84,7 @@ class QuorumNode:
         authorizer = read_authorizer(config.text)
         self.authorization = None if authorizer is None else NodeAuthorization(authorizer, self.controller, clock)
         """None without an authorizer."""
+        self.quotas = NodeQuotas(config, clock, self.controller.subscribe)
         self.metrics = NodeMetrics()
         """Metrics of the controller listener."""
         self._registration: ControllerRegistration | None = None
@@ -101,7 +103,7 @@ class QuorumNode:
             from fenceline.node.controller.listener import ControllerListener
 
             node = NodeView(config.node_id, self._cluster_id, config, lambda: controller.image)
-            apis = controller_apis(node, controller, self.authorization)
+            apis = controller_apis(node, controller, self.authorization, self.quotas)
             raw = with_api_versions(node, controller, apis, {})
             self.listener = ControllerListener(
                 config,
@@ -129,7 +131,7 @@ class QuorumNode:
         """The Prometheus collectors of these parts. On the loop, after the start."""
         from fenceline.node.controller.metrics import ControllerCollector, MetadataCollector
 
-        found: list[Any] = [MetadataCollector(self.controller)]
+        found: list[Any] = [MetadataCollector(self.controller), self.quotas]
         if self._config.is_controller:
             found.append(ControllerCollector(self.controller, self.metrics))
         if self.authorization is not None:

@@ -337,6 +337,12 @@ class FetchSessions:
         self.by_id.move_to_end(session.session_id)
         return SessionAnswer(session, is_full=False)
 
+    def close(self, answer: SessionAnswer) -> None:
+        """The reader will not be told of the session that its request has opened."""
+        if answer.session is not None:
+            self._close(answer.session_id)
+            answer.session, answer.session_id = None, NO_SESSION_ID
+
     def _close(self, session_id: int) -> None:
         self.by_id.pop(session_id).close()
 

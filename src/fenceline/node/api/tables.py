@@ -50,6 +50,7 @@ from fenceline.node.api.handlers import (
     update_features,
 )
 from fenceline.node.api.leader_hints import LeaderHints
+from fenceline.node.api.mutation_limits import MutationLimits
 from fenceline.node.api.permissions.checked import checked, has_row
 from fenceline.node.api.permissions.table import PERMISSIONS
 from fenceline.node.api.produce import producing as produce
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from fenceline.log.core.errors import StorageError
     from fenceline.log.directories.log_dirs import LogDirs
     from fenceline.node.authorizing import NodeAuthorization
+    from fenceline.node.client_limits import NodeQuotas
     from fenceline.node.clock import Clock
     from fenceline.node.context import Api, NodeView, RequestContext
     from fenceline.node.controller.driver import ControllerDriver
@@ -95,6 +97,7 @@ def broker_apis(
     create_transaction_topic: Callable[[], Awaitable[object]],
     markers: transaction_markers.TransactionMarkers,
     authorization: NodeAuthorization | None,
+    quotas: NodeQuotas,
 ) -> tuple[Api, ...]:
     """The APIs of a broker that are decoded into an entity."""
     submit = controller.submit
@@ -103,7 +106,7 @@ def broker_apis(
         authorization,
         *metadata.apis(node, replication.absent_now, auto_create),
         *topic_partitions.apis(node),
-        *topics.apis(node, submit, replicas.vacated),
+        *_limited(node, controller, quotas, topics.apis(node, submit, replicas.vacated)),
         *configs.apis(node, submit),
         *cluster.apis(node),
         *log_dirs.apis(node, replicas, directories, moves, threads),
@@ -131,7 +134,7 @@ def broker_apis(
 
 
 def controller_apis(
-    node: NodeView, controller: ControllerDriver, authorization: NodeAuthorization | None
+    node: NodeView, controller: ControllerDriver, authorization: NodeAuthorization | None, quotas: NodeQuotas
 ) -> tuple[Api, ...]:
     """The APIs of the controllers' listener. Their requests go to the local controller only: if it is not active they
     fail with NOT_CONTROLLER (`since_4_0.md K4`)."""
@@ -141,7 +144,7 @@ def controller_apis(
         return controller.active.submit(request)
 
     enclosed = check(
-        *topics.apis(node, submit),
+        *_limited(node, controller, quotas, topics.apis(node, submit)),
         *configs.controller_apis(node, submit),
         *elect_leaders.apis(submit),
         *reassignments.apis(submit),
@@ -162,6 +165,14 @@ def controller_apis(
             *sasl.apis(),
         ),
     )
+
+
+def _limited(
+    node: NodeView, controller: ControllerDriver, quotas: NodeQuotas, apis: tuple[Api, ...]
+) -> tuple[Api, ...]:
+    """With the quota of changes, which the active controller counts."""
+    partitions = node.config.get_int("num.partitions")
+    return MutationLimits(quotas, node.images, lambda: controller.is_active, partitions).limited(apis)
 
 
 def _with_checks(

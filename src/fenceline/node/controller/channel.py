@@ -28,8 +28,8 @@ from fenceline.node.net.peer_connection import (
     dial,
     open_peer,
 )
-from fenceline.wire.apis import FORWARDED, ApiKey
-from fenceline.wire.entities import read_response, write_request
+from fenceline.wire.apis import FORWARDED, NEVER, ApiKey
+from fenceline.wire.entities import millis, read_response, write_request
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.frame import encode_request_header, parse_response_header
 from fenceline.wire.principal import encode_principal
@@ -53,6 +53,9 @@ _TIMEOUT_S: Final = 30.0
 _BY_HANDLER: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
 """Checked by this broker's own handler, which forwards the rest."""
 _HANDED_ON: Final = FORWARDED - _BY_HANDLER
+
+_FIRST_WITH_THROTTLE: Final = {ApiKey.DELETE_TOPICS: 1, ApiKey.CREATE_PARTITIONS: 0}
+"""Their answers begin with the throttle time: the controller counts changes, and this broker mutes its client (A61)."""
 
 _CLIENTS: Final = "clients"
 
@@ -111,6 +114,7 @@ class ControllerChannel:
                 entity = read_response(
                     mapping.key, version, await self._wrap(connection, mapping.key, version, body, client)
                 )
+                client.throttle_ms = max(client.throttle_ms, millis(entity.throttle_time))
             return mapping.answer(request, entity)
 
         return await self._until_answered(
@@ -154,7 +158,10 @@ class ControllerChannel:
         version = context.api_version
 
         async def ask(connection: PeerConnection) -> Any:
-            return bytes(await self._wrap(connection, api.key, version, body, context))
+            answer = bytes(await self._wrap(connection, api.key, version, body, context))
+            if version >= _FIRST_WITH_THROTTLE.get(api.key, NEVER):
+                context.throttle_ms = max(context.throttle_ms, int.from_bytes(answer[:4], "big"))
+            return answer
 
         async def here() -> Any:
             answer: Any = api.handler(context, read_request(api.key, version, body))

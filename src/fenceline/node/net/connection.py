@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
+    from fenceline.node.client_limits import PeerQuotas
     from fenceline.node.metrics import NodeMetrics
     from fenceline.security.acls import AskingPeer
     from fenceline.security.authentication import SaslConversation
@@ -137,6 +138,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_buffer",
         "_closes_when_sent",
         "_end",
+        "_muted",
         "_on_sent",
         "_paused_reading",
         "_paused_writing",
@@ -151,6 +153,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "deadline",
         "host",
         "idle_ticks",
+        "limited",
         "listener",
         "max_request_bytes",
         "peer",
@@ -172,12 +175,16 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._sender: FileSender | CopySender | None = None
         self._on_sent: Callable[[], None] | None = None
         self._closes_when_sent = False
+        self._muted: asyncio.TimerHandle | None = None
+        """Until its end no request is handled: the peer has exceeded a quota."""
         self.idle_ticks = 0
         self.peer = "?"
         self.host = "?"
         self.principal = ANONYMOUS
         self.asking: AskingPeer | None = None
         """As rules of the metadata log name the peer; None until a right is asked about."""
+        self.limited: PeerQuotas | None = None
+        """Quotas of the request that is being handled."""
         self.conversation: SaslConversation | None = None
         """None without SASL."""
         self.max_request_bytes = server.max_request_bytes
@@ -204,6 +211,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._muted is not None:
+            self._muted.cancel()
         if self._sender is not None:
             self._sender.close()
         if self.deadline is not None:
@@ -334,6 +343,19 @@ class ServerConnection(asyncio.BufferedProtocol):
         else:
             self.close(reason, quiet=quiet)
 
+    def mute(self, duration_ms: int) -> None:
+        """Handle no further request for so long; answers are still sent (A59)."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + duration_ms / 1000
+        if self._muted is not None:
+            until_s = max(until_s, self._muted.when())
+            self._muted.cancel()
+        self._muted = loop.call_at(until_s, self._unmute)
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self._take_requests()
+
     def close(self, reason: str, *, quiet: bool = False) -> None:
         """Close once written data has been sent. Logs the peer and the reason, unless `quiet`."""
         if self._transport is not None and not self._transport.is_closing() and not self._closes_when_sent:
@@ -394,7 +416,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             transport = self._transport
             if transport is None or transport.is_closing():
                 return
-            if self._waiting and not self._may_follow():
+            if self._muted is not None or (self._waiting and not self._may_follow()):
                 break
             start = self._start
             available = self._end - start
@@ -423,6 +445,9 @@ class ServerConnection(asyncio.BufferedProtocol):
                 log.exception("request failed", peer=self.peer)
                 self.close_in_turn("internal error, see the previous log message")
                 return
+            if self.limited is not None:
+                self.limited.handled()
+                self.limited = None
             if isinstance(outcome, PendingAnswer):
                 outcome.attach(self)
                 self._waiting.append(outcome)

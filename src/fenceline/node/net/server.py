@@ -41,6 +41,7 @@ from fenceline.wire.principal import ANONYMOUS, Principal
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from fenceline.node.client_limits import NodeQuotas
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.sasl import ListenersSasl
     from fenceline.node.net.tls import ListenersTls
@@ -67,6 +68,9 @@ class RightsOfPeers(Protocol):
 
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
 _STALL_S: Final = 5.0
+_OF_BROKERS: Final = (ApiKey.WRITE_TXN_MARKERS,)
+"""Their time is nobody's."""
+_THROTTLE_IN_METADATA_SINCE: Final = 3
 _OF_SASL: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 
 
@@ -100,9 +104,11 @@ class Server:
         tls: ListenersTls | None = None,
         sasl: ListenersSasl | None = None,
         authorization: RightsOfPeers | None = None,
+        quotas: NodeQuotas | None = None,
     ) -> None:
         """`threads` load the records of responses from the disk; `has_urgent_requests`: whether they must leave time
-        for other requests. `tls`, `sasl`: None if no listener has it. `authorization`: None without an authorizer."""
+        for other requests. `tls`, `sasl`: None if no listener has it. `authorization`: None without an authorizer.
+        `quotas`: None if clients are not limited here."""
         self.metrics = metrics
         self.threads = threads
         self.has_urgent_requests = has_urgent_requests
@@ -124,6 +130,7 @@ class Server:
         self._tls = tls
         self._sasl = sasl
         self._authorization = authorization
+        self._quotas = quotas
         self._failures = RepeatedLines(log.info)
         self._handshakes = 0
         """TLS connections that are not made yet."""
@@ -405,6 +412,8 @@ class Server:
                     f"{ApiKey(key).name} version {version} not supported; supported: {low} to {high}"
                 )
             context = self._context(connection, header)
+            if self._quotas is not None and self._quotas.is_active:
+                self._limit(self._quotas, connection, context, key, len(frame))
             return raw_handler(context, frame[header.body_position :])
         api = self._apis.get(key)
         if api is None:
@@ -413,7 +422,26 @@ class Server:
             raise MalformedRequest(
                 f"{api.key.name} version {version} not supported; supported: {api.min_version} to {api.max_version}"
             )
-        return self._handle_entity(api, self._context(connection, header), bytes(frame[header.body_position :]))
+        context = self._context(connection, header)
+        if self._quotas is not None and self._quotas.is_active:
+            self._limit(self._quotas, connection, context, key, len(frame))
+        return self._handle_entity(api, context, bytes(frame[header.body_position :]))
+
+    def _limit(
+        self, quotas: NodeQuotas, connection: ServerConnection, context: RequestContext, key: int, size_bytes: int
+    ) -> None:
+        """Count the request against its sender's quotas. A producer is muted at once; the handler of Fetch decides by
+        what it would send; others are muted when they are answered."""
+        peer = quotas.of(connection.principal, context.client_id, connection.mute)
+        context.quotas = connection.limited = peer
+        if key in _OF_BROKERS:
+            peer.is_exempt = True
+            return
+        context.throttle_ms = peer.time_throttle_ms()
+        if key == ApiKey.PRODUCE:
+            context.throttle_ms = max(context.throttle_ms, peer.produced(size_bytes))
+            if context.throttle_ms:
+                connection.mute(context.throttle_ms)
 
     def _answer_versions(
         self, connection: ServerConnection, conversation: SaslConversation, header: RequestHeader, frame: memoryview
@@ -477,8 +505,21 @@ class Server:
             pending.fail("internal error, see the previous log message")
 
     def _frame(self, key: ApiKey, context: RequestContext, answer: Answer) -> list[Buffer]:
+        if context.throttle_ms:
+            answer = _throttled(key, context, answer)
         body = answer if isinstance(answer, bytes) else write_response(key, context.api_version, answer)
         return encode_response_frame(key, context.api_version, context.correlation_id, body)
+
+
+def _throttled(key: ApiKey, context: RequestContext, answer: Answer) -> Answer:
+    """The answer with its throttle time; the connection is muted for so long."""
+    if context.quotas is not None:
+        context.quotas.mute(context.throttle_ms)
+    if isinstance(answer, dict):
+        return {**answer, "throttle_time": context.throttle_ms}
+    if key is ApiKey.METADATA and context.api_version >= _THROTTLE_IN_METADATA_SINCE:
+        return context.throttle_ms.to_bytes(4, "big") + answer[4:]
+    return answer
 
 
 def _asking(connection: ServerConnection) -> AskingPeer:

@@ -24,10 +24,12 @@ from fenceline.metadata.image import (
     TopicImage,
 )
 from fenceline.node.api.tables import broker_apis, controller_apis
+from fenceline.node.client_limits import NodeQuotas
 from fenceline.node.context import NodeView, RequestContext
 from fenceline.node.replication.absent_brokers import NO_ABSENT, Absent
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, write_request, write_response
+from tests.node.controller_helpers import StillClock
 
 DIRECTORY = UUID(int=77)
 
@@ -78,6 +80,7 @@ class FakeController:
     """Returns configured answers and records requests."""
 
     active_epoch = -1
+    is_active = False
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -112,7 +115,9 @@ class FakeBroker:
     ports: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        node = NodeView(1, "cluster", NodeConfig.load(None, self.settings, {}), lambda: self.image)
+        config = NodeConfig.load(None, self.settings, {})
+        node = NodeView(1, "cluster", config, lambda: self.image)
+        self.quotas = NodeQuotas(config, StillClock(), self.controller.subscribe)
         missing = (
             *("log_start_moved", "coordinator", "transaction_coordinator", "producer_ids", "directories", "moves"),
             *("threads", "create_offsets_topic", "create_transaction_topic", "authorization"),
@@ -121,13 +126,14 @@ class FakeBroker:
             **dict.fromkeys(missing),
             "markers": SimpleNamespace(handle=None),
             "controller": self.controller,
+            "quotas": self.quotas,
             "replicas": SimpleNamespace(vacated=_at_once),
             "replication": SimpleNamespace(absent_now=lambda: self.absent, deletions=None),
             "auto_create": self.auto_create,
             **self.ports,
         }
         self.apis = broker_apis(node, **ports)
-        self.controller_apis = controller_apis(node, self.controller, None)  # type: ignore[arg-type]
+        self.controller_apis = controller_apis(node, self.controller, None, self.quotas)  # type: ignore[arg-type]
         self._by_key = {api.key: api for api in (*self.controller_apis, *self.apis)}
 
     async def auto_create(self, names: Sequence[str]) -> dict[str, RequestOutcome]:

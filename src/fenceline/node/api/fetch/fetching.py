@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from errno import ENOENT
 from functools import partial
 from random import Random
@@ -47,6 +48,7 @@ from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from fenceline.node.client_limits import PeerQuotas
     from fenceline.node.clock import Clock
     from fenceline.node.losses.evidence_reads import EvidenceReads
     from fenceline.node.metrics import NodeMetrics
@@ -142,6 +144,8 @@ class FetchHandler:
             if plain is not None:
                 return plain
         request = parse_request(context.api_version, body)
+        if context.quotas is not None:
+            request = _within_quota(context, request)
         if request.isolation_level not in _ISOLATION_LEVELS:
             return frame_of(
                 ApiKey.FETCH, context, encode_response(context.api_version, _refused(request, context.api_version))
@@ -210,6 +214,8 @@ class FetchHandler:
     # --- answers --------------------------------------------------------------------------------------------------
 
     def frame(self, context: RequestContext, answer: SessionAnswer, result: FetchResult) -> list[Buffer]:
+        if context.quotas is not None and (throttle_ms := _throttle_ms(context, context.quotas, result)):
+            return self._throttled(context, answer, throttle_ms)
         partitions = answer.select(result.fetched)
         endpoints: tuple[LeaderEndpoint, ...] = ()
         if context.api_version >= _FIRST_WITH_LEADER_HINT and result.must_answer:
@@ -217,6 +223,14 @@ class FetchHandler:
         if result.is_for_replica:
             self.reads.count_throttled(result.fetched)
         response = FetchResponse(partitions, session_id=answer.session_id, node_endpoints=endpoints)
+        return frame_of(ApiKey.FETCH, context, encode_response(context.api_version, response))
+
+    def _throttled(self, context: RequestContext, answer: SessionAnswer, throttle_ms: int) -> list[Buffer]:
+        """A response without partitions: the reader waits, and asks again. A session that it does not know of yet is
+        closed, since it would expect all partitions in its first response."""
+        if answer.is_full:
+            self.sessions.close(answer)
+        response = FetchResponse([], throttle_ms=throttle_ms, session_id=answer.session_id)
         return frame_of(ApiKey.FETCH, context, encode_response(context.api_version, response))
 
     def _with_hints(
@@ -299,6 +313,27 @@ class FetchHandler:
         if not result.is_for_replica:
             await self.reads.load_pace.turn(result.from_disk_bytes)
         return await self.load_budget.acquire(sum(each.read.copied_bytes_limit for each in result.cold))
+
+
+def _within_quota(context: RequestContext, request: FetchRequest) -> FetchRequest:
+    """A client gets at most what its quota allows in a window (A59); brokers have none."""
+    quotas = context.quotas
+    assert quotas is not None, "the caller has looked"
+    if request.replica_id >= 0:
+        quotas.is_exempt = True
+        context.quotas, context.throttle_ms = None, 0
+        return request
+    most = quotas.most_to_fetch(request.max_bytes)
+    return replace(request, max_bytes=most, min_bytes=min(request.min_bytes, most))
+
+
+def _throttle_ms(context: RequestContext, quotas: PeerQuotas, result: FetchResult) -> int:
+    """For how long the reader is throttled, and its connection muted; its records are then not sent."""
+    throttle_ms = max(context.throttle_ms, quotas.fetched(result.size_bytes))
+    if throttle_ms:
+        quotas.not_fetched(result.size_bytes)
+        quotas.mute(throttle_ms)
+    return throttle_ms
 
 
 def _read_fault(context: RequestContext, request: FetchRequest) -> Callable[[str | None], ErrorCode] | None:

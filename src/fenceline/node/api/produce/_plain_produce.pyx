@@ -23,7 +23,7 @@ from fenceline.log.core.errors import StorageError
 from fenceline.node.api.produce.acknowledging import PendingAck, AckedBy
 from fenceline.wire.produce import PartitionRecords, put_flexible_result
 
-ABI = 9
+ABI = 10
 
 cdef enum:
     MAX_PARTITIONS = 128
@@ -287,7 +287,9 @@ def answer_plain(producing, context, body):
             plain[30], plain[31], plain[32] = 1, 0, 0
             out += PyBytes_FromStringAndSize(<const char*>plain, PLAIN_RESULT_BYTES)
         out.append(0)
-    out += b"\0\0\0\0\0"
+    put_int32(plain, <int32_t>context.throttle_ms)
+    plain[4] = 0
+    out += PyBytes_FromStringAndSize(<const char*>plain, 5)
     metrics = producing.metrics
     metrics.produced_partitions += appended
     metrics.produced_bytes += appended_bytes

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -69,7 +70,7 @@ _WITHOUT_LOG_START: Final = (
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
 """Errors that Kafka returns without the partition's log start offset."""
-_PLAIN_ABI: Final = 9
+_PLAIN_ABI: Final = 10
 """Changes with every change of `_plain_produce.pyx`, so that an outdated build is not used."""
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 
@@ -208,6 +209,8 @@ class ProduceHandler:
                 pending.complete(None)
             return pending
         answer = self._hints.produce_response(context.listener, results)
+        if context.throttle_ms:
+            answer = replace(answer, throttle_ms=context.throttle_ms)
         frame = frame_of(ApiKey.PRODUCE, context, encode_response(context.api_version, answer))
         if pending_acks:
             return self.wait_for(pending_acks, context, frame, request.timeout_ms, pending)

@@ -1,0 +1,169 @@
+"""The usage of all clients of one node, beside their quotas: for how long each is throttled.
+
+Owns the rates of the clients that have a quota; those of others are not measured. A rate in which nothing counts any
+more is forgotten, so that memory is bounded by the clients of the last seconds. Never delays anything: the server does.
+
+Rules: security.md A57 to A61.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from fenceline.metadata.image import QuotaEntity
+from fenceline.quotas.entities import AppliedQuota, Bucket, applied_quota
+from fenceline.quotas.rates import TokenBucket, WindowedRate, Windows
+
+_MOST_KNOWN: Final = 10_000
+"""Clients whose quotas are remembered until a quota changes; rates, before idle ones are forgotten."""
+_PERCENT_OF_NS: Final = 100 / 1e9
+
+
+class QuotaKind(StrEnum):
+    """By its key in the metadata."""
+
+    PRODUCE = "producer_byte_rate"
+    FETCH = "consumer_byte_rate"
+    REQUEST = "request_percentage"
+    MUTATION = "controller_mutation_rate"
+
+
+class _Usage:
+    """Of one kind, except mutations."""
+
+    def __init__(self, kind: QuotaKind, windows: Windows) -> None:
+        self._kind = kind
+        self._windows = windows
+        self._rates: dict[Bucket, WindowedRate] = {}
+        self._applied: dict[tuple[str, str], AppliedQuota | None] = {}
+        self._quotas: Mapping[QuotaEntity, Mapping[str, float]] = {}
+        self.throttled = 0
+        """How often a client was throttled."""
+
+    def set_quotas(self, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> bool:
+        """Whether there is one of this kind."""
+        self._quotas = quotas
+        self._applied.clear()
+        return any(self._kind in of_entity for of_entity in quotas.values())
+
+    def applied(self, user: str, client_id: str) -> AppliedQuota | None:
+        client = (user, client_id)
+        if client not in self._applied:
+            if len(self._applied) >= _MOST_KNOWN:
+                self._applied.clear()
+            self._applied[client] = applied_quota(self._quotas, self._kind, user, client_id)
+        return self._applied[client]
+
+    def rate(self, bucket: Bucket, now_ms: int) -> WindowedRate:
+        found = self._rates.get(bucket)
+        if found is None:
+            if len(self._rates) >= _MOST_KNOWN:
+                self._rates = {key: rate for key, rate in self._rates.items() if not rate.is_idle(now_ms)}
+            found = self._rates[bucket] = WindowedRate(self._windows)
+        return found
+
+    def record(self, quota: AppliedQuota, value: float, now_ms: int) -> int:
+        """How long the client is throttled, in milliseconds."""
+        rate = self.rate(quota.bucket, now_ms)
+        rate.record(value, now_ms)
+        throttle_ms = rate.throttle_ms(quota.value, now_ms)
+        self.throttled += throttle_ms > 0
+        return throttle_ms
+
+
+class ClientQuotas:
+    """See the module."""
+
+    def __init__(self, windows: Windows, mutation_windows: Windows) -> None:
+        """`mutation_windows`: `controller.quota.window.*`."""
+        self._mutation_windows = mutation_windows
+        self._longest_request_throttle_ms = windows.sample_ms
+        self._usage = {kind: _Usage(kind, windows) for kind in QuotaKind}
+        self._buckets: dict[Bucket, TokenBucket] = {}
+        self.is_active = False
+        """Whether clients have quotas; otherwise nothing here needs to be called."""
+        self._fetch_window_s = (windows.samples - 1) * windows.sample_ms / 1_000
+        self._has_request_quota = False
+
+    @property
+    def throttled(self) -> Mapping[str, int]:
+        """How often clients were throttled, by the key of the quota."""
+        return {kind.value: usage.throttled for kind, usage in self._usage.items()}
+
+    def follow(self, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> None:
+        """The quotas of the metadata have changed. Usage is kept."""
+        found = {kind: usage.set_quotas(quotas) for kind, usage in self._usage.items()}
+        self.is_active = any(found.values())
+        self._has_request_quota = found[QuotaKind.REQUEST]
+        self._buckets.clear()
+
+    # -- bytes and time ------------------------------------------------------------------------------------------------
+
+    def record(self, kind: QuotaKind, user: str, client_id: str, value: float, now_ms: int) -> int:
+        """Count bytes; for how long the client is throttled, in milliseconds."""
+        usage = self._usage[kind]
+        quota = usage.applied(user, client_id)
+        return 0 if quota is None else usage.record(quota, value, now_ms)
+
+    def take_back(self, kind: QuotaKind, user: str, client_id: str, value: float, now_ms: int) -> None:
+        """Bytes were counted and not sent."""
+        usage = self._usage[kind]
+        quota = usage.applied(user, client_id)
+        if quota is not None:
+            usage.rate(quota.bucket, now_ms).record(-value, now_ms)
+
+    def most_to_fetch(self, user: str, client_id: str) -> int | None:
+        """The bytes that the quota allows in a whole window: more would throttle the client for ever. None: any."""
+        quota = self._usage[QuotaKind.FETCH].applied(user, client_id)
+        return None if quota is None else int(quota.value * self._fetch_window_s)
+
+    def record_time(self, user: str, client_id: str, elapsed_ns: int, now_ms: int) -> int:
+        """Count the time of a request; for how long the client is throttled, at most one sample."""
+        if not self._has_request_quota:
+            return 0
+        throttle_ms = self.record(QuotaKind.REQUEST, user, client_id, elapsed_ns * _PERCENT_OF_NS, now_ms)
+        return min(throttle_ms, self._longest_request_throttle_ms)
+
+    # -- mutations of the controller -----------------------------------------------------------------------------------
+
+    def mutations(self, user: str, client_id: str, now_ms: int) -> MutationQuota | None:
+        """The bucket of a client; None: it is not limited."""
+        usage = self._usage[QuotaKind.MUTATION]
+        quota = usage.applied(user, client_id)
+        if quota is None:
+            return None
+        bucket = self._buckets.get(quota.bucket)
+        if bucket is None:
+            if len(self._buckets) >= _MOST_KNOWN:
+                self._buckets.clear()
+            bucket = self._buckets[quota.bucket] = TokenBucket(self._mutation_windows, quota.value, now_ms)
+        bucket.refill(quota.value, now_ms)
+        return MutationQuota(bucket, quota.value, usage)
+
+
+class MutationQuota:
+    """Of one request: what it may still change."""
+
+    __slots__ = ("_bucket", "_quota", "_usage")
+
+    def __init__(self, bucket: TokenBucket, quota: float, usage: _Usage) -> None:
+        self._bucket = bucket
+        self._quota = quota
+        self._usage = usage
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether a change has to wait: the bucket was overdrawn by an earlier one."""
+        return self._bucket.tokens < 0
+
+    def take(self, partitions: int) -> None:
+        """Partitions are created or deleted. Negative: they were not, after all."""
+        self._bucket.tokens -= partitions
+
+    @property
+    def throttle_ms(self) -> int:
+        throttle_ms = self._bucket.throttle_ms(self._quota)
+        self._usage.throttled += throttle_ms > 0
+        return throttle_ms

@@ -1,0 +1,124 @@
+"""Whose quota applies, who shares it, and for how long a client is throttled. Rules: security.md A57 to A61."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.metadata.image import QuotaEntity
+from fenceline.quotas.client_quotas import ClientQuotas, QuotaKind
+from fenceline.quotas.entities import AppliedQuota, applied_quota, connection_quota
+from fenceline.quotas.rates import Windows
+
+KEY = QuotaKind.PRODUCE
+ANNA_APP: QuotaEntity = (("client-id", "app"), ("user", "anna"))
+ANNA_ANY: QuotaEntity = (("client-id", None), ("user", "anna"))
+ANNA: QuotaEntity = (("user", "anna"),)
+ANY_APP: QuotaEntity = (("client-id", "app"), ("user", None))
+ANY_ANY: QuotaEntity = (("client-id", None), ("user", None))
+ANY_USER: QuotaEntity = (("user", None),)
+APP: QuotaEntity = (("client-id", "app"),)
+ANY_CLIENT: QuotaEntity = (("client-id", None),)
+LEVELS = [
+    (ANNA_APP, ("anna", "app")),
+    (ANNA_ANY, ("anna", "app")),
+    (ANNA, ("anna", None)),
+    (ANY_APP, ("anna", "app")),
+    (ANY_ANY, ("anna", "app")),
+    (ANY_USER, ("anna", None)),
+    (APP, (None, "app")),
+    (ANY_CLIENT, (None, "app")),
+]
+
+
+@pytest.mark.parametrize("first", range(len(LEVELS)))
+def test_the_most_specific_quota_applies(first: int) -> None:
+    quotas = {entity: {KEY: float(position)} for position, (entity, _) in enumerate(LEVELS) if position >= first}
+    assert applied_quota(quotas, KEY, "anna", "app") == AppliedQuota(LEVELS[first][1], float(first))
+
+
+def test_quotas_of_other_keys_and_clients_do_not_apply() -> None:
+    quotas = {ANNA: {QuotaKind.FETCH: 1.0}, APP: {KEY: 2.0}}
+    assert applied_quota(quotas, KEY, "anna", "app") == AppliedQuota((None, "app"), 2.0)
+    assert applied_quota(quotas, KEY, "anna", "other") is None
+    assert applied_quota({}, KEY, "anna", "app") is None
+
+
+def test_the_quota_of_an_address() -> None:
+    quotas = {
+        (("ip", "1.2.3.4"),): {"connection_creation_rate": 5.0},
+        (("ip", None),): {"connection_creation_rate": 9.0},
+    }
+    assert connection_quota(quotas, "connection_creation_rate", "1.2.3.4") == 5
+    assert connection_quota(quotas, "connection_creation_rate", "1.2.3.5") == 9
+    assert connection_quota({}, "connection_creation_rate", "1.2.3.4") is None
+
+
+def quotas_of(quotas: dict[QuotaEntity, dict[str, float]]) -> ClientQuotas:
+    found = ClientQuotas(Windows(), Windows())
+    found.follow(quotas)
+    return found
+
+
+def test_nothing_is_measured_without_a_quota() -> None:
+    quotas = quotas_of({})
+    assert not quotas.is_active
+    quotas.follow({ANNA: {KEY: 100.0}})
+    assert quotas.is_active
+    assert quotas.record(KEY, "otto", "app", 1e9, 0) == 0
+    assert quotas.record(QuotaKind.FETCH, "anna", "app", 1e9, 0) == 0
+
+
+def test_clients_of_a_user_share_its_quota_and_those_of_a_default_do_not() -> None:
+    quotas = quotas_of({ANNA: {KEY: 100.0}, ANY_CLIENT: {KEY: 100.0}})
+    assert quotas.record(KEY, "anna", "one", 1_000, 0) == 0
+    assert quotas.record(KEY, "anna", "two", 1_000, 0) == 10_000
+    assert quotas.record(KEY, "otto", "one", 1_000, 0) == 0
+    assert quotas.record(KEY, "emil", "one", 1_000, 0) == 10_000
+    assert quotas.record(KEY, "emil", "two", 1_000, 0) == 0
+    assert quotas.throttled[KEY] == 2
+
+
+def test_what_was_not_sent_is_taken_back() -> None:
+    quotas = quotas_of({ANNA: {QuotaKind.FETCH: 100.0}})
+    assert quotas.record(QuotaKind.FETCH, "anna", "app", 2_000, 0) > 0
+    quotas.take_back(QuotaKind.FETCH, "anna", "app", 2_000, 0)
+    assert quotas.record(QuotaKind.FETCH, "anna", "app", 1_000, 0) == 0
+    assert quotas.most_to_fetch("anna", "app") == 1_000
+    assert quotas.most_to_fetch("otto", "app") is None
+
+
+def test_the_throttle_of_request_time_is_limited() -> None:
+    quotas = quotas_of({ANNA: {QuotaKind.REQUEST: 10.0}})
+    assert quotas.record_time("anna", "app", 10**9, 0) == 0, "1 s of 10 is 10 %"
+    assert quotas.record_time("anna", "app", 10**9, 0) == 1_000
+
+
+def test_a_changed_quota_applies_to_what_was_used_before() -> None:
+    quotas = quotas_of({ANNA: {KEY: 1_000.0}})
+    assert quotas.record(KEY, "anna", "app", 5_000, 0) == 0
+    quotas.follow({ANNA: {KEY: 100.0}})
+    assert quotas.record(KEY, "anna", "app", 0, 0) > 0
+
+
+def test_mutations_are_refused_only_after_the_bucket_was_overdrawn() -> None:
+    quotas = quotas_of({ANNA: {QuotaKind.MUTATION: 1.0}})
+    assert quotas.mutations("otto", "app", 0) is None
+    first = quotas.mutations("anna", "app", 0)
+    assert first is not None
+    assert not first.is_exhausted
+    first.take(20)
+    assert first.throttle_ms == 9_000
+    again = quotas.mutations("anna", "app", 8_000)
+    assert again is not None
+    assert again.is_exhausted
+    later = quotas.mutations("anna", "app", 9_000)
+    assert later is not None
+    assert not later.is_exhausted
+
+
+def test_memory_is_bounded() -> None:
+    quotas = quotas_of({ANY_CLIENT: {KEY: 100.0}})
+    for number in range(25_000):
+        quotas.record(KEY, "anna", str(number), 1, number * 5)
+    assert len(quotas._usage[KEY]._rates) <= 10_000
+    assert len(quotas._usage[KEY]._applied) <= 10_000
