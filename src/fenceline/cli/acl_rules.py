@@ -52,22 +52,6 @@ class AclOptions:
     consumer: bool = False
     idempotent: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        resources: tuple[Resource, ...],
-        pattern: str,
-        allowed: Sequence[str] | None,
-        denied: Sequence[str] | None,
-        allowed_hosts: Sequence[str] | None,
-        denied_hosts: Sequence[str] | None,
-        operations: Sequence[str] | None,
-        shortcuts: tuple[bool, bool, bool],
-    ) -> AclOptions:
-        """As the command line has them; `shortcuts`: --producer, --consumer, --idempotent."""
-        lists = [tuple(each or ()) for each in (allowed, denied, allowed_hosts, denied_hosts, operations)]
-        return cls(resources, pattern, lists[0], lists[1], lists[2], lists[3], lists[4], *shortcuts)
-
     @property
     def has_shortcut(self) -> bool:
         return self.producer or self.consumer

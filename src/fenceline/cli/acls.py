@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import inspect
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -20,9 +22,12 @@ from fenceline.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from fenceline.cli.acl_rules import AclOptions, Resource
     from fenceline.client.admin.acls import AclBinding
+
+T = TypeVar("T")
 
 acls = typer.Typer(
     invoke_without_command=True,
@@ -73,46 +78,49 @@ def acls_root(
         reject_options_before_command(context)
 
 
-@acls.command("list")
-def list_acls(
+def _named(
     topic: _Topics = None,
     group: _Groups = None,
     cluster: _Cluster = False,
     transactional_id: _Ids = None,
     delegation_token: _Tokens = None,
     user_principal: _Users = None,
-    principal: Annotated[list[str] | None, typer.Option(help="User:NAME; may be repeated")] = None,
-    pattern: _PatternFilter = "any",
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    controllers: Controllers = None,
-    as_json: AsJson = False,
-) -> None:
-    """List ACLs: all, or those of the named resources and principals."""
-    from fenceline.cli.acl_rules import named_resources, pattern_filter
-    from fenceline.client.admin.acls import AclBindingFilter
-    from fenceline.wire.acl_codes import ANY
+) -> tuple[Resource, ...]:
+    from fenceline.cli.acl_rules import named_resources
 
-    with readable_errors():
-        of = pattern_filter(pattern)
-    resources = named_resources(topic, group, transactional_id, delegation_token, user_principal, cluster=cluster) or (
-        (ANY, None),
-    )
-    found: set[AclBinding] = set()
-    with admin_of(bootstrap, controllers) as admin:
-        for kind, name in resources:
-            for each in principal or (None,):
-                found.update(admin.describe_acls(AclBindingFilter(kind, name, each, pattern_type=of)))
-    show(_rows(sorted(found)), as_json=as_json, empty="There are no ACLs.")
+    return named_resources(topic, group, transactional_id, delegation_token, user_principal, cluster=cluster)
 
 
-@acls.command()
-def add(
-    topic: _Topics = None,
-    group: _Groups = None,
-    cluster: _Cluster = False,
-    transactional_id: _Ids = None,
-    delegation_token: _Tokens = None,
-    user_principal: _Users = None,
+def _with_options_of(shared: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """For a command whose first parameter is what `shared` returns: it gets the options of `shared` before its own."""
+    options = inspect.signature(shared).parameters
+
+    def decorate(command: Callable[..., T]) -> Callable[..., T]:
+        _, *own = inspect.signature(command).parameters.values()
+
+        def run(**given: Any) -> T:
+            return command(
+                shared(**{name: given.pop(name, option.default) for name, option in options.items()}), **given
+            )
+
+        described: Any = run
+        described.__name__, described.__doc__ = command.__name__, command.__doc__
+        described.__signature__ = inspect.Signature(_evaluated([*options.values(), *own]))
+        return run
+
+    return decorate
+
+
+def _evaluated(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """With the objects of their annotations, which typer does not look up for a given signature."""
+    annotated = {"__annotations__": {each.name: each.annotation for each in parameters}, "__module__": __name__}
+    hints = get_type_hints(type("Annotated", (), annotated), include_extras=True)
+    return [each.replace(annotation=hints[each.name]) for each in parameters]
+
+
+@_with_options_of(_named)
+def _rules(
+    named: tuple[Resource, ...],
     allow_principal: _Allowed = None,
     deny_principal: _Denied = None,
     allow_host: _AllowedHosts = None,
@@ -121,6 +129,51 @@ def add(
     producer: _Producer = False,
     consumer: _Consumer = False,
     idempotent: _Idempotent = False,
+) -> AclOptions:
+    from fenceline.cli.acl_rules import AclOptions
+
+    return AclOptions(
+        named,
+        allowed=tuple(allow_principal or ()),
+        denied=tuple(deny_principal or ()),
+        allowed_hosts=tuple(allow_host or ()),
+        denied_hosts=tuple(deny_host or ()),
+        operations=tuple(operation or ()),
+        producer=producer,
+        consumer=consumer,
+        idempotent=idempotent,
+    )
+
+
+@acls.command("list")
+@_with_options_of(_named)
+def list_acls(
+    named: tuple[Resource, ...],
+    principal: Annotated[list[str] | None, typer.Option(help="User:NAME; may be repeated")] = None,
+    pattern: _PatternFilter = "any",
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    controllers: Controllers = None,
+    as_json: AsJson = False,
+) -> None:
+    """List ACLs: all, or those of the named resources and principals."""
+    from fenceline.cli.acl_rules import pattern_filter
+    from fenceline.client.admin.acls import AclBindingFilter
+    from fenceline.wire.acl_codes import ANY
+
+    with readable_errors():
+        of = pattern_filter(pattern)
+    found: set[AclBinding] = set()
+    with admin_of(bootstrap, controllers) as admin:
+        for kind, name in named or ((ANY, None),):
+            for each in principal or (None,):
+                found.update(admin.describe_acls(AclBindingFilter(kind, name, each, pattern_type=of)))
+    show(_rows(sorted(found)), as_json=as_json, empty="There are no ACLs.")
+
+
+@acls.command()
+@_with_options_of(_rules)
+def add(
+    rules: AclOptions,
     pattern: _Pattern = "literal",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the ACLs only")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -128,13 +181,10 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add ACLs: of each named principal, for each named resource. Without --operation: all operations."""
-    from fenceline.cli.acl_rules import AclOptions, bindings, named_resources
+    from fenceline.cli.acl_rules import bindings
 
-    resources = named_resources(topic, group, transactional_id, delegation_token, user_principal, cluster=cluster)
-    principals = (allow_principal, deny_principal, allow_host, deny_host)
-    options = AclOptions.of(resources, pattern, *principals, operation, (producer, consumer, idempotent))
     with readable_errors():
-        wanted = sorted(bindings(options))
+        wanted = sorted(bindings(replace(rules, pattern=pattern)))
     if not dry_run:
         with admin_of(bootstrap, controllers) as admin:
             admin.create_acls(wanted)
@@ -145,21 +195,9 @@ def add(
 
 
 @acls.command()
+@_with_options_of(_rules)
 def remove(
-    topic: _Topics = None,
-    group: _Groups = None,
-    cluster: _Cluster = False,
-    transactional_id: _Ids = None,
-    delegation_token: _Tokens = None,
-    user_principal: _Users = None,
-    allow_principal: _Allowed = None,
-    deny_principal: _Denied = None,
-    allow_host: _AllowedHosts = None,
-    deny_host: _DeniedHosts = None,
-    operation: _Operations = None,
-    producer: _Producer = False,
-    consumer: _Consumer = False,
-    idempotent: _Idempotent = False,
+    rules: AclOptions,
     pattern: _PatternFilter = "literal",
     execute: Annotated[bool, typer.Option("--execute", help="remove the ACLs [default: print them only]")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -168,13 +206,10 @@ def remove(
 ) -> None:
     """Remove the ACLs that match the options; one that is left out matches everything. Without --execute, only prints
     them."""
-    from fenceline.cli.acl_rules import AclOptions, filters, named_resources
+    from fenceline.cli.acl_rules import filters
 
-    resources = named_resources(topic, group, transactional_id, delegation_token, user_principal, cluster=cluster)
-    principals = (allow_principal, deny_principal, allow_host, deny_host)
-    options = AclOptions.of(resources, pattern, *principals, operation, (producer, consumer, idempotent))
     with readable_errors():
-        wanted = filters(options)
+        wanted = filters(replace(rules, pattern=pattern))
     with admin_of(bootstrap, controllers) as admin:
         if execute:
             found = {binding for each in admin.delete_acls(wanted) for binding in each}
