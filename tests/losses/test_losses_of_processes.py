@@ -13,6 +13,7 @@ import pytest
 
 from fenceline.client.consumer.consumer import Consumer
 from fenceline.client.core.fetched import ConsumerRecord
+from fenceline.client.reader.lost_records import LostRecordsReader
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
 from fenceline.testing.waiting import eventually
 
@@ -93,6 +94,10 @@ def test_loss_of_an_unclean_election_is_reported_kept_and_replayed(three: MixedC
     assert shown["known_by"]
     (record,) = map(json.loads, fenceline(three, "export", "unclean-0@1").splitlines())
     assert (record["offset"], record["leader_epoch"], record["value"]) == (1, epoch, "lost")
+
+    with LostRecordsReader(behind.bootstrap) as reader:  # another node than the one that has the evidence
+        (records,) = reader.read(reader.receipt(shown["id"]), arrow=False)
+    assert [(each.offset, each.leader_epoch, each.value) for each in records] == [(1, epoch, b"lost")]
 
     create(three, "found-again")
     fenceline(three, "replay", shown["id"], "--to", "found-again")

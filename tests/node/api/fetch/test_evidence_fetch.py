@@ -8,6 +8,7 @@ import itertools
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ParamSpec, cast
 
@@ -19,7 +20,7 @@ from fenceline.losses.cutting import cut_log
 from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.quarantine import BY_AGE, without_evidence
-from fenceline.losses.receipt import Receipt
+from fenceline.losses.receipt import encode
 from fenceline.node.api.fetch.evidence_fetch import PREFIX, EvidenceFetch, is_of_evidence
 from fenceline.node.api.fetch.load_budget import LoadBudget
 from fenceline.node.api.fetch.load_pace import LoadPace
@@ -270,6 +271,19 @@ async def test_forms_of_a_known_id_are_not_ids() -> None:
             assert (await stage.read(receipt=receipt)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+@pytest.mark.parametrize("odd", ["x/y", "0" * 25, "0" * 24 + "/y", "A" * 24, "0" * 23])
+@in_loop
+async def test_files_with_other_names_are_never_opened(odd: str) -> None:
+    stage = Stage()
+    directory, _, name = f"{stage.folder.path}/receipt-{odd}.due".rpartition("/")
+    stage.disk.mkdir(directory)
+    fd = stage.disk.open_append(f"{directory}/{name}")
+    stage.disk.write(fd, encode(replace(stage.receipt, id=odd)))
+    stage.disk.close(fd)
+    assert stage.folder.find(odd) is not None
+    assert (await stage.read(receipt=odd)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
 @pytest.mark.parametrize("index", [0, 2, 4, -1, 2**31 - 1])
 @in_loop
 async def test_another_partition(index: int) -> None:
@@ -316,12 +330,8 @@ async def test_paths_outside_the_data_directories_are_never_read(evidence: str) 
     directory = evidence.rpartition("/")[0]
     stage.disk.mkdir(directory)
     stage.disk.close(stage.disk.open_append(evidence))
-    stage.folder.mark_due(Receipt(**{**fields_of(stage.receipt), "evidence": (evidence,)}))
+    stage.folder.mark_due(replace(stage.receipt, evidence=(evidence,)))
     assert (await stage.read()).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-def fields_of(receipt: Receipt) -> dict[str, Any]:
-    return {name: getattr(receipt, name) for name in receipt.__slots__}
 
 
 @in_loop
@@ -332,6 +342,18 @@ async def test_failing_disk() -> None:
     assert stage.budget.used_bytes == 0
     stage.disk.heal()
     assert (await stage.read()).records
+
+
+@in_loop
+async def test_disk_that_fails_after_the_first_look() -> None:
+    stage = Stage()
+
+    async def fail(*_: object) -> bytearray:
+        raise OSError(5, "Input/output error")
+
+    stage.reads.load = fail  # type: ignore[method-assign]
+    assert (await stage.read()).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert stage.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize(
