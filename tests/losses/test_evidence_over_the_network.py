@@ -94,6 +94,16 @@ def test_asynchronous_reader(node: EmbeddedNode, lost: Lost) -> None:
     assert asyncio.run(read()) == lost.values
 
 
+def test_node_that_restarts_meanwhile(node: EmbeddedNode, lost: Lost) -> None:
+    with LostRecordsReader(node.bootstrap, **SMALL) as reader:
+        pieces = reader.read(lost.receipt, arrow=False)
+        found = next(pieces)
+        node.kill()
+        node.start()
+        found += [record for records in pieces for record in records]
+    assert [str(record.value, "utf-8") for record in found] == lost.values
+
+
 def run(node: EmbeddedNode, *arguments: str, code: int = 0) -> Any:
     result = CliRunner().invoke(app, ["losses", *arguments], env={"FENCELINE_BOOTSTRAP": node.bootstrap})
     assert result.exit_code == code, result.output

@@ -50,7 +50,7 @@ def in_pieces(disk: SimDisk, receipt: Receipt, max_bytes: int, *, resumes: bool 
         found += [bytes(content[each.position : each.position + each.size_bytes]) for each in headers]
         offset, after = headers[-1].next_offset, piece.after
         if after is None:
-            assert not locate(disk, receipt, offset, max_bytes).batches
+            assert not locate(disk, receipt, offset, max_bytes).runs
             return found
     raise AssertionError("the pieces do not end")
 
@@ -72,7 +72,7 @@ def test_offsets_outside_the_loss() -> None:
     for offset in (-(2**63), -1, 0):
         assert locate(disk, receipt, offset, 1 << 20) == whole
     for offset in (receipt.end_offset_exclusive, 2**63 - 1):
-        assert locate(disk, receipt, offset, 1 << 20).batches == ()
+        assert locate(disk, receipt, offset, 1 << 20).runs == ()
         assert locate(disk, receipt, offset, 1 << 20).after is None
 
 
@@ -121,8 +121,9 @@ def test_length_that_is_damage_takes_no_memory() -> None:
 
     disk.pread = watched  # type: ignore[method-assign]
     piece = locate(disk, receipt, 0, 1 << 20)
-    assert path not in {batch.path for batch in piece.batches}
-    assert max(reads) <= CHUNK_BYTES or piece.size_bytes < CHUNK_BYTES
+    assert path not in {run.path for run in piece.runs}
+    assert 0 < piece.size_bytes < CHUNK_BYTES
+    assert max(reads) <= CHUNK_BYTES
 
 
 def test_deleted_evidence() -> None:

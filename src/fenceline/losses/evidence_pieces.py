@@ -7,19 +7,17 @@ Blocks on the disk: for a thread. All functions may raise OSError, FileNotFoundE
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from errno import EIO
+from typing import NamedTuple
 
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.file_names import OFFSET_DIGITS
-from fenceline.log.core.scan import CHUNK_BYTES, BadBatch, scan_past_damage
+from fenceline.log.core.scan import CHUNK_BYTES, BadBatch, Found, scan_past_damage
 from fenceline.losses.receipt import Receipt
-from fenceline.records.batch import BATCH_OVERHEAD
+from fenceline.records.batch import CRC_COVERS_FROM
 from fenceline.records.crc import crc32c
-
-_CRC_AT: Final = slice(17, 21)
-_CHECKED_FROM: Final = 21
 
 
 class EvidencePlace(NamedTuple):
@@ -30,8 +28,8 @@ class EvidencePlace(NamedTuple):
     next_offset: int
 
 
-class EvidenceBatch(NamedTuple):
-    """A batch of a file, whose checksum is right."""
+class EvidenceRun(NamedTuple):
+    """Adjacent batches of a file, whose checksums are right."""
 
     path: str
     position: int
@@ -42,14 +40,14 @@ class EvidenceBatch(NamedTuple):
 class LocatedPiece:
     """`after`: the beginning of the next piece; None at the end of the evidence."""
 
-    batches: tuple[EvidenceBatch, ...]
+    runs: tuple[EvidenceRun, ...]
     size_bytes: int
     after: EvidencePlace | None
 
     @property
     def memory_bytes(self) -> int:
         """What `load` takes at most."""
-        return self.size_bytes + max((batch.size_bytes for batch in self.batches), default=0)
+        return self.size_bytes + CHUNK_BYTES
 
 
 def ordered(paths: Sequence[str]) -> list[str]:
@@ -70,7 +68,7 @@ def locate(
     else:
         next_offset = max(from_offset, receipt.start_offset)
         number, position = _first_with(paths, next_offset), 0
-    found: list[EvidenceBatch] = []
+    runs: list[EvidenceRun] = []
     size_bytes = 0
     for path in paths[number:]:
         known = disk.stat(path)
@@ -84,37 +82,41 @@ def locate(
                 header = each.header
                 if header.next_offset <= next_offset or header.base_offset >= receipt.end_offset_exclusive:
                     continue
-                if found and size_bytes + header.size_bytes > max_bytes:
-                    return LocatedPiece(tuple(found), size_bytes, EvidencePlace(path, each.position, next_offset))
-                if not _is_intact(disk, fd, each.position, header.size_bytes):
+                if runs and size_bytes + header.size_bytes > max_bytes:
+                    return LocatedPiece(tuple(runs), size_bytes, EvidencePlace(path, each.position, next_offset))
+                if not _is_intact(disk, fd, each):
                     continue
-                found.append(EvidenceBatch(path, each.position, header.size_bytes))
+                _append(runs, EvidenceRun(path, each.position, header.size_bytes))
                 size_bytes += header.size_bytes
                 next_offset = header.next_offset
         finally:
             disk.close(fd)
         position = 0
-    return LocatedPiece(tuple(found), size_bytes, None)
+    return LocatedPiece(tuple(runs), size_bytes, None)
 
 
 def load(disk: Disk, piece: LocatedPiece) -> bytearray:
-    """The batches of a piece, one after the other."""
-    content = bytearray()
-    path, fd = "", -1
-    try:
-        for batch in piece.batches:
-            if batch.path != path:
-                if fd >= 0:
-                    disk.close(fd)
-                    fd = -1
-                path, fd = batch.path, disk.open_read(batch.path)
-            stored = _read(disk, fd, batch.position, batch.size_bytes)
-            if len(stored) == batch.size_bytes:
-                content += stored
-    finally:
-        if fd >= 0:
+    """The batches of a piece, one after the other. Evidence never changes: raises OSError if it has become shorter."""
+    content = bytearray(piece.size_bytes)
+    filled = 0
+    for run in piece.runs:
+        fd = disk.open_read(run.path)
+        try:
+            for chunk in _chunks(disk, fd, run.position, run.size_bytes):
+                content[filled : filled + len(chunk)] = chunk
+                filled += len(chunk)
+        finally:
             disk.close(fd)
     return content
+
+
+def _append(runs: list[EvidenceRun], batch: EvidenceRun) -> None:
+    if runs:
+        path, position, size_bytes = runs[-1]
+        if (path, position + size_bytes) == (batch.path, batch.position):
+            runs[-1] = EvidenceRun(path, position, size_bytes + batch.size_bytes)
+            return
+    runs.append(batch)
 
 
 def _first_with(paths: Sequence[str], offset: int) -> int:
@@ -134,25 +136,25 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _read(disk: Disk, fd: int, position: int, size_bytes: int) -> bytes:
-    """Less at the end of the file."""
-    content = disk.pread(fd, size_bytes, position)
-    while len(content) < size_bytes:
-        more = disk.pread(fd, size_bytes - len(content), position + len(content))
-        if not more:
-            break
-        content += more
-    return content
-
-
-def _is_intact(disk: Disk, fd: int, position: int, size_bytes: int) -> bool:
-    """Whether the checksum of a batch is right, read in chunks."""
-    head = _read(disk, fd, position, BATCH_OVERHEAD)
-    computed, at = crc32c(head[_CHECKED_FROM:]), len(head)
-    while at < size_bytes:
-        chunk = disk.pread(fd, min(CHUNK_BYTES, size_bytes - at), position + at)
+def _chunks(disk: Disk, fd: int, position: int, size_bytes: int) -> Iterator[bytes]:
+    """These bytes of a file. Raises OSError if it is shorter."""
+    end = position + size_bytes
+    while position < end:
+        chunk = disk.pread(fd, min(CHUNK_BYTES, end - position), position)
         if not chunk:
-            return False
+            raise OSError(EIO, "the evidence has become shorter")
+        yield chunk
+        position += len(chunk)
+
+
+def _is_intact(disk: Disk, fd: int, batch: Found) -> bool:
+    """Whether the checksum of a batch is right. One that the scan has not in memory is read in chunks: its length may
+    be damage."""
+    header, content = batch.header, batch.content
+    if len(content) == header.size_bytes:
+        return crc32c(content[CRC_COVERS_FROM:]) == header.crc
+    computed = 0
+    start = batch.position + CRC_COVERS_FROM
+    for chunk in _chunks(disk, fd, start, batch.position + header.size_bytes - start):
         computed = crc32c(chunk, computed)
-        at += len(chunk)
-    return computed == int.from_bytes(head[_CRC_AT], "big")
+    return computed == header.crc

@@ -36,7 +36,8 @@ async def fetch_evidence(
 ) -> EvidencePiece | None:
     """The batches of the loss from an offset on, `max.partition.fetch.bytes` of them; None if there are none.
 
-    Raises OperatorError if the node is not there, PeerError for its error, TimedOut.
+    Raises OperatorError if the node is not there (at once if none of its records have been read, otherwise when the
+    deadline is over: it may be restarting), PeerError for its error, TimedOut.
     """
     while True:
         try:
@@ -46,8 +47,11 @@ async def fetch_evidence(
             deadline.last_error = error
             if deadline.is_over:
                 raise cluster.timeout_error(deadline) from error
-            await cluster.pause(deadline)
-            await cluster.fetch_metadata([], deadline)
+        except OperatorError:
+            if deadline.is_over or from_offset <= receipt.start_offset:
+                raise
+        await cluster.pause(deadline)
+        await cluster.fetch_metadata([], deadline)
     code = error_code(answer.error_code)
     if code is not ErrorCode.NONE:
         raise _error(code, receipt)

@@ -153,7 +153,7 @@ class EvidenceFetch:
     ) -> tuple[bytearray, Lease | None]:
         """The next piece, and the memory that it takes. Raises OSError."""
         piece = await self._reads.locate(found, from_offset, max_bytes)
-        if not piece.batches:
+        if not piece.runs:
             return bytearray(), None
         await waiting.until(self._pace.turn(piece.size_bytes))
         lease = await waiting.until(self._budget.acquire(piece.memory_bytes))
