@@ -81,6 +81,17 @@ def test_lost_connections_are_made_again(cluster: ScriptedCluster, fault: object
         assert offsets(reader, receipt()) == list(range(2, 12))
 
 
+def test_node_that_does_not_know_the_rights_yet(cluster: ScriptedCluster) -> None:
+    keep(cluster, 12)
+    cluster.faults[ApiKey.FETCH] = [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3
+    with a_reader(cluster) as reader:
+        assert offsets(reader, receipt()) == list(range(2, 12))
+    cluster.fault_rule = lambda key: ErrorCode.NOT_LEADER_OR_FOLLOWER if key is ApiKey.FETCH else None
+    settings = {"default.api.timeout.ms": 100}
+    with a_reader(cluster, **settings) as reader, pytest.raises(PeerError, match="does not know the rights"):
+        offsets(reader, receipt())
+
+
 def test_node_that_does_not_answer(cluster: ScriptedCluster) -> None:
     keep(cluster, 12)
     cluster.fault_rule = lambda key: SILENT if key is ApiKey.FETCH else None

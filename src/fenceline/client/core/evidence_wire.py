@@ -42,7 +42,12 @@ async def fetch_evidence(
     while True:
         try:
             answer = await _fetch_once(cluster, config, receipt, from_offset, deadline)
-            break
+            code = error_code(answer.error_code)
+            if code is ErrorCode.NONE:
+                break
+            deadline.last_error = _error(code, receipt)
+            if code is not ErrorCode.NOT_LEADER_OR_FOLLOWER or deadline.is_over:
+                raise deadline.last_error
         except (ConnectionLost, TimedOut) as error:
             deadline.last_error = error
             if deadline.is_over:
@@ -52,9 +57,6 @@ async def fetch_evidence(
                 raise
         await cluster.pause(deadline)
         await cluster.fetch_metadata([], deadline)
-    code = error_code(answer.error_code)
-    if code is not ErrorCode.NONE:
-        raise _error(code, receipt)
     if not answer.records:
         return None
     records = memoryview(answer.records)
@@ -127,6 +129,7 @@ def _error(code: ErrorCode, receipt: LossReceipt) -> ClientError:
             f"READ is needed on the topic {receipt.topic} and on the topic name {EVIDENCE_RESOURCE}"
         ),
         ErrorCode.POLICY_VIOLATION: "fenceline.evidence.fetch.enable is false there",
+        ErrorCode.NOT_LEADER_OR_FOLLOWER: "the node has lost the quorum, and does not know the rights",
         ErrorCode.KAFKA_STORAGE_ERROR: "the node's disk failed, see its log",
     }.get(code)
     if reason is None:

@@ -89,6 +89,8 @@ class Rights:
         self.asked.append(topic)
         return topic in self.topics
 
+    topic_fault = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
 
 class Stage:
     """A broker that keeps the evidence of one loss of partition 3 of the topic rain."""
@@ -370,6 +372,27 @@ async def test_both_rights_are_needed(topics: tuple[str, ...], code: ErrorCode) 
     answer = await Stage().read(rights=Rights(*topics))
     assert answer.error_code == code
     assert bool(answer.records) is (code is ErrorCode.NONE)
+
+
+@pytest.mark.parametrize("removed", [EVIDENCE_RESOURCE, "rain"])
+@in_loop
+async def test_right_that_is_removed_while_the_answer_waits(removed: str) -> None:
+    stage = Stage()
+    lease = await stage.budget.acquire(1 << 20)
+    peer = stage.ask(rights=(rights := Rights(EVIDENCE_RESOURCE, "rain")))
+    await until(lambda: stage.budget.waiting_count)
+    rights.topics = tuple(topic for topic in rights.topics if topic != removed)
+    lease.release()
+    answer = await peer.answered()
+    assert (answer.error_code, answer.records) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, b"")
+    assert stage.budget.used_bytes == 0
+
+
+@in_loop
+async def test_rights_that_are_not_known() -> None:
+    rights = Rights()
+    rights.topic_fault = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (await Stage().read(rights=rights)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 @in_loop

@@ -12,6 +12,7 @@ a session; any other request with such a name is an ordinary one, for a topic th
 | POLICY_VIOLATION               | `fenceline.evidence.fetch.enable` is false                                      |
 | UNKNOWN_TOPIC_OR_PARTITION     | no such receipt here, or none of this partition, or its evidence is deleted     |
 | KAFKA_STORAGE_ERROR            | the disk failed                                                                 |
+| NOT_LEADER_OR_FOLLOWER         | the rights are not known here, as for other fetches (`RequestRights.topic_fault`) |
 
 The log start offset of an answer is the start of the loss, and its high watermark the end (exclusive). Batches with a
 wrong checksum are left out: the receipt has the number of records.
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from fenceline.node.context import RequestContext
     from fenceline.node.losses.evidence_reads import EvidenceReads
     from fenceline.node.losses.keeper import FoundEvidence
+    from fenceline.security.rights import RequestRights
     from fenceline.wire.fetch import FetchPartition, FetchRequest
 
 log = Logger("losses")
@@ -115,8 +117,7 @@ class EvidenceFetch:
     ) -> tuple[FetchedPartition, Lease | None]:
         """Raises PeerError, OSError."""
         rights = context.rights
-        if rights is not None and not rights.may_read(EVIDENCE_RESOURCE):
-            raise PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        _require(rights, EVIDENCE_RESOURCE)
         if not self._is_enabled:
             raise PeerError(ErrorCode.POLICY_VIOLATION)
         await waiting.until(self._reads.turn.acquire())
@@ -125,14 +126,19 @@ class EvidenceFetch:
             if found is None or found.receipt.partition != wanted.index:
                 raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             receipt = found.receipt
-            if rights is not None and not rights.may_read(receipt.topic):
-                raise PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            _require(rights, receipt.topic)
             try:
                 records, lease = await self._load(found, wanted.fetch_offset, max_bytes, waiting)
             except FileNotFoundError:
                 raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from None  # it was deleted meanwhile
         finally:
             self._reads.turn.release()
+        try:
+            _require(rights, EVIDENCE_RESOURCE, receipt.topic)  # they may have been removed while this waited
+        except PeerError:
+            if lease is not None:
+                lease.release()
+            raise
         if wanted.fetch_offset <= receipt.start_offset:
             log.info(
                 "evidence is read by a client",
@@ -162,6 +168,12 @@ class EvidenceFetch:
         except BaseException:
             lease.release()
             raise
+
+
+def _require(rights: RequestRights | None, *names: str) -> None:
+    """Raises PeerError unless the sender may read topics of these names."""
+    if rights is not None and not all(rights.may_read(name) for name in names):
+        raise PeerError(rights.topic_fault)
 
 
 class _Waiting:
