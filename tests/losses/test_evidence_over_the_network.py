@@ -34,7 +34,7 @@ from fenceline.client import (
 )
 from fenceline.client.core.fetched import to_records
 from fenceline.errors import ErrorCode, OperatorError, PeerError
-from fenceline.ids import EVIDENCE_RESOURCE
+from fenceline.ids import EVIDENCE_RESOURCE, LOSSES_TOPIC
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
@@ -104,8 +104,10 @@ def test_node_that_restarts_meanwhile(node: EmbeddedNode, lost: Lost) -> None:
     assert [str(record.value, "utf-8") for record in found] == lost.values
 
 
-def run(node: EmbeddedNode, *arguments: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, ["losses", *arguments], env={"FENCELINE_BOOTSTRAP": node.bootstrap})
+def run(node: EmbeddedNode, *arguments: str, code: int = 0, settings: Path | None = None) -> Any:
+    """A command of `fenceline losses`. `settings`: the properties of its clients."""
+    before = [] if settings is None else ["--command-config", str(settings)]
+    result = CliRunner().invoke(app, [*before, "losses", *arguments], env={"FENCELINE_BOOTSTRAP": node.bootstrap})
     assert result.exit_code == code, result.output
     return result
 
@@ -166,7 +168,7 @@ def test_ordinary_consumer_does_not_find_it(node: EmbeddedNode, lost: Lost) -> N
         consumer = confluent_kafka.Consumer(settings)
         try:
             choose(consumer)
-            messages = consumer.consume(10, 3)
+            messages = consumer.consume(10, 1)
             assert all(message.error() is not None for message in messages)
         finally:
             consumer.close()
@@ -304,7 +306,8 @@ def allow(node: EmbeddedNode, user: str, topic: str, *, denies: bool = False) ->
         created.result(30)
 
 
-def test_only_those_who_may_read_it(guarded: EmbeddedNode) -> None:
+@pytest.mark.usefixtures("elsewhere")
+def test_only_those_who_may_read_it(guarded: EmbeddedNode, tmp_path: Path) -> None:
     lost = lose(guarded, "rain", as_user(guarded))
     with LostRecordsReader(as_user(guarded)) as admin:
         assert values_of(admin, lost.receipt) == lost.values
@@ -324,6 +327,14 @@ def test_only_those_who_may_read_it(guarded: EmbeddedNode) -> None:
         assert eventually(lambda: may(anna, lost.receipt)) == lost.values
         with pytest.raises(PeerError, match="READ is needed on the topic rain"):
             values_of(bert, lost.receipt)
+        files = {user: tmp_path / f"{user}.properties" for user in ("anna", "bert")}
+        for user, file in files.items():
+            file.write_text("".join(f"{key}={value}\n" for key, value in as_user(guarded, user, "secret").items()))
+            allow(guarded, user, LOSSES_TOPIC)
+        exported = run(guarded, "export", "rain-0", settings=files["anna"]).stdout
+        assert [json.loads(line)["value"] for line in exported.splitlines()] == lost.values
+        refused = run(guarded, "export", "rain-0", code=1, settings=files["bert"]).output
+        assert "READ is needed on the topic rain" in refused
         allow(guarded, "anna", EVIDENCE_RESOURCE, denies=True)
         eventually(lambda: may(anna, lost.receipt) is None)
     lines = guarded.errors

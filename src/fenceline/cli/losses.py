@@ -330,7 +330,8 @@ def _from_node(bootstrap: str, evidence: _Evidence) -> Iterator[tuple[BatchHeade
 
     receipt = parse_receipt(encode(evidence.receipt))
     assert receipt is not None, "it has been decoded before"
-    with LostRecordsReader(bootstrap, **{"default.api.timeout.ms": TIMEOUT_MS, **_LARGE_PIECES}) as reader:
+    settings = {**client_settings(bootstrap), "default.api.timeout.ms": TIMEOUT_MS, **_LARGE_PIECES}
+    with LostRecordsReader(settings) as reader:
         try:
             for piece in reader.fetch(receipt):
                 for run in piece.runs:
