@@ -25,6 +25,7 @@ from fenceline.node.api.fetch.evidence_fetch import PREFIX, EvidenceFetch, is_of
 from fenceline.node.api.fetch.load_budget import LoadBudget
 from fenceline.node.api.fetch.load_pace import LoadPace
 from fenceline.node.context import RequestContext
+from fenceline.node.logs import redirect
 from fenceline.node.losses.evidence_reads import EvidenceReads
 from fenceline.node.losses.keeper import LossKeeper
 from fenceline.node.net.connection import PendingAnswer
@@ -356,6 +357,36 @@ async def test_disk_that_fails_after_the_first_look() -> None:
     stage.reads.load = fail  # type: ignore[method-assign]
     assert (await stage.read()).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert stage.budget.used_bytes == 0
+
+
+@in_loop
+async def test_bug_closes_the_connection() -> None:
+    stage = Stage()
+
+    async def fail(*_: object) -> bytearray:
+        raise ValueError
+
+    stage.reads.load = fail  # type: ignore[method-assign]
+    peer = stage.ask()
+    await until(peer.is_answered.is_set)
+    assert peer.failures == ["internal error, see the previous log message"]
+    assert stage.budget.used_bytes == 0
+    assert not stage.reads.turn.locked()
+
+
+@in_loop
+async def test_reads_are_logged_once_in_ten_seconds() -> None:
+    stage = Stage()
+    lines: list[dict[str, object]] = []
+    before = redirect(lambda level, room, event, fields: lines.append({"event": event, **fields}))
+    try:
+        for offset in (0, stage.receipt.start_offset, stage.receipt.start_offset + 1):
+            await stage.read(offset=offset)
+    finally:
+        redirect(before)
+    (line,) = lines
+    assert (line["event"], line["receipt"]) == ("evidence is read by a client", stage.receipt.id)
+    assert (line["host"], line["principal"]) == ("host", "User:ANONYMOUS")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from fenceline.node.api.fetch.reads import failed_partition
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import PendingAnswer
 from fenceline.node.net.server import frame_of
+from fenceline.node.repeated_lines import RepeatedLines
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID
 from fenceline.replica.fetch_session import FINAL_EPOCH
 from fenceline.wire.apis import ApiKey
@@ -80,6 +81,7 @@ class EvidenceFetch:
         self._pace = pace
         self._is_enabled = is_enabled
         self._max_response_bytes = max_response_bytes
+        self._lines = RepeatedLines(log.info)
 
     def handle(self, context: RequestContext, request: FetchRequest) -> PendingAnswer:
         """Answers later: the connection takes no other request meanwhile."""
@@ -97,9 +99,13 @@ class EvidenceFetch:
                 fetched, lease = failed_partition(wanted, error.code), None
                 if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     fetched = fetched._replace(aborted_transactions=[])  # as of any topic that does not exist
-            elif error is not None:
+            elif isinstance(error, OSError):
                 log.error("evidence could not be read", peer=context.peer, topic=wanted.topic, reason=str(error))
                 fetched, lease = failed_partition(wanted, ErrorCode.KAFKA_STORAGE_ERROR), None
+            elif error is not None:
+                log.error("fetch of evidence failed", peer=context.peer, topic=wanted.topic, error=repr(error))
+                pending.fail("internal error, see the previous log message")
+                return
             else:
                 fetched, lease = task.result()
             if lease is not None:
@@ -140,11 +146,11 @@ class EvidenceFetch:
                 lease.release()
             raise
         if wanted.fetch_offset <= receipt.start_offset:
-            log.info(
+            self._lines.write(
                 "evidence is read by a client",
                 receipt=receipt.id,
                 loss=str(receipt),
-                peer=context.peer,
+                host=context.client_host,
                 principal=str(context.principal),
             )
         self._reads.count(receipt, len(records))
