@@ -24,7 +24,7 @@ socket.connection.setup.timeout.ms long 10000 medium inert
     Initial timeout in milliseconds of connection setup.
 socket.connection.setup.timeout.max.ms long 30000 medium inert
     Maximum timeout in milliseconds of connection setup.
-config.providers list "" low list cluster-wide refused:class
+config.providers list "" low list cluster-wide
     Plug-ins that provide config values from external sources.
 authorizer.class.name string "" low in:,org.apache.kafka.metadata.authorizer.StandardAuthorizer
     Authorizer class: empty, or Kafka's StandardAuthorizer, whose rules are in the metadata log.

@@ -31,6 +31,7 @@ from fenceline.config.listeners import (
     parse_protocol_map,
 )
 from fenceline.config.properties import read_properties
+from fenceline.config.providers import PROVIDERS, resolve
 from fenceline.config.quorum import QuorumAddress, parse_quorum_address, parse_quorum_voters
 from fenceline.config.topic import validate_topic_configs
 from fenceline.errors import OperatorError, PeerError
@@ -38,7 +39,7 @@ from fenceline.errors import OperatorError, PeerError
 ENVIRONMENT_PREFIX: Final = "FENCELINE_"
 _ENVIRONMENT_NOT_CONFIG: Final = frozenset({"FENCELINE_BOOTSTRAP", "FENCELINE_PURE_PYTHON"})
 _LISTENER_PREFIX: Final = "listener.name."
-_FREE_PREFIXES: Final = (_LISTENER_PREFIX, "rsm.config.", "rlmm.config.", "controller.quorum.voter.")
+_FREE_PREFIXES: Final = (_LISTENER_PREFIX, f"{PROVIDERS}.", "rsm.config.", "rlmm.config.", "controller.quorum.voter.")
 _CONTROLLER_LISTENER: Final = "CONTROLLER"
 
 WITHOUT_FILE: Final[Mapping[str, str]] = MappingProxyType(
@@ -137,6 +138,7 @@ class NodeConfig:
         ):
             raw.update(values)
             origins.update(dict.fromkeys(values, origin))
+        raw = resolve(raw, environ)
         warnings += _unknown_keys(raw, origins)
         _check_values(raw, origins)
         return _typed(cls, raw, origins, warnings, environ)

@@ -27,6 +27,8 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _EXTENSION: Final = re.compile(r"[A-Za-z]+")
 _MAX_BYTES: Final = 1 << 20
 _MAX_REASON_CHARACTERS: Final = 200
+FRESH_FRACTION: Final = 0.8
+"""The part of its life in which a token is used for new logins."""
 _DEFAULT_LIFETIME_S: Final = 300.0
 """Of a token that does not say when it expires."""
 

@@ -7,12 +7,14 @@ with an unsupported value is rejected with the reason; an unknown one is logged 
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from fenceline.config.providers import PROVIDERS, resolve
 from fenceline.errors import OperatorError
 from fenceline.sasl.jaas import OAUTH_MODULE, PLAIN_MODULE, SCRAM_MODULE, parse_jaas
 
@@ -347,11 +349,12 @@ class ClientConfig:
         elif bootstrap is not None:
             merged["bootstrap.servers"] = bootstrap
         merged.update(settings)
+        merged = _resolved(merged)
         known = _KINDS[kind]
         values: dict[str, Any] = {name: prop.default for name, prop in known.items()}
         elsewhere = {name for other in _KINDS.values() for name in other}
         for spelled, value in merged.items():
-            dotted = spelled.replace("_", ".") if "." not in spelled else spelled
+            dotted = _dotted(spelled)
             name = _ALIASES.get(dotted, dotted)
             if name == "sasl.jaas.config":
                 values.update(_jaas(str(value)))
@@ -372,6 +375,24 @@ class ClientConfig:
                 raise OperatorError(f"The property {spelled}={shown} cannot be used", str(error)) from None
         _check_combinations(kind, values, merged)
         return cls(kind, addresses(values.get("bootstrap.controllers") or values["bootstrap.servers"]), values)
+
+
+def _dotted(spelled: str) -> str:
+    """Keyword arguments have underscores in place of dots."""
+    return spelled if "." in spelled else spelled.replace("_", ".")
+
+
+def _resolved(merged: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of `config.providers` replaced, which Java's clients have as well. Raises OperatorError."""
+    texts = {_dotted(spelled): value for spelled, value in merged.items() if isinstance(value, str)}
+    if not texts.get(PROVIDERS):
+        return dict(merged)
+    found = resolve(texts, os.environ)
+    return {
+        spelled: found[_dotted(spelled)] if isinstance(value, str) else value
+        for spelled, value in merged.items()
+        if not _dotted(spelled).startswith(PROVIDERS)
+    }
 
 
 def addresses(servers: Sequence[str]) -> tuple[tuple[str, int], ...]:
@@ -449,7 +470,7 @@ def _check_login(values: Mapping[str, Any]) -> None:
 
 def _check_consumer_protocol(given: Mapping[str, Any]) -> None:
     for spelled in given:
-        name = spelled.replace("_", ".") if "." not in spelled else spelled
+        name = _dotted(spelled)
         if name in ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"):
             remedy = "group.remote.assignor chooses one of the brokers' assignors"
             if name != "partition.assignment.strategy":

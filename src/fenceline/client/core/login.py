@@ -12,13 +12,14 @@ import asyncio
 import secrets
 import ssl
 import time
-from typing import Any, Final
+from typing import Any
 
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.errors import ConnectionLost
 from fenceline.client.core.security import Exchange, plain, scram
 from fenceline.errors import OperatorError
 from fenceline.sasl.oauthbearer import (
+    FRESH_FRACTION,
     BearerToken,
     ClientCredentials,
     TokenUnavailable,
@@ -26,9 +27,6 @@ from fenceline.sasl.oauthbearer import (
     request_token,
 )
 from fenceline.sasl.scram import TOKEN_EXTENSION
-
-_FRESH: Final = 0.8
-"""The part of its life in which a token is used for new logins."""
 
 
 class Login:
@@ -78,7 +76,7 @@ class Login:
             raise ConnectionLost(str(error)) from None
         if found.expires_s <= began_s:
             raise OperatorError("The OAuth token has expired already", "Check the clocks and the issuer of the token.")
-        self._token, self._stale_s = found, began_s + _FRESH * (found.expires_s - began_s)
+        self._token, self._stale_s = found, began_s + FRESH_FRACTION * (found.expires_s - began_s)
         return found
 
 

@@ -34,7 +34,7 @@ def dial_plain(config: NodeConfig) -> Dial:
 def _dial(config: NodeConfig, listener: str, mechanism_key: str) -> Dial:
     if config.security_protocol(listener) == _PLAINTEXT:
         return dial_plain(config)
-    from fenceline.node.net.sasl import login_for
+    from fenceline.node.net.peer_login import login_for
     from fenceline.node.net.tls import outgoing_context
 
     dial = dial_from(config.get_str("fenceline.outbound.address") or "", outgoing_context(config, listener))

@@ -1,7 +1,7 @@
-"""The SASL of a node's listeners, and of its own connections to other nodes.
+"""The SASL of a node's listeners.
 
 Owns the mechanisms of each listener and where their credentials come from: `sasl.jaas.config` and the metadata. The
-conversation itself is `fenceline.security.authentication`.
+conversation itself is `fenceline.security.authentication`; this node's own logins are `peer_login`.
 
 Rules: security.md A2, A3, A14 to A31.
 """
@@ -9,30 +9,26 @@ Rules: security.md A2, A3, A14 to A31.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from fenceline.errors import ErrorCode, OperatorError
+from fenceline.errors import OperatorError
 from fenceline.node.net.key_source import KeySource
-from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost
 from fenceline.sasl.delegation_tokens import token_hmac, token_password
-from fenceline.sasl.jaas import PLAIN_MODULE, SCRAM_MODULE, LoginModule, parse_jaas
+from fenceline.sasl.jaas import OAUTH_MODULE, PLAIN_MODULE, SCRAM_MODULE, LoginModule, parse_jaas
 from fenceline.sasl.scram import (
     DIGESTS,
     FEWEST_ITERATIONS,
     NUMBERS,
-    ClientExchange,
     Credential,
-    MalformedMessage,
     credential_of,
     salted_password,
 )
 from fenceline.security.authentication import SaslConversation
 from fenceline.security.oauth import CheckedToken, OauthExchange, TokenRules, UnknownKey, check_token
 from fenceline.security.sasl_server import KnownCredential, PlainExchange, SaslExchange, ScramExchange, made_salt
-from fenceline.wire.apis import ApiKey
 from fenceline.wire.principal import Principal
 
 if TYPE_CHECKING:
@@ -44,8 +40,8 @@ if TYPE_CHECKING:
 WITH_SASL: Final = ("SASL_PLAINTEXT", "SASL_SSL")
 PLAIN: Final = "PLAIN"
 OAUTHBEARER: Final = "OAUTHBEARER"
-_MODULES: Final = {PLAIN: PLAIN_MODULE, **dict.fromkeys(DIGESTS, SCRAM_MODULE)}
-_SUPPORTED: Final = (*_MODULES, OAUTHBEARER)
+_MODULES: Final = {PLAIN: PLAIN_MODULE, **dict.fromkeys(DIGESTS, SCRAM_MODULE), OAUTHBEARER: OAUTH_MODULE}
+SUPPORTED: Final = tuple(_MODULES)
 _USER_OPTION: Final = "user_"
 _MAX_MESSAGE_BYTES: Final = 64 << 10
 """No message of a mechanism is larger: a peer that is not authenticated must not take more memory (A69)."""
@@ -170,8 +166,8 @@ def _mechanisms(config: NodeConfig, listener: str, clock: Clock) -> _Mechanisms:
             f"Listener {listener}: sasl.enabled.mechanisms is empty", "Name one, such as SCRAM-SHA-512."
         )
     for name in names:
-        if name not in _SUPPORTED:
-            raise _unsupported(listener, name, "sasl.enabled.mechanisms")
+        if name not in SUPPORTED:
+            raise unsupported(listener, name, "sasl.enabled.mechanisms")
     passwords = {}
     if PLAIN in names:
         module = login_module(config, listener, PLAIN)
@@ -227,60 +223,13 @@ def login_module(config: NodeConfig, listener: str, mechanism: str) -> LoginModu
     return module
 
 
-def _unsupported(listener: str, mechanism: str, key: str) -> OperatorError:
+def unsupported(listener: str, mechanism: str, key: str) -> OperatorError:
     if mechanism == "GSSAPI":
         return OperatorError(
             f"Listener {listener}: GSSAPI (Kerberos) in {key} is not implemented",
-            f"Set {key} to one of {', '.join(_SUPPORTED)}. GSSAPI is Kafka's default.",
+            f"Set {key} to one of {', '.join(SUPPORTED)}. GSSAPI is Kafka's default.",
         )
     return OperatorError(
         f"Listener {listener}: the mechanism {mechanism} in {key} is not supported",
-        f"Choose from {', '.join(_SUPPORTED)}.",
+        f"Choose from {', '.join(SUPPORTED)}.",
     )
-
-
-# --- this node's own logins ----------------------------------------
-
-
-def login_for(
-    config: NodeConfig, listener: str, mechanism_key: str
-) -> Callable[[PeerConnection], Awaitable[None]] | None:
-    """Logs a new connection in at another node's listener of this name; None without SASL. `mechanism_key`:
-    `sasl.mechanism.inter.broker.protocol` or `sasl.mechanism.controller.protocol`. Raises OperatorError."""
-    if config.security_protocol(listener) not in WITH_SASL:
-        return None
-    mechanism = config.text(mechanism_key) or ""
-    if mechanism not in _MODULES:
-        raise _unsupported(listener, mechanism, mechanism_key)
-    module = login_module(config, listener, mechanism)
-    user, password = ("", "") if module is None else (module.options.get("username"), module.options.get("password"))
-    if not user or not password:
-        raise OperatorError(
-            f"Listener {listener}: this node has no user for other nodes",
-            f"Set username and password in listener.name.{listener.lower()}.{mechanism.lower()}.sasl.jaas.config.",
-        )
-    return partial(_log_in, mechanism, user, password)
-
-
-async def _log_in(mechanism: str, user: str, password: str, connection: PeerConnection) -> None:
-    """Raises ConnectionError."""
-    answer = await connection.call(ApiKey.SASL_HANDSHAKE, 1, {"mechanism": mechanism}, _TIMEOUT_S)
-    if answer.error_code:
-        names = ", ".join(map(str, answer.mechanisms))
-        raise PeerConnectionLost(f"{connection.peer} does not offer {mechanism}; it has {names}")
-
-    async def send(message: bytes) -> bytes:
-        answer = await connection.call(ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": message}, _TIMEOUT_S)
-        if answer.error_code:
-            code = ErrorCode(answer.error_code).name
-            raise PeerConnectionLost(f"{connection.peer} refused the login of {user}: {code}: {answer.error_message}")
-        return bytes(answer.auth_bytes)
-
-    if mechanism == PLAIN:
-        await send(f"\0{user}\0{password}".encode())
-        return
-    exchange = ClientExchange(mechanism, user, password, secrets.token_urlsafe(24), {})
-    try:
-        exchange.check(await send(exchange.answer(await send(exchange.first()))))
-    except MalformedMessage as error:
-        raise PeerConnectionLost(f"{connection.peer}: {error}") from None
