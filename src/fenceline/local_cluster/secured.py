@@ -9,6 +9,7 @@ can be read by their owner alone.
     D/security/librdkafka.properties    the same for confluent-kafka, kcat and Fenceline's client
     D/security/guest.properties, guest.librdkafka.properties    a user without rights, for trying ACLs
     D/security/users.json           passwords
+    D/security/tokens.secret        signs delegation tokens
 
 Clients and brokers connect by SASL_SSL with SCRAM-SHA-512, controllers by TLS with certificates of both sides. The
 nodes, whose certificates name them as `broker`, and the user `admin` may do everything.
@@ -43,6 +44,7 @@ BROKER: Final = "broker"
 ADMIN: Final = "admin"
 GUEST: Final = "guest"
 _USERS: Final = (BROKER, ADMIN, GUEST)
+_TOKENS: Final = "tokens.secret"
 _VALID: Final = timedelta(days=3650)
 
 
@@ -69,6 +71,8 @@ def create(root: Path, nodes: Iterable[int]) -> ClusterLogin:
     users = folder / "users.json"
     if not users.exists():
         _write(users, json.dumps({name: secrets.token_urlsafe(18) for name in _USERS}, indent=2) + "\n")
+    if not (folder / _TOKENS).exists():
+        _write(folder / _TOKENS, secrets.token_urlsafe(32))
     missing = [node for node in nodes if not (folder / f"node-{node}.pem").exists()]
     if missing:
         _issue(folder, missing)
@@ -87,6 +91,7 @@ def settings(login: ClusterLogin, node: int) -> dict[str, str]:
         "ssl.principal.mapping.rules": f"RULE:^CN=node-[0-9]+$/{BROKER}/,DEFAULT",
         authorizer.CLASS: authorizer.STANDARD,
         authorizer.SUPER_USERS: f"User:{BROKER};User:{ADMIN}",
+        "delegation.token.secret.key": (login.folder / _TOKENS).read_text(),
         "sasl.enabled.mechanisms": MECHANISM,
         "sasl.mechanism.inter.broker.protocol": MECHANISM,
         f"listener.name.{LISTENER.lower()}.{MECHANISM.lower()}.sasl.jaas.config": _jaas(BROKER, password),

@@ -10,7 +10,7 @@ Arrow and numpy, 64k rows at a time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
@@ -54,7 +54,7 @@ def content_columns(names: Iterable[str], what: str) -> tuple[str, ...]:
 class ByValues:
     """Compares with the log's records unchanged. `columns`: from `content_columns`. Sent to executors."""
 
-    client: Mapping[str, str]
+    client: Mapping[str, str] = field(repr=False)
     columns: tuple[str, ...]
 
     def of_file(self, options: DeltaOptions, file: TableFile, columns: LogColumns) -> LogColumns:

@@ -78,7 +78,7 @@ class AuditExecutor(Generic[Findings]):
 class BucketJudge:
     """The second step's function; sent to executors."""
 
-    client: Mapping[str, str]
+    client: Mapping[str, str] = field(repr=False)
     bucket_size: int
     expected: Mapping[TopicPartition, ExpectedRows]
     topics: tuple[str, ...] | None

@@ -65,6 +65,7 @@ from pyspark_fenceline.common.log_epochs import (
     readable_ranges,
 )
 from pyspark_fenceline.common.log_matching import LogEpochs, held_interval, proven_without_epoch
+from pyspark_fenceline.common.task_login import with_token
 from pyspark_fenceline.delta.options import DeltaOptions
 from pyspark_fenceline.delta.table_files import TableFile, open_table, table_files
 
@@ -103,7 +104,7 @@ class AuditSettings:
     record, None if a record is one row. `deleted`: what was deleted on purpose, in addition to the table's own log.
     """
 
-    client: Mapping[str, str]
+    client: Mapping[str, str] = field(repr=False)
     topics: tuple[str, ...] | None = None
     starting: Starting = "earliest"
     committed_only: bool = False
@@ -291,7 +292,7 @@ def settings(
     names = (topics,) if isinstance(topics, str) else None if topics is None else tuple(topics)
     key = (row_key,) if isinstance(row_key, str) else None if row_key is None else tuple(row_key)
     return AuditSettings(
-        client,
+        with_token(client),
         names,
         starting,
         committed,

@@ -18,6 +18,7 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition, decode_uuid, encode_uuid
 from pyspark_fenceline.common.cluster import EpochEnd, ReadableEnd, TopicFacts
 from pyspark_fenceline.common.planning import PlannedRange
+from pyspark_fenceline.common.task_login import of_driver
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +72,7 @@ def reader(properties: Mapping[str, str]) -> RangeReader:
     """The process's reader for these properties."""
     from fenceline.client.reader.reader import RangeReader
 
-    return _cached("reader", properties, lambda: RangeReader({**_READER_DEFAULTS, **properties}))
+    return _cached("reader", properties, lambda: RangeReader({**_READER_DEFAULTS, **of_driver(properties)}))
 
 
 def lost_records(properties: Mapping[str, str]) -> LostRecordsReader:
@@ -85,7 +86,7 @@ def producer(properties: Mapping[str, str]) -> Producer:
     """The process's producer for these properties."""
     from fenceline.client.producer.producer import Producer
 
-    return _cached("producer", properties, lambda: Producer(dict(properties)))
+    return _cached("producer", properties, lambda: Producer(of_driver(properties)))
 
 
 def read_arrow(
@@ -131,14 +132,14 @@ class ClientCluster:
     def __init__(self, properties: Mapping[str, str]) -> None:
         from fenceline.client.admin.admin import Admin
 
-        self._admin = Admin(dict(properties))
+        self._admin = Admin(of_driver(properties))
         self._isolation_level = str(properties.get("isolation.level", "read_uncommitted"))
         self._cluster_id: str | None = None
         self._doubtful: set[str] = set()
         """Topics whose metadata has no leader epochs."""
         self._kept_epochs: set[TopicPartition] = set()
         """Partitions of these topics whose leaders answer OffsetForLeaderEpoch nevertheless."""
-        self._properties = dict(properties)
+        self._properties = of_driver(properties)
         self._watcher: RangeReader | None = None
 
     def close(self) -> None:

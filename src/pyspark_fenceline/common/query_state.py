@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark_fenceline.common.checkpoint_files import (
@@ -39,7 +39,7 @@ class StateHint:
 
     is_stateful: bool | None = None
     checkpoint: str | None = None
-    storage: Mapping[str, str] | None = None
+    storage: Mapping[str, str] | None = field(default=None, repr=False)
 
 
 NO_HINT: Final = StateHint()

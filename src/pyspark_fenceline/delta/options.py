@@ -52,9 +52,9 @@ class DeltaOptions:
     compression: str = "snappy"
     target_file_size_bytes: int = 256 * 1024 * 1024
     transaction: AppTransaction | None = None
-    storage: Mapping[str, str] | None = None
+    storage: Mapping[str, str] | None = field(default=None, repr=False)
     is_partitioning_given: bool = False
-    client: Mapping[str, str] | None = None
+    client: Mapping[str, str] | None = field(default=None, repr=False)
     """Client properties if the table is compared with the log, else None."""
     on_recreated: str = "fail"
     merge_schema: bool = False

@@ -9,7 +9,7 @@ application id because a new checkpoint restarts batch ids (`pyspark.md` S15, S2
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
@@ -81,8 +81,10 @@ class DeltaDataSource(DataSource):
         options = delta_options(self.options)
         if options.client is not None:
             from pyspark_fenceline.common.connect import check_addresses
+            from pyspark_fenceline.common.task_login import with_token
 
             check_addresses(options.client["bootstrap.servers"])
+            return replace(options, client=with_token(options.client))
         return options
 
 

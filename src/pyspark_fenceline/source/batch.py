@@ -7,6 +7,7 @@ records on the driver.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -17,6 +18,7 @@ from pyspark_fenceline.common.cluster import SourceCluster
 from pyspark_fenceline.common.connect import connect
 from pyspark_fenceline.common.planning import PlannedRange, plan_tasks
 from pyspark_fenceline.common.retries import with_retries
+from pyspark_fenceline.common.task_login import token_login
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.filters import Narrowing, narrowing_of
 from pyspark_fenceline.source.history import EpochHistories
@@ -48,7 +50,7 @@ class FencelineReader(DataSourceReader):
         self._cluster = cluster
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cluster": None}
+        return {**self.__dict__, "_cluster": None, "_options": replace(self._options, client=self._plan.client)}
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -60,7 +62,8 @@ class FencelineReader(DataSourceReader):
             max_partitions=options.max_partitions,
             max_records_per_partition=options.max_records_per_partition,
         )
-        return [RangesPartition(task, snapshot.topic_ids, snapshot.cluster_id) for task in tasks]
+        login = token_login(options.client)
+        return [RangesPartition(task, snapshot.topic_ids, snapshot.cluster_id, login=login) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(self._plan, partition)

@@ -27,6 +27,7 @@ from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import FencelineError, OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common import connect
+from pyspark_fenceline.common.task_login import of_driver, with_token
 from pyspark_fenceline.source.options import write_options
 from pyspark_fenceline.source.topic_sink import check_columns
 from pyspark_fenceline.source.transaction_tasks import (
@@ -143,7 +144,7 @@ class ExactlyOnceTopic:
         names = set(batch.columns)
         partitioner = RowPartitioner(self._partition_count(), batch_id)
         task = TransactionTask(
-            self._client, self._topic, handle, [name for name in ("key", "headers") if name in names]
+            with_token(self._client), self._topic, handle, [name for name in ("key", "headers") if name in names]
         )
         rows = distributed(batch.select(*[name for name in _COLUMNS if name in names]), partitioner)
         rows.mapInArrow(task, RESULT_SCHEMA).collect()
@@ -162,7 +163,7 @@ class ExactlyOnceTopic:
         from fenceline.client.producer.transaction_owner import TransactionOwner
 
         if self._owner is None:
-            self._owner = TransactionOwner(self._client, self._transactional_id)
+            self._owner = TransactionOwner(of_driver(self._client), self._transactional_id)
         return self._owner
 
     # --- failures ----------------------------------------

@@ -8,7 +8,7 @@ Never searches for files (`kept_evidence`, `kept_table`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from pyspark.sql.datasource import InputPartition
@@ -48,7 +48,7 @@ class ParquetLocation:
     """A file of a Delta table. `path`: relative to the table."""
 
     table: str
-    storage: Mapping[str, str] | None
+    storage: Mapping[str, str] | None = field(repr=False)
     path: str
     partition_values: Mapping[str, str | None]
 

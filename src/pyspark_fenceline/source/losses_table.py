@@ -30,6 +30,7 @@ from pyspark_fenceline.common.loss_ledger import ledger_ranges, read_ledger
 from pyspark_fenceline.common.planning import PlannedRange
 from pyspark_fenceline.common.retries import DEFAULT_RETRIES, with_retries
 from pyspark_fenceline.common.schema import arrow_schema
+from pyspark_fenceline.common.task_login import of_tasks, token_login
 from pyspark_fenceline.source.options import client_properties
 from pyspark_fenceline.source.tasks import RangesPartition
 
@@ -73,12 +74,12 @@ class LossesReader(DataSourceReader):
         self._cluster = cluster
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cluster": None}
+        return {**self.__dict__, "_cluster": None, "_client": of_tasks(self._client)}
 
     def partitions(self) -> list[InputPartition]:
         cluster = self._cluster or connect.connect(self._client)
         ledger = with_retries(lambda: ledger_ranges(cluster), DEFAULT_RETRIES)
-        return [RangesPartition(ledger.ranges, ledger.topic_ids)]
+        return [RangesPartition(ledger.ranges, ledger.topic_ids, login=token_login(self._client))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -92,7 +93,7 @@ class LossesReader(DataSourceReader):
         """The receipts of one task, each in its last version, oldest loss first."""
         if not isinstance(partition, RangesPartition):
             return []
-        found = _receipts(self._client, partition.task, partition.topic_ids)
+        found = _receipts({**self._client, **partition.login}, partition.task, partition.topic_ids)
         return [one for one in found if self._topics is None or one.topic in self._topics]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fenceline.errors import OperatorError
@@ -47,7 +47,7 @@ class RetractionOptions:
 
     evidence: tuple[str, ...] = ()
     table: str | None = None
-    storage: Mapping[str, str] | None = None
+    storage: Mapping[str, str] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ReadOptions:
     """Checked options of a batch or stream read. `client` holds the `kafka.*` properties without their prefix."""
 
     subscription: Subscription
-    client: Mapping[str, str]
+    client: Mapping[str, str] = field(repr=False)
     starting: Bound
     ending: Bound
     fail_on_data_loss: bool = True
@@ -80,7 +80,7 @@ class ReadOptions:
 class WriteOptions:
     """Checked options of a write to topics. `topic` overrides the column of that name."""
 
-    client: Mapping[str, str]
+    client: Mapping[str, str] = field(repr=False)
     topic: str | None
 
 

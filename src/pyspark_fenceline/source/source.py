@@ -7,7 +7,7 @@ imported when a query needs them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
@@ -38,9 +38,16 @@ if TYPE_CHECKING:
 class FencelineDataSource(DataSource):
     """Topics of Fenceline or any Kafka (2.1 or newer) as DataFrames, batch and streaming, read and write."""
 
+    _is_planned = False
+    """Whether this process plans a read."""
+
     @classmethod
     def name(cls) -> str:
         return "fenceline"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Spark sends tasks the source that planned them, of which they use the name only: without passwords."""
+        return {"options": {}} if self._is_planned else dict(self.__dict__)
 
     def schema(self) -> StructType:
         from pyspark_fenceline.common.schema import spark_schema
@@ -66,6 +73,7 @@ class FencelineDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_fenceline.source.batch import FencelineReader, FilteringReader
 
+        self._is_planned = True
         if wants_losses(self.options):
             from pyspark_fenceline.source.losses_table import losses_reader
 
@@ -85,6 +93,7 @@ class FencelineDataSource(DataSource):
         from pyspark_fenceline.source.stream import FencelineStreamReader, RefusedStreamReader
 
         end_with_spark()
+        self._is_planned = True
         try:
             if wants_losses(self.options):
                 raise OperatorError(
@@ -114,6 +123,7 @@ class FencelineDataSource(DataSource):
 
 def _plan(options: ReadOptions, schema: StructType, policy: LossPolicy) -> ReadPlan:
     from pyspark_fenceline.common.schema import check_schema
+    from pyspark_fenceline.common.task_login import of_tasks
     from pyspark_fenceline.source.tasks import ReadPlan
 
     check_schema(
@@ -122,4 +132,4 @@ def _plan(options: ReadOptions, schema: StructType, policy: LossPolicy) -> ReadP
         include_leader_epoch=options.include_leader_epoch,
         include_retractions=options.retractions is not None,
     )
-    return ReadPlan(options.client, schema, policy, options.retries)
+    return ReadPlan(of_tasks(options.client), schema, policy, options.retries)

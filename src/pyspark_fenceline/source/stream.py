@@ -36,6 +36,7 @@ from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset, Un
 from pyspark_fenceline.common.planning import PlannedRange, Task, plan_tasks
 from pyspark_fenceline.common.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, why_no_rewind
 from pyspark_fenceline.common.retries import with_retries
+from pyspark_fenceline.common.task_login import token_login
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.admission import TriggerGate, limit_offsets
 from pyspark_fenceline.source.adoption import Adoption
@@ -123,7 +124,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
-        return {"_options": self._options, "_plan": self._plan}
+        return {"_options": replace(self._options, client=self._plan.client), "_plan": self._plan}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["_options"], state["_plan"])  # type: ignore[misc]
@@ -224,7 +225,10 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             no_rewind = FIRST_BATCH
         self._tasks_may_go_back = no_rewind is None
         ranges = self._with_retries(lambda: self._ranges(first, last, policy))
-        return [RangesPartition(task, last.topic_ids, last.cluster_id, no_rewind) for task in self._tasks(ranges)]
+        login = token_login(self._options.client)
+        return [
+            RangesPartition(task, last.topic_ids, last.cluster_id, no_rewind, login) for task in self._tasks(ranges)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, KeptPartition):
@@ -482,7 +486,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         batch = plan_exact_batch(first, last, begin, finish)
         apply_loss_policy(batch.losses, self._options.policy)
         tasks = self._tasks(batch.ranges)
-        read = [RangesPartition(task, last.topic_ids, last.cluster_id, BATCH_IS_EXACT) for task in tasks]
+        login = token_login(self._options.client)
+        read = [RangesPartition(task, last.topic_ids, last.cluster_id, BATCH_IS_EXACT, login) for task in tasks]
         again = self._retractor.pieces_of_lost(batch.lost, batch.losses)
         back = self._retractor.pieces_of(last.retractions, last.losses)
         return [*read, *kept_partitions(again, "insert"), *kept_partitions(back, "delete")]

@@ -9,7 +9,8 @@ above it. No Python object is created per record (`pyspark.md S1`, S18). Never p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import InputPartition
@@ -48,7 +49,8 @@ _NOT_TEMPORARY: Final = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_P
 class RangesPartition(InputPartition):
     """One Spark task's ranges, the ids that their topics must still have, and the cluster on which they were planned.
 
-    `no_rewind`: why the query must not rewind, regardless of its options; None if they decide.
+    `no_rewind`: why the query must not rewind, regardless of its options; None if they decide. `login`: client
+    properties by which the task logs in, if it is not to have those of the query.
     """
 
     def __init__(
@@ -57,19 +59,21 @@ class RangesPartition(InputPartition):
         topic_ids: Mapping[str, str | None],
         cluster_id: str | None = None,
         no_rewind: str | None = None,
+        login: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(task)
         self.task = task
         self.topic_ids = dict(topic_ids)
         self.cluster_id = cluster_id
         self.no_rewind = no_rewind
+        self.login = dict(login)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """What every task of a query needs: client properties, columns, loss policy and retries."""
 
-    client: Mapping[str, str]
+    client: Mapping[str, str] = field(repr=False)
     schema: StructType
     policy: LossPolicy
     retries: RetryPolicy = DEFAULT_RETRIES
@@ -80,7 +84,8 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
     if not isinstance(partition, RangesPartition):
         # Spark passes a partition of its own if a batch query has none.
         return
-    plan = replace(plan, policy=plan.policy.without_rewind(partition.no_rewind))
+    policy = plan.policy.without_rewind(partition.no_rewind)
+    plan = replace(plan, client={**plan.client, **partition.login}, policy=policy)
     target = arrow_schema(plan.schema)
     columns = client_columns(target)
     waiting, loss_count, attempts = list(partition.task), 0, Attempts(plan.retries)

@@ -8,7 +8,7 @@ writes its records again. Rows are passed to the producer as Arrow columns, neve
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -17,6 +17,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, Str
 from fenceline.errors import FencelineError, OperatorError
 from pyspark_fenceline.common import connect, workers
 from pyspark_fenceline.common.schema import HEADERS_TYPE
+from pyspark_fenceline.common.task_login import with_token
 from pyspark_fenceline.delta.schema import nullable
 from pyspark_fenceline.source.options import WriteOptions
 
@@ -66,7 +67,7 @@ class _TopicTask:
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options.topic)
-        self._options = options
+        self._options = replace(options, client=with_token(options.client))
         self._columns = tuple(name for name in _TYPES if name in schema.fieldNames())
         # The processes that plan and commit a batch have nothing more to do.
         workers.freeze_gc()
