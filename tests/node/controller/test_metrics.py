@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from fenceline.config.authorizer import STANDARD
 from fenceline.config.node import NodeConfig
 from fenceline.controller.brokers import BrokerControlState
 from fenceline.controller.requests import BrokerHeartbeat, CreateTopics, TopicToCreate
@@ -104,6 +105,7 @@ def test_combined_node_serves_metrics_of_both_roles(tmp_path: Path) -> None:
                 "log.dirs": str(tmp_path / "data"),
                 "listeners": "PLAINTEXT://127.0.0.1:0",
                 "fenceline.metrics.port": "0",
+                "authorizer.class.name": STANDARD,
             },
             {},
         )

@@ -30,7 +30,7 @@ from fenceline.client.core.errors import (
 )
 from fenceline.client.core.leader_epochs import EpochGuesses
 from fenceline.client.core.link import Link
-from fenceline.client.core.login import Login
+from fenceline.client.core.login import ClientLogin
 from fenceline.client.core.metadata import (
     ClusterMetadata,
     LeaderAndEpoch,
@@ -76,7 +76,7 @@ class Cluster:
         """Topics that a refresh requests; None for all."""
         self.on_update: list[Callable[[], None]] = []
         self._tls = tls_context(config)
-        self._login = Login(config) if config["security.protocol"].startswith("SASL") else None
+        self._login = ClientLogin(config) if config["security.protocol"].startswith("SASL") else None
         self._seeds = [Link(host, port, config, self._tls, self._login) for host, port in config.bootstrap]
         self._links: dict[tuple[int, Purpose], Link] = {}
         self._coordinators: dict[tuple[CoordinatorOf, str], int] = {}

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.errors import ConnectionLost, TimedOut, broker_error, error_code
-from fenceline.client.core.login import Login
+from fenceline.client.core.login import ClientLogin
 from fenceline.client.core.security import Exchange
 from fenceline.client.core.versions import SUPPORTED, client_software, negotiate
 from fenceline.errors import ErrorCode, OperatorError
@@ -180,20 +180,20 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- logging in
 
-    async def authenticate(self, login: Login, timeout_ms: int) -> None:
+    async def authenticate(self, login: ClientLogin, timeout_ms: int) -> None:
         """Log in, and again before each session ends. Raises PeerError if the broker refuses."""
         self._limit_session(login, timeout_ms, await _authenticate(self, login, await login.exchange(), timeout_ms))
 
-    def _limit_session(self, login: Login, timeout_ms: int, lifetime_s: float) -> None:
+    def _limit_session(self, login: ClientLogin, timeout_ms: int, lifetime_s: float) -> None:
         if lifetime_s > 0:
             wait_s = lifetime_s * random.uniform(*_REAUTHENTICATE_AT)
             self._session_timer = self._loop.call_later(wait_s, self._begin_again, login, timeout_ms)
 
-    def _begin_again(self, login: Login, timeout_ms: int) -> None:
+    def _begin_again(self, login: ClientLogin, timeout_ms: int) -> None:
         if self.is_open:
             self._reauthenticating = asyncio.ensure_future(self._authenticate_again(login, timeout_ms))
 
-    async def _authenticate_again(self, login: Login, timeout_ms: int) -> None:
+    async def _authenticate_again(self, login: ClientLogin, timeout_ms: int) -> None:
         try:
             exchange = await login.exchange()
             self._held_back = deque()
@@ -332,7 +332,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 async def open_connection(
-    host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None, login: Login | None = None
+    host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None, login: ClientLogin | None = None
 ) -> Connection:
     """Connect, fetch the broker's API versions and authenticate. `login`: of all connections of the client.
 
@@ -371,7 +371,7 @@ async def open_connection(
     try:
         await _fetch_api_versions(connection, config)
         if config["security.protocol"].startswith("SASL"):
-            await connection.authenticate(login or Login(config), int(config["request.timeout.ms"]))
+            await connection.authenticate(login or ClientLogin(config), int(config["request.timeout.ms"]))
     except BaseException:
         connection.close()
         raise
@@ -422,7 +422,7 @@ async def _fetch_api_versions(connection: Connection, config: ClientConfig) -> N
     raise broker_error(ErrorCode.UNSUPPORTED_VERSION, f"{connection.peer} supports no common version of ApiVersions")
 
 
-async def _authenticate(connection: Connection, login: Login, exchange: Exchange, timeout_ms: int) -> float:
+async def _authenticate(connection: Connection, login: ClientLogin, exchange: Exchange, timeout_ms: int) -> float:
     """One login. The length of the session in seconds, 0 without a limit."""
     mechanism = login.mechanism
     key = ApiKey.SASL_HANDSHAKE

@@ -12,14 +12,14 @@ from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.connection import Connection, open_connection
 from fenceline.client.core.deadline import backoff_ms, wait_at_most
 from fenceline.client.core.errors import ConnectionLost, TimedOut
-from fenceline.client.core.login import Login
+from fenceline.client.core.login import ClientLogin
 
 
 class Link:
     """At most one connection to one address, established on demand and again with backoff (`reconnect.backoff.*`)."""
 
     def __init__(
-        self, host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None, login: Login | None = None
+        self, host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None, login: ClientLogin | None = None
     ) -> None:
         """`login`: of all connections of the client."""
         self.host, self.port = host, port

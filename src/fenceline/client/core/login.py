@@ -29,7 +29,7 @@ from fenceline.sasl.oauthbearer import (
 from fenceline.sasl.scram import TOKEN_EXTENSION
 
 
-class Login:
+class ClientLogin:
     """See the module. Belongs to one event loop."""
 
     def __init__(self, config: ClientConfig) -> None:
