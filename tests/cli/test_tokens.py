@@ -14,12 +14,9 @@ from fenceline.cli.app import app
 from fenceline.client import Admin
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.testing.node import EmbeddedNode
+from tests.support.password_node import password_client, password_node
 
 pytestmark = pytest.mark.timeout(120)
-JAAS = (
-    "org.apache.kafka.common.security.plain.PlainLoginModule required "
-    'username="broker" password="of the broker" user_broker="of the broker" user_anna="secret" user_otto="secret";'
-)
 
 
 class Place(NamedTuple):
@@ -27,14 +24,7 @@ class Place(NamedTuple):
     folder: Path
 
     def settings(self, user: str, password: str = "secret", **more: str) -> dict[str, str]:
-        return {
-            "bootstrap.servers": self.node.bootstrap,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": user,
-            "sasl.password": password,
-            **more,
-        }
+        return {**password_client(self.node.bootstrap, user, password), **more}
 
     def file(self, user: str) -> str:
         path = self.folder / f"{user}.properties"
@@ -54,12 +44,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    overrides = {
-        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
-        "sasl.mechanism.inter.broker.protocol": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": JAAS,
-        "delegation.token.secret.key": "the secret of the nodes",
-    }
+    overrides = password_node("SCRAM-SHA-512", anna="secret", otto="secret")
     with EmbeddedNode(security_protocol="SASL_PLAINTEXT", overrides=overrides) as node:
         yield Place(node, tmp_path_factory.mktemp("clients"))
 

@@ -13,22 +13,14 @@ from fenceline.sasl.scram import ClientExchange
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
+from tests.support.password_node import TOKEN_SECRET, password_node
 from tests.support.raw import ConnectionClosed, RawConnection
-
-JAAS = (
-    "org.apache.kafka.common.security.plain.PlainLoginModule required "
-    'username="broker" password="of the broker" user_broker="of the broker" user_anna="secret";'
-)
-SECRET = "the secret of the nodes"
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[EmbeddedNode]:
     overrides = {
-        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
-        "sasl.mechanism.inter.broker.protocol": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": JAAS,
-        "delegation.token.secret.key": SECRET,
+        **password_node("SCRAM-SHA-256", "SCRAM-SHA-512", anna="secret"),
         "delegation.token.expiry.check.interval.ms": "100",
     }
     with EmbeddedNode(security_protocol="SASL_PLAINTEXT", overrides=overrides, log_level="info") as node:
@@ -167,6 +159,6 @@ def test_a_session_is_renewed_with_a_token_that_was_renewed(node: EmbeddedNode, 
 
 def test_secrets_are_not_logged(node: EmbeddedNode, anna: Anna) -> None:
     made = anna.create()
-    assert SECRET not in node.errors
+    assert TOKEN_SECRET not in node.errors
     for text in (made.hmac.hex(), token_password(made.hmac)):
         assert text not in node.errors

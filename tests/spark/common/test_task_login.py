@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from pyspark.cloudpickle import dumps
@@ -21,38 +20,22 @@ from pyspark_fenceline.source.losses_table import losses_reader
 from pyspark_fenceline.source.options import write_options
 from pyspark_fenceline.source.source import FencelineDataSource
 from pyspark_fenceline.source.topic_sink import TopicWriter
+from tests.support.password_node import password_client, password_node
 
 PASSWORD = "the-password-of-anna"
-JAAS = (
-    "org.apache.kafka.common.security.plain.PlainLoginModule required "
-    f'username="broker" password="of the broker" user_broker="of the broker" user_anna="{PASSWORD}";'
-)
 SCHEMA = spark_schema(include_headers=False, include_leader_epoch=False)
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[EmbeddedNode]:
-    overrides = {
-        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
-        "sasl.mechanism.inter.broker.protocol": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": JAAS,
-        "delegation.token.secret.key": "the secret of the nodes",
-    }
+    overrides = password_node("SCRAM-SHA-256", anna=PASSWORD)
     with EmbeddedNode(security_protocol="SASL_PLAINTEXT", overrides=overrides) as node:
         yield node
 
 
 @pytest.fixture
 def client(node: EmbeddedNode) -> Iterator[dict[str, str]]:
-    found = {
-        "bootstrap.servers": node.bootstrap,
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": "anna",
-        "sasl.password": PASSWORD,
-        PROPERTY: "scram-sha-256",
-    }
-    yield found
+    yield {**password_client(node.bootstrap, "anna", PASSWORD), PROPERTY: "scram-sha-256"}
     task_login._tokens.clear()
 
 
@@ -160,19 +143,9 @@ def test_wrong_options(client: dict[str, str], changes: dict[str, str], reason: 
 
 
 def test_clusters_without_tokens(tmp_path: Path) -> None:
-    overrides = {
-        "sasl.enabled.mechanisms": "PLAIN",
-        "sasl.mechanism.inter.broker.protocol": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": JAAS,
-    }
+    overrides = {**password_node(anna=PASSWORD), "delegation.token.secret.key": ""}
     with EmbeddedNode(security_protocol="SASL_PLAINTEXT", overrides=overrides) as node:
-        client: dict[str, Any] = {
-            "bootstrap.servers": node.bootstrap,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.username": "anna",
-            "sasl.password": PASSWORD,
-            PROPERTY: "SCRAM-SHA-512",
-        }
+        client = {**password_client(node.bootstrap, "anna", PASSWORD), PROPERTY: "SCRAM-SHA-512"}
         with pytest.raises(PeerError) as error:
             with_token(client)
         assert error.value.code is ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED

@@ -1,32 +1,28 @@
-"""How the connections of one client authenticate (SASL), and the OAuth token that they share.
+"""How the connections of one client authenticate (SASL).
 
-Owns the token: it is requested when the first connection needs it, and again after 80 % of its life, or after a broker
-has refused it. Requests run in a thread; concurrent connections share one.
+Owns the translation of `sasl.*` properties to exchanges, and the OAuth token that the connections share. What concerns
+OAuth is imported by clients that use it.
 
 Rules: security.md A24, A26, A27, A70.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import ssl
 import time
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.errors import ConnectionLost
 from fenceline.client.core.security import Exchange, plain, scram
 from fenceline.errors import OperatorError
-from fenceline.sasl.oauthbearer import (
-    FRESH_FRACTION,
-    BearerToken,
-    ClientCredentials,
-    TokenUnavailable,
-    oauth_exchange,
-    request_token,
-)
 from fenceline.sasl.scram import TOKEN_EXTENSION
+
+if TYPE_CHECKING:
+    from fenceline.oauth.kept_token import KeptToken
+    from fenceline.sasl.oauthbearer import BearerToken
 
 
 class ClientLogin:
@@ -35,52 +31,45 @@ class ClientLogin:
     def __init__(self, config: ClientConfig) -> None:
         self.mechanism = str(config["sasl.mechanism"])
         self._config = config
-        self._token: BearerToken | None = None
-        self._stale_s = 0.0
-        """From when on the token is replaced, since the epoch."""
-        self._requesting: asyncio.Task[BearerToken] | None = None
+        self._token: KeptToken | None = None
+        """Of OAUTHBEARER."""
+        if self.mechanism == "OAUTHBEARER":
+            from fenceline.oauth.kept_token import KeptToken
+
+            self._token = KeptToken(partial(_request, config))
 
     async def exchange(self) -> Exchange:
         """A new exchange. Raises PeerError, ConnectionLost, OperatorError: there is no token."""
         config = self._config
-        if self.mechanism == "OAUTHBEARER":
-            return oauth_exchange(await self._fresh_token())
+        if self._token is not None:
+            from fenceline.oauth.token_endpoint import TokenUnavailable
+            from fenceline.sasl.oauthbearer import oauth_exchange
+
+            try:
+                return oauth_exchange(await self._token.fresh())
+            except TokenUnavailable as error:
+                raise ConnectionLost(str(error)) from None
         username, password = config["sasl.username"], config["sasl.password"]
         if self.mechanism == "PLAIN":
             return plain(username, password)
         extensions = {TOKEN_EXTENSION: "true"} if config["sasl.tokenauth"] else {}
         return scram(self.mechanism, username, password, nonce=secrets.token_urlsafe(24), extensions=extensions)
 
-    def close(self) -> None:
-        """No connection waits for a token any more."""
-        if self._requesting is not None:
-            self._requesting.cancel()
-
     def refused(self) -> None:
         """A broker has refused the login: the next one gets a new token."""
-        self._token = None
+        if self._token is not None:
+            self._token.forget()
 
-    async def _fresh_token(self) -> BearerToken:
-        if self._token is not None and time.time() < self._stale_s:
-            return self._token
-        if self._requesting is None or self._requesting.done():
-            self._requesting = asyncio.ensure_future(self._request())
-            self._requesting.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(self._requesting)
-
-    async def _request(self) -> BearerToken:
-        config, began_s = self._config, time.time()
-        try:
-            found: BearerToken = await asyncio.get_running_loop().run_in_executor(None, _blocking_request, config)
-        except TokenUnavailable as error:
-            raise ConnectionLost(str(error)) from None
-        if found.expires_s <= began_s:
-            raise OperatorError("The OAuth token has expired already", "Check the clocks and the issuer of the token.")
-        self._token, self._stale_s = found, began_s + FRESH_FRACTION * (found.expires_s - began_s)
-        return found
+    def close(self) -> None:
+        """No connection waits for a token any more."""
+        if self._token is not None:
+            self._token.close()
 
 
-def _blocking_request(config: ClientConfig) -> BearerToken:
+def _request(config: ClientConfig) -> BearerToken:
+    """Blocks."""
+    from fenceline.oauth.token_endpoint import ClientCredentials, request_token
+
     if config["oauth.cb"] is not None:
         return _from_callback(config)
     credentials = ClientCredentials(
@@ -101,6 +90,8 @@ def _blocking_request(config: ClientConfig) -> BearerToken:
 def _from_callback(config: ClientConfig) -> BearerToken:
     """As for confluent-kafka: `oauth_cb(sasl.oauthbearer.config)` returns the token, its expiry in seconds since the
     epoch, and optionally a principal, which brokers do not need, and extensions."""
+    from fenceline.sasl.oauthbearer import BearerToken
+
     returned: Any = config["oauth.cb"](config["sasl.oauthbearer.config"])
     try:
         text, expires_s, *rest = returned

@@ -8,7 +8,6 @@ Rules: security.md A3, A24, A27.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -18,14 +17,9 @@ from typing import TYPE_CHECKING, Final
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost
 from fenceline.node.net.sasl import OAUTHBEARER, PLAIN, SUPPORTED, WITH_SASL, login_module, unsupported
-from fenceline.sasl.oauthbearer import (
-    FRESH_FRACTION,
-    BearerToken,
-    ClientCredentials,
-    TokenUnavailable,
-    oauth_exchange,
-    request_token,
-)
+from fenceline.oauth.kept_token import KeptToken
+from fenceline.oauth.token_endpoint import ClientCredentials, TokenUnavailable, request_token
+from fenceline.sasl.oauthbearer import BearerToken, oauth_exchange
 from fenceline.sasl.scram import ClientExchange, MalformedMessage
 from fenceline.wire.apis import ApiKey
 
@@ -48,7 +42,8 @@ def login_for(
         raise unsupported(listener, mechanism, mechanism_key)
     module = login_module(config, listener, mechanism)
     if mechanism == OAUTHBEARER:
-        return partial(_log_in_by_token, _TokenOfNode(_client_credentials(config, listener, module)))
+        credentials = _client_credentials(config, listener, module)
+        return partial(_log_in_by_token, credentials.client_id, KeptToken(partial(_request, credentials)))
     user, password = ("", "") if module is None else (module.options.get("username"), module.options.get("password"))
     if not user or not password:
         raise OperatorError(
@@ -102,37 +97,18 @@ def _client_credentials(config: NodeConfig, listener: str, module: LoginModule |
     return ClientCredentials(url, client_id, client_secret, options.get("scope"))
 
 
-class _TokenOfNode:
-    """The token by which this node logs in; requested in a thread, and again when most of its life is over."""
-
-    def __init__(self, credentials: ClientCredentials) -> None:
-        self.user = credentials.client_id
-        self._credentials = credentials
-        self._token: BearerToken | None = None
-        self._stale_s = 0.0
-        self._lock = asyncio.Lock()
-
-    async def fresh(self) -> BearerToken:
-        """Raises PeerConnectionLost: the caller tries again."""
-        async with self._lock:
-            now_s = time.time()
-            if self._token is None or now_s >= self._stale_s:
-                request = partial(request_token, self._credentials, None, timeout_s=_TIMEOUT_S, now_s=now_s)
-                try:
-                    self._token = await asyncio.get_running_loop().run_in_executor(None, request)
-                except (TokenUnavailable, PeerError) as error:
-                    raise PeerConnectionLost(str(error)) from None
-                self._stale_s = now_s + FRESH_FRACTION * (self._token.expires_s - now_s)
-            return self._token
-
-    def forget(self) -> None:
-        self._token = None
+def _request(credentials: ClientCredentials) -> BearerToken:
+    """Blocks."""
+    return request_token(credentials, None, timeout_s=_TIMEOUT_S, now_s=time.time())
 
 
-async def _log_in_by_token(tokens: _TokenOfNode, connection: PeerConnection) -> None:
+async def _log_in_by_token(user: str, token: KeptToken, connection: PeerConnection) -> None:
     """Raises ConnectionError."""
-    exchange = oauth_exchange(await tokens.fresh())
-    send = await _begun(OAUTHBEARER, tokens.user, connection)
+    try:
+        exchange = oauth_exchange(await token.fresh())
+    except (TokenUnavailable, PeerError, OperatorError) as error:
+        raise PeerConnectionLost(str(error)) from None
+    send = await _begun(OAUTHBEARER, user, connection)
     message = next(exchange)
     try:
         while True:
@@ -140,5 +116,5 @@ async def _log_in_by_token(tokens: _TokenOfNode, connection: PeerConnection) -> 
     except StopIteration:
         return
     except PeerConnectionLost:
-        tokens.forget()
+        token.forget()
         raise
