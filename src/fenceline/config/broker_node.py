@@ -117,7 +117,7 @@ max.connections.per.ip.overrides string "" medium cluster-wide
     Limits for individual addresses, as host:count pairs.
 max.connections int 2147483647 medium >=0 cluster-wide
     Maximum connections of the broker.
-max.connection.creation.rate int 2147483647 medium >=0 cluster-wide inert
+max.connection.creation.rate int 2147483647 medium >=0 cluster-wide
     Maximum new connections per second.
 connections.max.idle.ms long 600000 medium
     Idle milliseconds after which a connection is closed; negative disables it.

@@ -121,6 +121,11 @@ class NodeConfig:
 
         return lookup
 
+    def of_listener_only(self, listener: str) -> Callable[[str], str | None]:
+        """The values of keys that are set with the prefix of a listener; None for others."""
+        prefix = f"{_LISTENER_PREFIX}{listener.lower()}."
+        return lambda key: self.raw.get(prefix + key)
+
     @classmethod
     def load(
         cls, path: Path | None, overrides: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None

@@ -34,7 +34,7 @@ from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.log_dirs import LogDirs
 from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, TRANSACTION_VERSION, Levels
-from fenceline.metadata.image import MetadataImage
+from fenceline.metadata.image import ConfigResourceType, MetadataImage
 from fenceline.node.api.handlers.transaction_markers import (
     MarkerToWrite,
     TransactionMarkers,
@@ -60,6 +60,7 @@ from fenceline.node.losses.keeper import LossCollector
 from fenceline.node.losses.lost_transactions import LostTransactions
 from fenceline.node.metadata.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import MetricsEndpoint, NodeMetrics, open_endpoint
+from fenceline.node.net.connection_limits import ConnectionLimits
 from fenceline.node.net.sasl import ListenersSasl
 from fenceline.node.net.server import Server, ServerLimits
 from fenceline.node.net.tls import ListenersTls
@@ -98,7 +99,6 @@ def server_limits(config: NodeConfig) -> ServerLimits:
     return ServerLimits(
         max_request_bytes=config.get_int("socket.request.max.bytes"),
         receive_budget_bytes=budget_bytes if budget_bytes > 0 else _RECEIVE_BUDGET_BYTES,
-        max_connections=config.get_int("max.connections"),
         backlog=config.get_int("socket.listen.backlog.size"),
         idle_timeout_ms=config.get_int("connections.max.idle.ms"),
         handshake_timeout_ms=config.get_int("fenceline.authentication.timeout.ms"),
@@ -505,6 +505,7 @@ class Broker:
             apis,
             with_api_versions(node, controller, apis, raw_apis(producing, self._fetching)),
             server_limits(config),
+            self._connection_limits(),
             metrics=self.metrics,
             threads=self.disk_threads,
             forward=channel.forward if channel is not None else None,
@@ -513,6 +514,23 @@ class Broker:
             sasl=ListenersSasl.of(config, config.listeners, lambda: self.image, self.clock),
             authorization=authorization,
             quotas=self.quorum.quotas,
+        )
+
+    def _connection_limits(self) -> ConnectionLimits:
+        config, controller = self.config, self.controller
+
+        def of_listener(listener: str) -> Callable[[str], str | None]:
+            static = config.of_listener_only(listener)
+            own = controller.image.config(ConfigResourceType.BROKER, str(self.node_id))
+            return lambda key: own.get(f"listener.name.{listener.lower()}.{key}") or static(key)
+
+        between = config.inter_broker_listener
+        return ConnectionLimits(
+            lambda key: effective_broker_config(controller.image.configs, config, key),
+            of_listener,
+            lambda: controller.image.client_quotas,
+            self.clock.monotonic_ms,
+            exempt_listener=between if len(config.listeners) > 1 else None,
         )
 
     async def _bind(self) -> tuple[ListenerConfig, ...]:
@@ -549,6 +567,8 @@ class Broker:
             self.transactions.on_leaders_changed()
         if delta.changed_brokers:
             self.transactions.on_brokers_changed()
+        if any(resource.type is ConfigResourceType.BROKER for resource in delta.changed_configs):
+            self.server.limits_changed()
 
 
 def _end_here(

@@ -13,6 +13,7 @@ from fenceline.node.api.handlers.api_versions import ANY_VERSION, ApiVersions, a
 from fenceline.node.broker import server_limits
 from fenceline.node.context import NodeView
 from fenceline.node.metrics import NodeMetrics
+from fenceline.node.net.connection_limits import ConnectionLimits
 from fenceline.node.net.server import Server
 from fenceline.wire.apis import ApiKey
 
@@ -27,6 +28,7 @@ def server_with(overrides: dict[str, str]) -> Server:
         (),
         {ApiKey.API_VERSIONS: (*ANY_VERSION, answering.handle)},
         server_limits(config),
+        ConnectionLimits(config.text, config.of_listener_only, dict, lambda: 0),
         metrics=NodeMetrics(),
         threads=threads,
     )

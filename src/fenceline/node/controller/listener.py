@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from fenceline.node.net.connection_limits import ConnectionLimits
 from fenceline.node.net.sasl import ListenersSasl
 from fenceline.node.net.server import Server, ServerLimits
 from fenceline.node.net.tls import ListenersTls
@@ -38,6 +39,7 @@ class _Listening(Server):
         apis: Iterable[Api],
         raw: Mapping[ApiKey, RawApi],
         limits: ServerLimits,
+        connection_limits: ConnectionLimits,
         *,
         metrics: NodeMetrics,
         threads: Executor,
@@ -46,7 +48,15 @@ class _Listening(Server):
         authorization: RightsOfPeers | None,
     ) -> None:
         super().__init__(
-            apis, raw, limits, metrics=metrics, threads=threads, tls=tls, sasl=sasl, authorization=authorization
+            apis,
+            raw,
+            limits,
+            connection_limits,
+            metrics=metrics,
+            threads=threads,
+            tls=tls,
+            sasl=sasl,
+            authorization=authorization,
         )
         self._controller = controller
 
@@ -89,10 +99,12 @@ class ControllerListener:
             ServerLimits(
                 max_request_bytes=config.get_int("socket.request.max.bytes"),
                 receive_budget_bytes=RECEIVE_BUDGET_BYTES,
-                max_connections=config.get_int("max.connections"),
                 backlog=config.get_int("socket.listen.backlog.size"),
                 idle_timeout_ms=config.get_int("connections.max.idle.ms"),
                 handshake_timeout_ms=config.get_int("fenceline.authentication.timeout.ms"),
+            ),
+            ConnectionLimits(
+                config.text, config.of_listener_only, lambda: controller.image.client_quotas, clock.monotonic_ms
             ),
             metrics=metrics,
             threads=threads,

@@ -153,6 +153,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "deadline",
         "host",
         "idle_ticks",
+        "is_counted",
         "limited",
         "listener",
         "max_request_bytes",
@@ -160,8 +161,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         "principal",
     )
 
-    def __init__(self, server: ConnectionOwner, listener: str) -> None:
+    def __init__(self, server: ConnectionOwner, listener: str, *, is_counted: bool = False) -> None:
+        """`is_counted`: among the open connections, since its TLS handshake began."""
         self._server = server
+        self.is_counted = is_counted
         self.listener = listener
         self._buffer = bytearray(INITIAL_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
@@ -202,8 +205,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.peer = f"{peername[0]}:{peername[1]}"
         principal = self._server.principal(self, transport.get_extra_info("peer_certificate"))
         if not self._server.register(self):
-            self.close("too many connections (max.connections)")
-        elif principal is None:
+            return
+        if principal is None:
             self.close("no rule of ssl.principal.mapping.rules matches the name in its certificate")
         else:
             self.principal = principal

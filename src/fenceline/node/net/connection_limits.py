@@ -54,7 +54,8 @@ class ConnectionLimits:
         exempt_listener: str | None = None,
     ) -> None:
         """`lookup`: broker keys as they are in force; `of_listener`: those with a listener's prefix, None without.
-        `quotas`: of the metadata. `exempt_listener`: that between brokers, if there are others. Raises OperatorError."""
+        `quotas`: of the metadata. `exempt_listener`: the one between brokers, if there are others. Raises
+        OperatorError."""
         self._lookup = lookup
         self._of_listener = of_listener
         self._quotas = quotas

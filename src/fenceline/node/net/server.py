@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from fenceline.node.client_limits import NodeQuotas
     from fenceline.node.metrics import NodeMetrics
+    from fenceline.node.net.connection_limits import ConnectionLimits
     from fenceline.node.net.sasl import ListenersSasl
     from fenceline.node.net.tls import ListenersTls
     from fenceline.security.authentication import SaslConversation
@@ -80,7 +81,6 @@ class ServerLimits:
 
     max_request_bytes: int
     receive_budget_bytes: int
-    max_connections: int
     backlog: int
     idle_timeout_ms: int
     handshake_timeout_ms: int = 10_000
@@ -96,6 +96,7 @@ class Server:
         apis: Iterable[Api],
         raw: Mapping[ApiKey, RawApi],
         limits: ServerLimits,
+        connection_limits: ConnectionLimits,
         *,
         metrics: NodeMetrics,
         threads: Executor,
@@ -116,7 +117,7 @@ class Server:
         self._receive_budget_bytes = limits.receive_budget_bytes
         self._receive_free_bytes = limits.receive_budget_bytes
         self._waiting_for_room: deque[ServerConnection] = deque()
-        self._max_connections = limits.max_connections
+        self._connection_limits = connection_limits
         self._backlog = limits.backlog
         self._idle_timeout_ms = limits.idle_timeout_ms
         self._handshake_timeout_s = limits.handshake_timeout_ms / 1000
@@ -132,8 +133,7 @@ class Server:
         self._authorization = authorization
         self._quotas = quotas
         self._failures = RepeatedLines(log.info)
-        self._handshakes = 0
-        """TLS connections that are not made yet."""
+        self._refusals = RepeatedLines(log.warning)
         self._connections: dict[ServerConnection, None] = {}
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
@@ -212,24 +212,47 @@ class Server:
         context = self._tls.context(listener) if self._tls is not None else None
         if context is None:
             return ServerConnection(self, listener)
-        self._handshakes += 1
         return TlsConnection(
             context,
-            lambda: ServerConnection(self, listener),
+            lambda: ServerConnection(self, listener, is_counted=True),
             handshake_timeout_s=self._handshake_timeout_s,
+            begun=partial(self._connection_limits.open, listener),
+            gone=partial(self._connection_limits.closed, listener),
             ended=partial(self._handshake_ended, listener),
         )
 
     def _handshake_ended(self, listener: str, peer: str, failure: str | None) -> None:
-        self._handshakes -= 1
         if failure is not None:
             self.metrics.failed_authentications += 1
             self._failures.write("TLS handshake failed", listener=listener, host=peer, reason=failure)
 
     def register(self, connection: ServerConnection) -> bool:
+        """Whether the connection is served; otherwise it is being closed."""
         self._connections[connection] = None
         self.metrics.connections = len(self._connections)
-        return len(self._connections) + self._handshakes <= self._max_connections
+        if connection.is_counted:
+            return True
+        refusal, delay_ms = self._connection_limits.open(connection.listener, connection.host)
+        if delay_ms:
+            connection.mute(delay_ms)
+        if refusal is None:
+            return True
+        self._refusals.write("connection refused", listener=connection.listener, host=connection.host, reason=refusal)
+        if delay_ms:
+            asyncio.get_running_loop().call_later(delay_ms / 1000, connection.abort)
+        else:
+            connection.abort()
+        return False
+
+    def limits_changed(self) -> None:
+        """Keys about connections have other values. If there are too many by now, the longest idle ones are closed."""
+        try:
+            self._connection_limits.settings_changed()
+        except OperatorError as error:
+            log.error("limits of connections not changed", reason=error.message, advice=error.advice)
+        idlest = sorted(self._connections, key=lambda connection: -connection.idle_ticks)
+        for connection in idlest[: self._connection_limits.surplus()]:
+            connection.close("too many connections (max.connections)")
 
     def certificate_expiries(self) -> dict[str, datetime]:
         """Of the listeners' certificates, in UTC."""
@@ -241,6 +264,8 @@ class Server:
 
     def unregister(self, connection: ServerConnection, buffer_bytes: int) -> None:
         self._connections.pop(connection, None)
+        if not connection.is_counted:
+            self._connection_limits.closed(connection.listener, connection.host)
         self._draining.discard(connection)
         if self._drained is not None and not self._draining:
             self._drained.set()

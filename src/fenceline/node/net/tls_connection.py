@@ -16,7 +16,10 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from fenceline.node.net.connection_limits import Admission
 
 _RECEIVE_BYTES: Final = 64 << 10
 _received: Final = memoryview(bytearray(_RECEIVE_BYTES))
@@ -27,8 +30,10 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     """The protocol of a socket's transport, and the transport of `protocol`."""
 
     __slots__ = (
+        "_begun",
         "_deadline",
         "_ended",
+        "_gone",
         "_incoming",
         "_is_closing",
         "_is_reading_paused",
@@ -45,12 +50,16 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         made: Callable[[], asyncio.BufferedProtocol],
         *,
         handshake_timeout_s: float,
+        begun: Callable[[str], Admission],
+        gone: Callable[[str], None],
         ended: Callable[[str, str | None], None],
     ) -> None:
-        """`made` returns the protocol above, when the handshake is complete. `ended`: called once when it is over,
-        with the peer's host, and the reason if it failed."""
+        """`begun`, `gone`: called with the peer's host when the socket is open, and when it is closed. `made` returns
+        the protocol above, when the handshake is complete. `ended`: called once when it is over, with the peer's host,
+        and the reason if it failed."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._begun, self._gone = begun, gone
         self._made = made
         self._protocol: asyncio.BufferedProtocol | None = None
         self._ended = ended
@@ -62,11 +71,22 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     # --- the socket's side ----------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._raw = transport  # type: ignore[assignment]
+        raw: asyncio.Transport = transport  # type: ignore[assignment]
+        self._raw = raw
+        refusal, delay_ms = self._begun(self._host)
+        if delay_ms:
+            raw.pause_reading()
+            after = raw.resume_reading if refusal is None else self.abort
+            asyncio.get_running_loop().call_later(delay_ms / 1000, after)
+        if refusal is not None:
+            self._handshake_ended(refusal)
+            if not delay_ms:
+                self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
         self._is_closing = True
+        self._gone(self._host)
         self._handshake_ended("the peer closed the connection")
         if self._protocol is not None:
             self._protocol.connection_lost(exc)
@@ -116,8 +136,12 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _handshake_ended(self, failure: str | None) -> None:
         ended, self._ended = self._ended, _ignore
+        ended(self._host, failure)
+
+    @property
+    def _host(self) -> str:
         peername = self._raw.get_extra_info("peername") if self._raw is not None else None
-        ended(str(peername[0]) if peername else "?", failure)
+        return str(peername[0]) if peername else "?"
 
     def _close_raw(self) -> None:
         """Close after what is written has been sent."""
