@@ -34,7 +34,7 @@ from fenceline.metadata.security_records import (
     AccessControlEntryRecord,
     ClientQuotaRecord,
     DelegationTokenRecord,
-    EntityData,
+    QuotaEntityPart,
     UserScramCredentialRecord,
 )
 from fenceline.node.metadata.batches import SnapshotBatches, control_batch
@@ -57,7 +57,7 @@ RECORDS: tuple[MetadataRecord, ...] = (
     PartitionRecord(0, ALPHA, (1,), (1,), leader=1, leader_epoch=0, partition_epoch=0),
     ConfigRecord(2, "alpha", "retention.ms", "1000"),
     ConfigRecord(4, "", "ssl.key.password", "hush"),
-    ClientQuotaRecord((EntityData("user", None),), "consumer_byte_rate", 1.5),
+    ClientQuotaRecord((QuotaEntityPart("user", None),), "consumer_byte_rate", 1.5),
     ProducerIdsRecord(1, 6, 1000),
     AccessControlEntryRecord(id=UUID(int=7), principal="User:a"),
     UserScramCredentialRecord("ann", 1, b"salt!", b"stored!", b"server!", 4096),

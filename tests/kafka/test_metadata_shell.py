@@ -13,7 +13,7 @@ from fenceline.cli.app import app
 from fenceline.cli.metadata_files import load_snapshot
 from fenceline.metadata.delta import apply
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
-from fenceline.metadata.security_records import ClientQuotaRecord, DelegationTokenRecord, EntityData
+from fenceline.metadata.security_records import ClientQuotaRecord, DelegationTokenRecord, QuotaEntityPart
 from fenceline.node.metadata.batches import SnapshotBatches
 from fenceline.node.metadata.metadata_log import DIRECTORY_NAME
 from fenceline.testing.apache_kafka import small_kafka
@@ -43,7 +43,7 @@ def _same_paths(path: Path) -> None:
 def test_kafkas_shell_reads_our_snapshot(tmp_path: Path) -> None:
     # Kafka's shell fails on quotas of a default entity, and shows no token without renewers.
     fitting = [each for each in RECORDS if not isinstance(each, ClientQuotaRecord | DelegationTokenRecord)]
-    entity = (EntityData("client-id", "a(1)\\"), EntityData("user", "ann"))
+    entity = (QuotaEntityPart("client-id", "a(1)\\"), QuotaEntityPart("user", "ann"))
     image, _ = apply(EMPTY_IMAGE, (*fitting, ClientQuotaRecord(entity, "consumer_byte_rate", 1.5), *LATER), 99, 3)
     path = tmp_path / "00000000000000000100-0000000003.checkpoint"
     path.write_bytes(b"".join(_one_batch(image)))

@@ -250,22 +250,32 @@ def test_acls_need_an_authorizer(both: Both) -> None:
             both.refuse("acls", *listener, *asked)
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ("configs", *BROKERS, "--describe", "--client", "c1"),
-        ("configs", *BROKERS, "--alter", "--user", "u1", "--add-config", "consumer_byte_rate=5"),
-        ("configs", *BROKERS, "--alter", "--user-defaults", "--add-config", "consumer_byte_rate=5"),
-        ("configs", *BROKERS, "--describe", "--ip", "127.0.0.1"),
-    ],
-    ids=" ".join,
-)
-def test_unsupported_features_are_reported(both: Both, asked: tuple[str, ...]) -> None:
-    reported = both.ours.run(*asked)
-    assert reported.code == 1
-    assert re.search("UnsupportedVersionException: The node does not support [A-Z_]+", reported.printed), (
-        reported.printed
+def test_quotas_are_altered(both: Both) -> None:
+    def configs(*arguments: str) -> tuple[str, ...]:
+        return ("configs", *BROKERS, *arguments)
+
+    given = (
+        (("--user", "u1"), "consumer_byte_rate=5,request_percentage=12.5"),
+        (("--user-defaults",), "producer_byte_rate=7"),
+        (("--user", "u1", "--client", "c1"), "controller_mutation_rate=0.5"),
+        (("--client-defaults",), "producer_byte_rate=9"),
+        (("--ip", "127.0.0.9"), "connection_creation_rate=100"),
     )
+    for entity, values in given:
+        both.run(*configs("--alter", *entity, "--add-config", values))
+        both.run(*configs("--describe", *entity))
+    both.run(*configs("--describe", "--entity-type", "users", "--entity-type", "clients"))
+    for entity, values in (
+        (("--user", "u1"), "consumer_byte_rate=0"),
+        (("--user", "u1"), "connection_creation_rate=1"),
+        (("--client", "c1"), "no_such_quota=1"),
+        (("--ip", "127.0.0.9"), "producer_byte_rate=1"),
+    ):
+        both.refuse(*configs("--alter", *entity, "--add-config", values))
+    for entity, values in given:
+        keys = ",".join(each.partition("=")[0] for each in values.split(","))
+        both.run(*configs("--alter", *entity, "--delete-config", keys))
+        both.run(*configs("--describe", *entity))
 
 
 # --- features ---------------------------------------------------------------------------------------------------------

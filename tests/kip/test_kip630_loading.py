@@ -172,7 +172,7 @@ def _everything(seed: int) -> MetadataImage:
         AccessControlEntryRecord,
         ClientQuotaRecord,
         DelegationTokenRecord,
-        EntityData,
+        QuotaEntityPart,
         UserScramCredentialRecord,
     )
 
@@ -183,7 +183,7 @@ def _everything(seed: int) -> MetadataImage:
         RegisterControllerRecord(controller_id=seed),
         ConfigRecord(4, str(seed), "log.cleaner.threads", "2"),
         ProducerIdsRecord(1, 4, 1_000_000 + seed),
-        ClientQuotaRecord((EntityData("user", str(seed)),), "producer_byte_rate", 1.0),
+        ClientQuotaRecord((QuotaEntityPart("user", str(seed)),), "producer_byte_rate", 1.0),
         AccessControlEntryRecord(id=UUID(int=seed)),
         UserScramCredentialRecord(str(seed), 1),
         DelegationTokenRecord(token_id=str(seed)),

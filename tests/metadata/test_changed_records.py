@@ -21,13 +21,13 @@ from fenceline.metadata.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from fenceline.metadata.security_records import ClientQuotaRecord, EntityData
+from fenceline.metadata.security_records import ClientQuotaRecord, QuotaEntityPart
 from fenceline.metadata.snapshot import image_records
 from tests.metadata.test_delta_and_snapshot import RandomHistory
 
 TOPIC = UUID(int=1)
 DIRECTORY = UUID(int=7)
-QUOTA = (EntityData("user", "u"),)
+QUOTA = (QuotaEntityPart("user", "u"),)
 
 
 def _partition(index: int, topic: UUID = TOPIC) -> PartitionRecord:

@@ -24,7 +24,7 @@ from fenceline.metadata.records import (
     decode_record,
     encode_record,
 )
-from fenceline.metadata.security_records import ClientQuotaRecord, EntityData, RemoveAccessControlEntryRecord
+from fenceline.metadata.security_records import ClientQuotaRecord, QuotaEntityPart, RemoveAccessControlEntryRecord
 from fenceline.metadata.snapshot import image_of, image_records
 
 
@@ -72,7 +72,9 @@ class RandomHistory:
                     return [BrokerRegistrationChangeRecord(1, epoch, fenced=rng.choice([-1, 1]))]
                 return [RegisterBrokerRecord(broker_id=1, broker_epoch=self.number, log_dirs=(UUID(int=500),))]
             case _:
-                quota = ClientQuotaRecord((EntityData("user", None),), "request_percentage", 1.5, rng.random() < 0.3)
+                quota = ClientQuotaRecord(
+                    (QuotaEntityPart("user", None),), "request_percentage", 1.5, rng.random() < 0.3
+                )
                 return [ProducerIdsRecord(1, 1, image.next_producer_id + 1000), quota]
 
     def _partition(self, topic: UUID, index: int) -> PartitionRecord:

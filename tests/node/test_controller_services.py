@@ -146,7 +146,6 @@ ELECTION: Final = _inside(
 START: Final = struct.Struct(">hhi")
 NOT_SPOKEN: Final = {
     ApiKey.DESCRIBE_DELEGATION_TOKEN,
-    ApiKey.ALTER_CLIENT_QUOTAS,
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
 }
 """Of controllers' APIs; see `docs/skipped.md`."""

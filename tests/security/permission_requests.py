@@ -452,6 +452,7 @@ def _topics() -> Iterator[NamedRequest]:
 
 def _configs() -> Iterator[NamedRequest]:
     yield NamedRequest("ListConfigResources", ApiKey.LIST_CONFIG_RESOURCES, 1, {"resource_types": [2, 4, 16, 32]})
+    yield NamedRequest("DescribeClientQuotas", ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, {"components": [], "strict": False})
     yield NamedRequest(
         "DescribeUserScramCredentials", ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, {"users": [{"name": "nobody"}]}
     )
@@ -545,6 +546,8 @@ def _administration(listener: str) -> Iterator[tuple[str, ApiKey, int, dict[str,
     yield "CreateAcls", ApiKey.CREATE_ACLS, 3, {"creations": [bad, bad]}
     deletion = {"deletions": [{"name": "nobody", "mechanism": 1}]}
     yield "AlterUserScramCredentials", ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, deletion
+    quotas = {"entity": [{"entity_type": "user", "entity_name": ""}], "ops": []}
+    yield "AlterClientQuotas", ApiKey.ALTER_CLIENT_QUOTAS, 1, {"entries": [quotas], "validate_only": True}
     quorum = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
     yield "DescribeQuorum", ApiKey.DESCRIBE_QUORUM, 2, {"topics": quorum}
     feature = {"feature": "no.such", "max_version_level": 1}

@@ -16,6 +16,7 @@ from fenceline.controller import (
     acls,
     alter_partition,
     brokers,
+    client_quotas,
     configs,
     delegation_tokens,
     directories,
@@ -38,6 +39,7 @@ from fenceline.controller.partition_requests import (
 )
 from fenceline.controller.requests import (
     AllocateProducerIds,
+    AlterClientQuotas,
     AlterConfigs,
     AlterUserScram,
     BrokerHeartbeat,
@@ -138,6 +140,8 @@ def _decide(state: ControllerState, request: Request, now_ms: int, rng: Rng) -> 
             return registrations.register_controller(state, request)
         case AllocateProducerIds():
             return producer_ids.allocate_producer_ids(state, request)
+        case AlterClientQuotas():
+            return client_quotas.alter_client_quotas(state, request)
         case AlterUserScram():
             return scram_credentials.alter_user_scram(state, request)
         case CreateAcls():

@@ -18,7 +18,7 @@ from fenceline.controller.partition_requests import PartitionRequest
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.acl_index import AclFilter, AclRule
 from fenceline.metadata.features import Levels
-from fenceline.metadata.image import ConfigResource, Endpoint
+from fenceline.metadata.image import ConfigResource, Endpoint, QuotaEntity
 from fenceline.metadata.security_records import DelegationTokenRecord, UserScramCredentialRecord
 
 # -- topics (C21-C25, K27) -------------------------------------------------------------------------------------------
@@ -332,6 +332,31 @@ class AlterUserScramAnswer:
     users: tuple[NamedOutcome, ...]
 
 
+# -- quotas of clients (C44) -----------------------------------------------------------------------------------------
+
+
+class QuotaAlteration(NamedTuple):
+    """New values of one entity's quotas by their keys; None removes one."""
+
+    entity: QuotaEntity
+    values: tuple[tuple[str, float | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AlterClientQuotas:
+    """Each entity succeeds or fails separately."""
+
+    alterations: tuple[QuotaAlteration, ...]
+    validate_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AlterClientQuotasAnswer:
+    """The outcome of each entity."""
+
+    entities: tuple[tuple[QuotaEntity, RequestOutcome], ...]
+
+
 # -- ACLs (C42) ------------------------------------------------------------------------------------------------------
 
 
@@ -458,6 +483,7 @@ Request: TypeAlias = (
     | AllocateProducerIds
     | UpdateFeatures
     | AlterUserScram
+    | AlterClientQuotas
     | CreateAcls
     | DeleteAcls
     | CreateDelegationToken

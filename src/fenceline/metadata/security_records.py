@@ -57,7 +57,7 @@ class RemoveUserScramCredentialRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class EntityData:
+class QuotaEntityPart:
     """One part of a quota's entity; a null name is the default."""
 
     entity_type: str = kafka("string", versions="0+", default="")
@@ -68,7 +68,7 @@ class EntityData:
 class ClientQuotaRecord:
     """One quota of one entity (C44)."""
 
-    entity: tuple[EntityData, ...] = kafka("[]EntityData", versions="0+", default=())
+    entity: tuple[QuotaEntityPart, ...] = kafka("[]EntityData", versions="0+", default=())
     key: str = kafka("string", versions="0+", default="")
     value: float = kafka("float64", versions="0+", default=0.0)
     remove: bool = kafka("bool", versions="0+", default=False)

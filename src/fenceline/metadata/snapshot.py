@@ -30,7 +30,7 @@ from fenceline.metadata.records import (
     TopicRecord,
     encode_record,
 )
-from fenceline.metadata.security_records import ClientQuotaRecord, EntityData
+from fenceline.metadata.security_records import ClientQuotaRecord, QuotaEntityPart
 
 RECORDS_PER_BATCH: Final = 1024
 """N6."""
@@ -87,7 +87,7 @@ def _after_topics(image: MetadataImage) -> Iterator[MetadataRecord]:
             yield ConfigRecord(resource.type, resource.name, name, value)
     for entity, quotas in image.client_quotas.items():
         for key, quota in quotas.items():
-            yield ClientQuotaRecord(tuple(EntityData(kind, name) for kind, name in entity), key, quota, False)
+            yield ClientQuotaRecord(tuple(QuotaEntityPart(kind, name) for kind, name in entity), key, quota, False)
     if image.next_producer_id:
         yield ProducerIdsRecord(-1, -1, image.next_producer_id)
     yield from image.acls.values()

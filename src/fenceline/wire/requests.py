@@ -562,6 +562,38 @@ class AlterUserScramCredentialsRequest(Entity):
     upsertions: tuple[ScramCredentialUpsertion, ...]
 
 
+class ComponentData(Entity):
+    entity_type: str
+    match_type: int
+    match: str | None
+
+
+class DescribeClientQuotasRequest(Entity):
+    components: tuple[ComponentData, ...]
+    strict: bool
+
+
+class EntityData(Entity):
+    entity_type: str
+    entity_name: str | None
+
+
+class OpData(Entity):
+    key: str
+    value: float
+    remove: bool
+
+
+class EntryData(Entity):
+    entity: tuple[EntityData, ...]
+    ops: tuple[OpData, ...]
+
+
+class AlterClientQuotasRequest(Entity):
+    entries: tuple[EntryData, ...]
+    validate_only: bool
+
+
 class DescribeAclsRequest(Entity):
     resource_type_filter: int
     resource_name_filter: str | None

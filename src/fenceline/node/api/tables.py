@@ -24,6 +24,7 @@ from fenceline.node.api.handlers import (
     api_versions,
     broker_partition_requests,
     broker_registration,
+    client_quotas,
     cluster,
     configs,
     consumer_groups,
@@ -127,6 +128,7 @@ def broker_apis(
         *unregister_broker.apis(submit),
         *quorum.apis(controller),
         *scram_credentials.apis(node, submit),
+        *client_quotas.apis(node, submit),
         *acls.apis(node, submit, controller.subscribe, is_enabled=authorization is not None),
         *delegation_tokens.apis(node, submit, controller.now_ms),
         *sasl.apis(),
@@ -152,6 +154,7 @@ def controller_apis(
         *unregister_broker.apis(submit),
         *quorum.controller_apis(controller),
         *scram_credentials.controller_apis(submit),
+        *client_quotas.controller_apis(submit),
         *acls.apis(node, submit, controller.subscribe, is_enabled=authorization is not None),
         *delegation_tokens.controller_apis(node, submit, controller.now_ms),
     )
