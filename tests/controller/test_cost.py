@@ -31,11 +31,13 @@ from fenceline.controller.requests import (
     ConfigChange,
     ConfigOperation,
     CreateAcls,
+    CreateDelegationToken,
     CreateTopics,
     DeleteAcls,
     FenceStaleBroker,
     IncrementalAlterConfigs,
     RegisterBroker,
+    RemoveExpiredTokens,
     Request,
     TopicToCreate,
     UnregisterBroker,
@@ -77,7 +79,7 @@ def _lines_of(cluster: Cluster, request: Request) -> int:
 
 def _cluster(others: int) -> Cluster:
     """Brokers 1 and 2 have three partitions; 3, 4 and 5 have all others."""
-    cluster = Cluster(5)
+    cluster = Cluster(5, token_secret=b"secret")
     cluster.create("mine", (1, 2), (2, 1), (1, 2))
     for number in range(others):
         cluster.create(f"other-{number}", (3, 4, 5), (4, 5, 3))
@@ -142,6 +144,8 @@ REQUESTS: Final[dict[str, Callable[[Cluster], Request]]] = {
     "a new ACL": lambda cluster: CreateAcls((AclRule(2, "mine", 3, "User:a", "*", 4, 3),)),
     "an ACL less": lambda cluster: DeleteAcls((AclFilter(2, "mine", 3, None, None, 1, 1),)),
     "ACLs of a name": lambda cluster: DeleteAcls((AclFilter(1, "mine", 2, None, None, 1, 1),)),
+    "a delegation token": lambda cluster: CreateDelegationToken("User:a", "User:a", (), -1, 1_000),
+    "expired tokens": lambda cluster: RemoveExpiredTokens(1_000),
     "a new topic": lambda cluster: CreateTopics((TopicToCreate("new", assignments=((0, (1, 2)),)),)),
 }
 

@@ -136,26 +136,27 @@ def log_in_by_token(
     return connection.call(ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": answer})
 
 
+def secured(folder: Path, *kinds: str) -> MixedCluster:
+    """With a listener for users on each node."""
+    need_apache_kafka()
+    (folder / "scratch").mkdir(parents=True, exist_ok=True)
+    environment = quick_environment(folder / "scratch")
+    made = MixedCluster(folder / "cluster", kinds, settings=SECURED, environment=environment)
+    for node in made.nodes:
+        own = f"PLAINTEXT://{node.bootstrap},SASL://127.0.0.1:{free_port()}"
+        controller = f",{LISTENER}://{node.controller}" if node.is_controller else ""
+        node.settings = {"listeners": own + controller, "advertised.listeners": own}
+    return made
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Asked]]:
     """Two nodes each; requests to the second are forwarded."""
-    need_apache_kafka()
-    folder = tmp_path_factory.mktemp("tokens")
-    (folder / "scratch").mkdir()
     with ExitStack() as stack:
         found = {}
         for kind, prefix in (("ours", ""), ("kafka", "kafka:")):
-            made = MixedCluster(
-                folder / kind,
-                [f"{prefix}{COMBINED}", f"{prefix}broker"],
-                settings=SECURED,
-                environment=quick_environment(folder / "scratch"),
-            )
-            for node in made.nodes:
-                own = f"PLAINTEXT://{node.bootstrap},SASL://127.0.0.1:{free_port()}"
-                controller = f",{LISTENER}://{node.controller}" if node.is_controller else ""
-                node.settings = {"listeners": own + controller, "advertised.listeners": own}
-            found[kind] = Asked(stack.enter_context(made))
+            cluster = secured(tmp_path_factory.mktemp(kind), f"{prefix}{COMBINED}", f"{prefix}broker")
+            found[kind] = Asked(stack.enter_context(cluster))
         with ThreadPoolExecutor() as threads:
             list(threads.map(lambda asked: (asked.cluster.wait_ready(), asked.cluster.wait_complete()), found.values()))
         yield found
@@ -353,3 +354,28 @@ def test_each_mechanism(both: dict[str, Asked]) -> None:
             assert code(asked, other, hmac, mechanism) == 58
             assert code(asked, "x" * 22, hmac, mechanism) == 58
             assert code(asked, "anna", hmac, mechanism) == 58
+
+
+@pytest.mark.parametrize("kinds", [(COMBINED, "kafka:broker"), (f"kafka:{COMBINED}", "broker")])
+def test_tokens_of_a_mixed_cluster(tmp_path: Path, kinds: tuple[str, str]) -> None:
+    """Made through each node, by a controller of either kind, they log in at each node."""
+
+    def code(asked: Asked, node: int, number: int) -> int:
+        with RawConnection(asked.sasl(node)) as connection:
+            return int(log_in_by_token(connection, asked.ids[number], asked.hmacs[number]).error_code)
+
+    with secured(tmp_path, *kinds) as cluster:
+        cluster.wait_ready()
+        cluster.wait_complete()
+        asked = Asked(cluster)
+        for node in (0, 1):
+            assert asked.ask("anna", CREATE, 3, node, max_lifetime=-1)["error_code"] == 0
+        for node in (0, 1):
+            for number in (0, 1):
+                eventually(lambda: code(asked, node, number) == 0, "the login", wait_s=30)  # noqa: B023
+            found = asked.ask("anna", DESCRIBE, 3, node, owners=None)["tokens"]
+            assert [token["hmac"] for token in found] == ["hmac 0", "hmac 1"]
+        assert asked.ask("anna", EXPIRE, 2, 1, hmac=0, expiry_time_period=-1)["error_code"] == 0
+        for node in (0, 1):
+            eventually(lambda: code(asked, node, 0) == 58, "the refusal", wait_s=30)  # noqa: B023
+            assert code(asked, node, 1) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +156,21 @@ def test_a_session_is_renewed_with_a_token_that_was_renewed(node: EmbeddedNode, 
         last = connection.call(ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": exchange.answer(first.auth_bytes)})
         assert last.error_code == 0
         assert is_served(connection)
+
+
+def test_tokens_survive_a_restart(tmp_path: Path) -> None:
+    """With the same secret; with another one, or none, they are worth nothing."""
+    settings = password_node("SCRAM-SHA-512", anna="secret")
+    made: Any = None
+    for secret, expected in ((TOKEN_SECRET, 0), ("another", 58), ("", 58), (TOKEN_SECRET, 0)):
+        overrides = {**settings, "delegation.token.secret.key": secret}
+        with EmbeddedNode(data_dir=tmp_path, security_protocol="SASL_PLAINTEXT", overrides=overrides) as node:
+            if made is None:
+                anna = Anna(node)
+                with anna.connection:
+                    made = anna.create()
+            with RawConnection(node.port) as connection:
+                assert log_in(connection, made).error_code == expected
 
 
 def test_secrets_are_not_logged(node: EmbeddedNode, anna: Anna) -> None:

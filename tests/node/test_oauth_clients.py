@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.request import urlopen
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from fenceline.client import Admin, Consumer, NewTopic, Producer, TopicPartition
 from fenceline.errors import ErrorCode, OperatorError, PeerError
@@ -87,6 +88,17 @@ def test_client_credentials(place: Place) -> None:
         assert admin.describe_cluster().brokers
     assert len(place.endpoint.requests) == before + 1, "its connections share a token"
     assert place.endpoint.requests[-1]["scope"] == "read"
+
+
+def test_librdkafka_accepts_the_same_properties(place: Place) -> None:
+    """And asks the endpoint for a token in the same way."""
+    with Admin(place.credentials()) as admin:
+        admin.describe_cluster()
+    own = place.endpoint.requests[-1]
+    # It reads the authorities from https.ca.location, and the handle must be served for its callbacks.
+    client = AdminClient(place.credentials())
+    assert client.list_topics(timeout=30).brokers
+    assert place.endpoint.requests[-1] == own
 
 
 def test_the_form_of_java(place: Place) -> None:

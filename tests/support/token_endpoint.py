@@ -79,7 +79,11 @@ class TokenEndpoint:
                 endpoint.requests.append({key: value[0] for key, value in form.items()} | {"login": login})
                 status, body, headers = endpoint._respond(login)
                 self.send_response(status)
-                for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                for name, value in {
+                    "Content-Type": "application/json",
+                    "Content-Length": str(len(body)),
+                    **headers,
+                }.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
