@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pytest
 
+from fenceline.client.core import connection as connection_module
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.connection import Connection, open_connection
 from fenceline.client.core.errors import ConnectionLost
@@ -36,6 +37,8 @@ class ScriptedBroker:
         self.session_ms = 200
         self.gate: Callable[[], Awaitable[object]] | None = None
         self.refusal: ErrorCode | None = None
+        self.is_too_early = False
+        """Whether a connection must not log in again yet."""
         self.passwords: list[bytes] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,6 +61,8 @@ class ScriptedBroker:
         if key == ApiKey.API_VERSIONS:
             offered = [{"api_key": each, "min_version": 0, "max_version": top} for each, top in VERSIONS.items()]
             return {"error_code": 0, "api_keys": offered}
+        if key == HANDSHAKE and self.is_too_early and self.received.count(HANDSHAKE) > 1:
+            return {"error_code": ErrorCode.ILLEGAL_SASL_STATE, "mechanisms": []}
         if key == HANDSHAKE:
             if self.gate is not None and self.received.count(HANDSHAKE) > 1:
                 await self.gate()
@@ -68,6 +73,11 @@ class ScriptedBroker:
                 return {"error_code": self.refusal, "error_message": "no more"}
             return {"error_code": 0, "error_message": "", "auth_bytes": b"", "session_lifetime": self.session_ms}
         return {"brokers": [], "topics": []}
+
+
+@pytest.fixture(autouse=True)
+def _without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "_SHORTEST_S", 0.0)
 
 
 def played(play: Callable[[ScriptedBroker, Connection], Awaitable[None]]) -> None:
@@ -160,6 +170,20 @@ def test_a_refused_login_closes_the_connection() -> None:
         with pytest.raises(PeerError, match="no more") as error:
             await ask(connection)
         assert error.value.code is ErrorCode.SASL_AUTHENTICATION_FAILED
+
+    played(play)
+
+
+def test_a_login_that_comes_too_early_is_a_lost_connection() -> None:
+    """The client connects again."""
+
+    async def play(broker: ScriptedBroker, connection: Connection) -> None:
+        broker.is_too_early = True
+        while connection.is_open:
+            with contextlib.suppress(ConnectionLost):
+                await ask(connection)
+        with pytest.raises(ConnectionLost, match="log in again"):
+            await ask(connection)
 
     played(play)
 

@@ -41,6 +41,8 @@ _DIRECT_BYTES: Final = 16 * 1024
 
 _REAUTHENTICATE_AT: Final = (0.85, 0.95)
 """The part of a session after which the connection logs in again, chosen at random as Java's clients do (A21)."""
+_SHORTEST_S: Final = 1.05
+"""Brokers let a connection log in again once a second (A21)."""
 
 
 class _Pending(NamedTuple):
@@ -186,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _limit_session(self, login: ClientLogin, timeout_ms: int, lifetime_s: float) -> None:
         if lifetime_s > 0:
-            wait_s = lifetime_s * random.uniform(*_REAUTHENTICATE_AT)
+            wait_s = max(_SHORTEST_S, lifetime_s * random.uniform(*_REAUTHENTICATE_AT))
             self._session_timer = self._loop.call_later(wait_s, self._begin_again, login, timeout_ms)
 
     def _begin_again(self, login: ClientLogin, timeout_ms: int) -> None:
@@ -428,6 +430,8 @@ async def _authenticate(connection: Connection, login: ClientLogin, exchange: Ex
     key = ApiKey.SASL_HANDSHAKE
     handshake = await connection.call(key, connection.version_for(key), {"mechanism": mechanism}, timeout_ms=timeout_ms)
     code = error_code(handshake.error_code)
+    if code is ErrorCode.ILLEGAL_SASL_STATE:
+        raise ConnectionLost(f"{connection.peer} does not let this connection log in again")
     if code is not ErrorCode.NONE:
         raise broker_error(code, f"{connection.peer} supports {', '.join(handshake.mechanisms)}, not {mechanism}")
     key, message = ApiKey.SASL_AUTHENTICATE, next(exchange)
