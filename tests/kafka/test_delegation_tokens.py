@@ -20,6 +20,8 @@ from typing import Any, Final
 
 import pytest
 
+from fenceline.client import Admin
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.sasl.delegation_tokens import token_password
 from fenceline.sasl.jaas import PLAIN_MODULE, SCRAM_MODULE
 from fenceline.sasl.scram import ClientExchange
@@ -30,6 +32,7 @@ from fenceline.wire.apis import ApiKey
 from tests.conftest import need_apache_kafka
 from tests.scheduling import CLUSTERS
 from tests.support.kafka_start import quick_environment
+from tests.support.password_node import password_client
 from tests.support.raw import ConnectionClosed, RawConnection, plain
 
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
@@ -379,3 +382,46 @@ def test_tokens_of_a_mixed_cluster(tmp_path: Path, kinds: tuple[str, str]) -> No
         for node in (0, 1):
             eventually(lambda: code(asked, node, 0) == 58, "the refusal", wait_s=30)  # noqa: B023
             assert code(asked, node, 1) == 0
+
+
+# --- our client ---
+
+
+@pytest.mark.parametrize("kind", ["ours", "kafka"])
+def test_own_client(both: dict[str, Asked], kind: str) -> None:
+    """The calls of Admin, and a login with the token in each form of properties."""
+    bootstrap = f"127.0.0.1:{both[kind].sasl()}"
+    with Admin(password_client(bootstrap, "anna", PASSWORDS["anna"])) as admin:
+        made = admin.create_delegation_token(renewers=["otto"], max_lifetime_ms=2 * HOUR_MS)
+        assert (made.owner, made.requester, made.renewers) == ("User:anna", "User:anna", ("User:otto",))
+        assert made.max_ms - made.issue_ms == made.expiry_ms - made.issue_ms == 2 * HOUR_MS
+        other = admin.create_delegation_token(owner="User:eve")
+        assert (other.owner, other.requester) == ("User:eve", "User:anna")
+        listed = eventually(
+            lambda: {each.token_id: each for each in admin.describe_delegation_tokens(["otto"])}.get(made.token_id),
+            "the token is listed",
+            wait_s=30,
+        )
+        assert listed == made
+        assert made.password not in repr(made)
+        login = {
+            **password_client(bootstrap, made.token_id, made.password),
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.tokenauth": "true",
+        }
+        jaas = f'{SCRAM_MODULE} required username="{made.token_id}" password="{made.password}" tokenauth="true";'
+        java = {**login, "sasl.username": None, "sasl.password": None, "sasl.tokenauth": None, "sasl.jaas.config": jaas}
+        for settings in (login, java):
+            with Admin(settings) as by_token:
+                assert by_token.describe_cluster().brokers
+                with pytest.raises(PeerError) as error:
+                    by_token.describe_delegation_tokens()
+                assert error.value.code is ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+        assert admin.renew_delegation_token(made.password, period_ms=HOUR_MS) < made.expiry_ms
+        with pytest.raises(PeerError) as error:
+            admin.renew_delegation_token(other.hmac)
+        assert error.value.code is ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH
+        admin.expire_delegation_token(made.hmac)
+    with Admin({**login, "sasl.tokenauth": "false"}) as refused, pytest.raises(PeerError) as error:
+        refused.describe_cluster()
+    assert error.value.code is ErrorCode.SASL_AUTHENTICATION_FAILED
