@@ -43,6 +43,7 @@ class Steps:
             "local[2]",
             folder,
             spark__eventLog__enabled="true",
+            spark__eventLog__compress="false",
             spark__eventLog__dir=events.as_uri(),
             spark__eventLog__logStageExecutorMetrics="true",
             spark__log__level="INFO",

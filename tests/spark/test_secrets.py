@@ -72,17 +72,28 @@ def forms(secret: str) -> list[bytes]:
     return [raw, json.dumps(secret)[1:-1].encode(), base64.b64encode(raw).rstrip(b"="), raw.hex().encode()]
 
 
+def prepared(client: dict[str, str], topic: str) -> None:
+    with Admin(client) as admin, Producer(client) as producer:
+        admin.create_topics([NewTopic(name, 2, 1) for name in (topic, f"{topic}-copy")])
+        for number in range(COUNT):
+            producer.send(topic, str(number).encode())
+        producer.flush()
+
+
+def assert_readable_events(folder: Path) -> None:
+    """So that a search in them finds what they contain."""
+    events = b"".join(path.read_bytes() for path in (folder / "events").rglob("events_*"))
+    assert events.count(b"SparkListenerSQLExecutionStart") > 1
+    assert b"fenceline" in events
+
+
 @pytest.mark.parametrize("login", ["own", "jaas", "token"])
 def test_no_secret_leaves_its_place(cluster: LocalCluster, tmp_path: Path, login: str) -> None:
     security = cluster.layout.root / "security"
     properties = security / "librdkafka.properties"
     client = read_properties(properties)
     topic = f"flights-{login}"
-    with Admin(client) as admin, Producer(client) as producer:
-        admin.create_topics([NewTopic(name, 2, 1) for name in (topic, f"{topic}-copy")])
-        for number in range(COUNT):
-            producer.send(topic, str(number).encode())
-        producer.flush()
+    prepared(client, topic)
     folder = tmp_path / "driver"
     folder.mkdir()
     passwords = json.loads((security / "users.json").read_text())
@@ -106,7 +117,23 @@ def test_no_secret_leaves_its_place(cluster: LocalCluster, tmp_path: Path, login
             content = path.read_bytes()
             for name, each in secrets.items():
                 assert not any(form in content for form in each), f"the secret of {name} is in {path}"
+    assert_readable_events(folder)
     for place in ("/events/", "/checkpoints/to_delta/offsets/", "/table/_delta_log/", "/driver.log", "/node-1/"):
         assert any(place in path for path in searched), f"nothing was written to {place}"
     assert processes.looked > 100
     assert not processes.found
+
+
+def test_spark_connect_writes_options_to_its_event_log(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Spark does, not this project. With a config provider they name the password's place."""
+    pytest.importorskip("grpc")
+    properties = cluster.layout.root / "security" / "librdkafka.properties"
+    client = read_properties(properties)
+    prepared(client, "connect")
+    with driver("secret_connect", tmp_path, properties, "connect") as running:
+        running.await_success(300)
+    assert "--- done" in running.printed
+    assert_readable_events(tmp_path)
+    contents = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(b"kafka.sasl.password" in content for content in contents)
+    assert not any(form in content for content in contents for form in forms(client["sasl.password"]))
