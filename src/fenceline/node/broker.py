@@ -567,6 +567,7 @@ class Broker:
             self.transactions.on_leaders_changed()
         if delta.changed_brokers:
             self.transactions.on_brokers_changed()
+        self.server.credentials_changed(image, delta)
         if any(resource.type is ConfigResourceType.BROKER for resource in delta.changed_configs):
             self.server.limits_changed()
 

@@ -8,8 +8,9 @@
 | done         | served      | 34, or begins again  | 34                               | served            |
 | again        | closes      | closes               | the mechanism's next message     | closes            |
 
-A session ends when its credential does or is withdrawn, or after `connections.max.reauth.ms`: then the connection
-closes unless its next request begins to authenticate again, which keeps the mechanism and the principal.
+A session ends when its credential does, or after `connections.max.reauth.ms`: then the connection closes unless its
+next request begins to authenticate again, which keeps the mechanism and the principal. Whoever knows that a credential
+was removed asks `is_withdrawn`, and closes the connection.
 
 Owns these states. Never sends, waits or looks up a credential. Rules: security.md A14 to A21.
 """
@@ -99,11 +100,15 @@ class SaslConversation:
         """Whether the session has an end."""
         return self._ends_ms is not None
 
+    def is_withdrawn(self, wall_ms: int) -> bool:
+        """Whether the credential of the last login has been removed."""
+        return self._is_valid is not None and not self._is_valid(wall_ms)
+
     def is_over(self, now_ms: int, wall_ms: int, key: int) -> bool:
         """Whether the session has ended before a request with this API key."""
         if self._ends_ms is None or not self.is_done or key == ApiKey.SASL_HANDSHAKE:
             return False
-        return now_ms >= self._ends_ms or (self._is_valid is not None and not self._is_valid(wall_ms))
+        return now_ms >= self._ends_ms or self.is_withdrawn(wall_ms)
 
     def request(self, header: RequestHeader, body: memoryview, now_ms: int, wall_ms: int) -> SaslStep | None:
         """A request that is not served, or None for ApiVersions, which is answered as usual.
@@ -170,6 +175,8 @@ class SaslConversation:
             lifetime_ms = self._lifetime_ms(outcome.expires_ms, wall_ms)
             if lifetime_ms is not None and lifetime_ms <= 0:
                 raise AuthenticationFailed(reason="the credential has expired")
+            if outcome.is_valid is not None and not outcome.is_valid(wall_ms):
+                raise AuthenticationFailed(reason="the credential was removed during the login")
         except AuthenticationFailed as error:
             return self._failed(error, version)
         self.principal = outcome.principal

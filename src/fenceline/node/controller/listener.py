@@ -112,6 +112,7 @@ class ControllerListener:
             sasl=ListenersSasl.of(config, config.controller_listeners, lambda: controller.image, clock),
             authorization=authorization,
         )
+        controller.subscribe(self._server.credentials_changed)
 
     @property
     def voter_endpoint(self) -> VoterEndpoint:

@@ -125,7 +125,10 @@ class ListenersSasl:
         if record is None:
             return None
         found = Credential(record.salt, record.stored_key, record.server_key, record.iterations)
-        return KnownCredential(found, Principal(name=name))
+        return KnownCredential(found, Principal(name=name), is_valid=partial(self._user_is_known, mechanism, name))
+
+    def _user_is_known(self, mechanism: str, name: str, now_ms: int) -> bool:
+        return (name, NUMBERS[mechanism]) in self._image().scram
 
     def _find_token(self, mechanism: str, token_id: str) -> KnownCredential | None:
         """A26. Kafka lets expired tokens log in until they are removed (A36, A69)."""

@@ -41,6 +41,8 @@ from fenceline.wire.principal import ANONYMOUS, Principal
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from fenceline.metadata.changes import Delta
+    from fenceline.metadata.image import MetadataImage
     from fenceline.node.client_limits import NodeQuotas
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.connection_limits import ConnectionLimits
@@ -358,6 +360,17 @@ class Server:
         connection.deadline = asyncio.get_running_loop().call_later(
             self._handshake_timeout_s, self._authentication_is_late, connection
         )
+
+    def credentials_changed(self, image: MetadataImage, delta: Delta) -> None:
+        """Close the connections that logged in with what was removed (A69)."""
+        users = any(key not in image.scram for key in delta.changed_scram)
+        tokens = any(key not in image.delegation_tokens for key in delta.changed_delegation_tokens)
+        if self._sasl is None or not (users or tokens):
+            return
+        _, wall_ms = self._sasl.now_ms()
+        for connection in list(self._connections):
+            if connection.conversation is not None and connection.conversation.is_withdrawn(wall_ms):
+                connection.close(f"the credential of {connection.principal} was removed")
 
     def _authentication_is_late(self, connection: ServerConnection) -> None:
         self.metrics.failed_authentications += 1
