@@ -21,6 +21,7 @@ from fenceline.node.logs import Logger, json_line
 from fenceline.node.metric_families import counters, gauges
 from fenceline.node.repeated_lines import RepeatedLines
 from fenceline.security.rights import Authorization, Denial, RequestRights
+from fenceline.wire.acl_codes import AclOperation
 
 if TYPE_CHECKING:
     from fenceline.metadata.changes import Delta
@@ -30,20 +31,29 @@ if TYPE_CHECKING:
     from fenceline.security.acls import AskingPeer
 
 log: Final = Logger("audit")
+_OF_NODES: Final = "If this is a node of the cluster, add its user to super.users on every node."
+_WAITS_LONG_MS: Final = 1_000
 _LOOK_S: Final = 0.5
 """Between two looks at the quorum, while requests come."""
 
 
 class AuditLog:
     """The denials, each once in ten seconds with the number of its repetitions: among the node's other lines with the
-    room `audit`, or in a file of their own, which is opened for every line, so that it can be moved away."""
+    room `audit`, or in a file of their own, which is opened for every line, so that it can be moved away.
+
+    What only nodes ask for is a warning too: a node that has no rights hangs outside of the cluster."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lines = RepeatedLines(log.info if path is None else self._append)
+        self._nodes = RepeatedLines(log.warning)
 
     def denied(self, denial: Denial) -> None:
         self._lines.write("denied", **denial._asdict())
+        if denial.operation == AclOperation.CLUSTER_ACTION.name:
+            self._nodes.write(
+                "a request of nodes is denied", principal=denial.principal, host=denial.host, advice=_OF_NODES
+            )
 
     def _append(self, event: str, **fields: Any) -> None:
         assert self._path is not None, "otherwise the node's log has the lines"
@@ -55,6 +65,7 @@ class AuditLog:
 
     def close(self) -> None:
         self._lines.flush()
+        self._nodes.flush()
 
 
 class NodeAuthorization:
@@ -70,6 +81,7 @@ class NodeAuthorization:
         """When the image was last known to be current, in monotonic time."""
         self._checked_until_ms: float = -math.inf
         """Until then the rules are in force without another look at the quorum."""
+        self._waiting = RepeatedLines(log.warning)
         self.audit = AuditLog(config.audit_path)
         self.rules = Authorization(
             config.super_users, allows_without_rules=config.allows_without_rules, denied=self.audit.denied
@@ -82,9 +94,13 @@ class NodeAuthorization:
             self._check()
         return self.rules.rights(peer, request)
 
-    async def in_force(self) -> None:
-        """Waits until the rules are in force."""
+    async def in_force(self, waiting: RequestRights) -> None:
+        """Waits until the rules are in force. Tells whose request waits: a quorum whose nodes are no super users of each
+        other never has rules in force."""
+        tell_ms = self._clock.monotonic_ms() + _WAITS_LONG_MS
         while not self._check():
+            if self._clock.monotonic_ms() >= tell_ms:
+                self._waiting.write("requests wait for the ACLs", principal=str(waiting.principal), advice=_OF_NODES)
             await asyncio.wait((self._controller.next_change(),), timeout=_LOOK_S)
 
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:

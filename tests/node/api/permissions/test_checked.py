@@ -13,7 +13,7 @@ from fenceline.node.api.permissions.checked import checked, has_row
 from fenceline.node.api.permissions.table import PERMISSIONS
 from fenceline.node.context import Api, RequestContext
 from fenceline.security.acls import AskingPeer
-from fenceline.security.rights import Authorization
+from fenceline.security.rights import Authorization, RequestRights
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, write_request
 from fenceline.wire.principal import Principal
@@ -29,7 +29,10 @@ class Node:
         self.loaded = asyncio.Event()
         self.answers_later = False
         api = Api(key, 0, 99, self.handle)
-        (self.api,) = checked((api,), lambda: EMPTY_IMAGE, self.loaded.wait)
+        (self.api,) = checked((api,), lambda: EMPTY_IMAGE, self.in_force)
+
+    async def in_force(self, waiting: RequestRights) -> None:
+        await self.loaded.wait()
 
     def handle(self, context: RequestContext, request: Any) -> Any:
         self.asked.append(request)
@@ -51,9 +54,8 @@ def test_an_api_without_a_row_does_not_start() -> None:
     with pytest.raises(InternalError, match="SHARE_FETCH"):
         has_row(PERMISSIONS, [ApiKey.FETCH, ApiKey.SHARE_FETCH])
     with pytest.raises(InternalError, match="SHARE_FETCH"):
-        checked(
-            (Api(ApiKey.SHARE_FETCH, 0, 0, lambda context, request: {}),), lambda: EMPTY_IMAGE, asyncio.Event().wait
-        )
+        unknown = Api(ApiKey.SHARE_FETCH, 0, 0, lambda context, request: {})
+        checked((unknown,), lambda: EMPTY_IMAGE, Node(ApiKey.FETCH, allows_everything=True).in_force)
 
 
 @pytest.mark.parametrize("later", [False, True])

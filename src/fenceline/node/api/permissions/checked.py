@@ -21,9 +21,10 @@ from fenceline.wire.apis import ApiKey
 if TYPE_CHECKING:
     from fenceline.metadata.image import MetadataImage
     from fenceline.node.context import Answer, Api, Handler, RequestContext
+    from fenceline.security.rights import RequestRights
 
-RulesInForce: TypeAlias = Callable[[], Awaitable[object]]
-"""Waits until the rules of the metadata log are in force."""
+RulesInForce: TypeAlias = Callable[["RequestRights"], Awaitable[object]]
+"""Waits until the rules of the metadata log are in force, for a request with these rights."""
 
 _WAIT_S: Final = 30.0
 """How long a request waits for the rules, as Kafka's clients wait for an answer."""
@@ -77,9 +78,11 @@ def _checked(api: Api, check: Check | None, images: Callable[[], MetadataImage],
         return complete(answer)
 
     async def wait(context: RequestContext, request: Any) -> Answer:
+        rights = context.rights
+        assert rights is not None, "every request has rights where they are checked"
         try:
             async with asyncio.timeout(_WAIT_S):
-                await in_force()
+                await in_force(rights)
         except TimeoutError:
             raise PeerError(
                 ErrorCode.UNKNOWN_SERVER_ERROR, "This node does not know the rules of the metadata log."
