@@ -53,9 +53,10 @@ class Node:
 def test_an_api_without_a_row_does_not_start() -> None:
     with pytest.raises(InternalError, match="SHARE_FETCH"):
         has_row(PERMISSIONS, [ApiKey.FETCH, ApiKey.SHARE_FETCH])
+    unknown = Api(ApiKey.SHARE_FETCH, 0, 0, lambda context, request: {})
+    in_force = Node(ApiKey.DESCRIBE_GROUPS, allows_everything=True).in_force
     with pytest.raises(InternalError, match="SHARE_FETCH"):
-        unknown = Api(ApiKey.SHARE_FETCH, 0, 0, lambda context, request: {})
-        checked((unknown,), lambda: EMPTY_IMAGE, Node(ApiKey.FETCH, allows_everything=True).in_force)
+        checked((unknown,), lambda: EMPTY_IMAGE, in_force)
 
 
 @pytest.mark.parametrize("later", [False, True])
