@@ -95,8 +95,8 @@ class NodeAuthorization:
         return self.rules.rights(peer, request)
 
     async def in_force(self, waiting: RequestRights) -> None:
-        """Waits until the rules are in force. Tells whose request waits: a quorum whose nodes are no super users of each
-        other never has rules in force."""
+        """Waits until the rules are in force. Tells whose request waits: a quorum whose nodes are no super users of
+        each other never has rules in force."""
         tell_ms = self._clock.monotonic_ms() + _WAITS_LONG_MS
         while not self._check():
             if self._clock.monotonic_ms() >= tell_ms:
