@@ -41,6 +41,7 @@ from fenceline.node.losses.evidence_reads import EvidenceReads
 from fenceline.node.metadata.format import format_directory
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection import PendingAnswer
+from fenceline.node.net.dialing import dial_plain
 from fenceline.node.replication.replica import Replica
 from fenceline.node.storage.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
@@ -259,6 +260,7 @@ class Desk:
             markers=self.markers,
             authorization=None,
             quotas=self.quotas,
+            check_certificates=missing,
         )
         self._handlers = {api.key: api.handler for api in apis}
 
@@ -282,6 +284,7 @@ class Desk:
             ME,
             self.config,
             self.log_dirs,
+            dial=dial_plain(self.config),
             image=lambda: self.image,
             submit=self.controller.submit,
             next_change=self.loop.create_future,

@@ -188,6 +188,7 @@ def test_secrets_are_not_logged(secured: Secured) -> None:
     ("changes", "reason"),
     [
         ({"ssl.keystore.location": ""}, "TLS needs a certificate"),
+        ({"ssl.truststore.location": ""}, "nodes with these certificates cannot connect to each other"),
         ({"ssl.keystore.location": "/nowhere.pem"}, "cannot be read"),
         ({"ssl.keystore.type": "JKS"}, r"ssl\.keystore\.password is missing"),
         ({"ssl.enabled.protocols": "TLSv1.1"}, "older protocols are broken"),
@@ -207,6 +208,8 @@ def test_start_is_refused_with_the_reason(tmp_path: Path, changes: dict[str, str
     overrides = {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(authority.identity("broker", "127.0.0.1")),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(authority.ca),
         "sasl.enabled.mechanisms": "PLAIN",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": JAAS,

@@ -19,10 +19,12 @@ class TestAuthority:
         self.ca = folder / "ca.pem"
         self._authority.cert_pem.write_to_path(str(self.ca))
 
-    def identity(self, name: str, *hosts: str) -> Path:
+    def identity(self, name: str, *hosts: str, file: str = "") -> Path:
         """A PEM file with a key and the chain of a certificate for these hosts, with the common name `name`."""
-        issued = self._authority.issue_cert(*(hosts or (f"{name}.test",)), common_name=name)
-        path = self._folder / f"{name}.pem"
+        issued = self._authority.issue_cert(
+            *(hosts or (f"{name}.test",)), common_name=name, organization_unit_name="tests"
+        )
+        path = self._folder / f"{file or name}.pem"
         # Apache Kafka reads keys in the form of PKCS#8 only (security.md A6).
         key = load_pem_private_key(issued.private_key_pem.bytes(), None)
         encoded = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

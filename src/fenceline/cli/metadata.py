@@ -126,12 +126,14 @@ def tree_of_loaded(loaded: LoadedMetadata) -> Folder:
 
 def show_config(name: str, value: str) -> str:
     """Redact passwords."""
-    from fenceline.config.broker import ALL_CONFIGS
+    from fenceline.config.broker import ALL_CONFIGS, without_listener
     from fenceline.config.definitions import ConfigType
     from fenceline.metadata.image_tree import REDACTED
 
-    known = ALL_CONFIGS.get(name)
-    return REDACTED if "password" in name or (known is not None and known.type is ConfigType.PASSWORD) else value
+    key = without_listener(name)
+    known = ALL_CONFIGS.get(key)
+    is_secret = key != name if known is None else known.type is ConfigType.PASSWORD
+    return REDACTED if "password" in name or is_secret else value
 
 
 def print_problems(loaded: LoadedMetadata) -> None:

@@ -254,10 +254,40 @@ PER_LISTENER_CONFIGS: Final = frozenset(
 )
 """Keys that a running broker accepts only as `listener.name.<listener>.<key>`."""
 
+_LISTENER_PREFIX: Final = "listener.name."
+_PER_MECHANISM: Final = (
+    "sasl.jaas.config",
+    "sasl.login.callback.handler.class",
+    "sasl.login.class",
+    "sasl.server.callback.handler.class",
+    "connections.max.reauth.ms",
+)
+"""Keys that can also be set as `listener.name.<listener>.<mechanism>.<key>` (security.md A2)."""
+
+
+def listener_prefix(listener: str) -> str:
+    """Of keys for one listener."""
+    return f"{_LISTENER_PREFIX}{listener.lower()}."
+
+
+def listener_of(name: str) -> tuple[str, str] | None:
+    """The listener, as it is written, and the key of a name with a prefix; None for other names."""
+    if not name.startswith(_LISTENER_PREFIX):
+        return None
+    listener, dot, key = name.removeprefix(_LISTENER_PREFIX).partition(".")
+    return (listener, next((each for each in _PER_MECHANISM if key.endswith(each)), key)) if dot else None
+
+
+def without_listener(name: str) -> str:
+    """The key behind the prefix of a listener and a mechanism; other names unchanged."""
+    found = listener_of(name)
+    return name if found is None else found[1]
+
 
 def broker_synonyms(name: str) -> tuple[str, ...]:
     """The key and its fallbacks, in order of precedence."""
-    return _SYNONYMS.get(name, (name,))
+    without = without_listener(name)
+    return _SYNONYMS.get(name, (name,)) if without == name else (name, without)
 
 
 def broker_key(name: str) -> ConfigKey | None:

@@ -20,7 +20,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS, topic_defaults
+from fenceline.config.broker import (
+    ALL_CONFIGS,
+    DYNAMIC_ONLY_CONFIGS,
+    listener_prefix,
+    topic_defaults,
+    without_listener,
+)
 from fenceline.config.cordoned import CORDONED, cordoned_dirs
 from fenceline.config.definitions import ConfigType, ConfigValue, InvalidConfig, parse_type
 from fenceline.config.listeners import (
@@ -109,7 +115,7 @@ class NodeConfig:
 
     def for_listener(self, listener: str) -> Callable[[str], str | None]:
         """The values of broker keys for one listener: with its prefix, or for all listeners, or default (A2)."""
-        prefix = f"{_LISTENER_PREFIX}{listener.lower()}."
+        prefix = listener_prefix(listener)
         is_sasl = self.security_protocol(listener).startswith("SASL")
 
         def lookup(key: str) -> str | None:
@@ -250,14 +256,9 @@ def _unknown_keys(raw: Mapping[str, str], origins: Mapping[str, str]) -> Iterato
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
-def _without_listener(name: str) -> str:
-    """The key that `listener.name.NAME.` stands before; other names as they are."""
-    return name.removeprefix(_LISTENER_PREFIX).partition(".")[2] if name.startswith(_LISTENER_PREFIX) else name
-
-
 def _check_values(raw: Mapping[str, str], origins: Mapping[str, str]) -> None:
     for name, text in raw.items():
-        key = ALL_CONFIGS.get(_without_listener(name))
+        key = ALL_CONFIGS.get(without_listener(name))
         if key is None:
             continue
         where = f" ({origins[name]})" if name in origins else ""

@@ -61,6 +61,7 @@ from fenceline.node.losses.lost_transactions import LostTransactions
 from fenceline.node.metadata.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import MetricsEndpoint, NodeMetrics, open_endpoint
 from fenceline.node.net.connection_limits import ConnectionLimits
+from fenceline.node.net.dialing import dial_brokers
 from fenceline.node.net.sasl import ListenersSasl
 from fenceline.node.net.server import Server, ServerLimits
 from fenceline.node.net.tls import ListenersTls
@@ -224,6 +225,7 @@ class Broker:
             self.node_id,
             config,
             self.log_dirs,
+            dial=dial_brokers(config, self.quorum.certificates),
             image=lambda: self.image,
             submit=self.controller.submit,
             next_change=self.controller.next_change,
@@ -344,6 +346,7 @@ class Broker:
         self.groups.on_topics_created(self.image.offset)
         for placement in self._placements:
             placement.load_all(self.image)
+        await quorum.certificates.settled()
         # Metadata may name this broker as a leader from here on: who comes at once is not sent away.
         self.server.open_backlog()
         if quorum.channel is not None:
@@ -499,6 +502,7 @@ class Broker:
             markers=markers,
             authorization=authorization,
             quotas=self.quorum.quotas,
+            check_certificates=self.quorum.certificates.check,
         )
         channel = self.quorum.channel
         return Server(
@@ -510,7 +514,7 @@ class Broker:
             threads=self.disk_threads,
             forward=channel.forward if channel is not None else None,
             has_urgent_requests=self._fetching.reads.load_pace.has_urgent_requests,
-            tls=ListenersTls.of(config, config.listeners),
+            tls=ListenersTls.of(config, self.quorum.certificates, config.listeners),
             sasl=ListenersSasl.of(config, config.listeners, lambda: self.image, self.clock),
             authorization=authorization,
             quotas=self.quorum.quotas,

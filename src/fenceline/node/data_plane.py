@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from fenceline.node.losses.keeper import LossKeeper
 from fenceline.node.losses.pending_partitions import PendingPartitions
 from fenceline.node.losses.removed_replicas import RemovedReplicas
-from fenceline.node.net.dialing import dial_brokers
 from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.node.replication.peers import Peers
 from fenceline.node.replication.replicas import Replicas
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from fenceline.log.directories.partition_dir import RemovedPartition
     from fenceline.metadata.image import MetadataImage
     from fenceline.node.clock import Clock
+    from fenceline.node.net.peer_connection import Dial
     from fenceline.node.replication.replica import Replica
     from fenceline.node.storage.storage_trouble import StorageTrouble
 
@@ -72,6 +72,7 @@ class DataPlane:
         config: NodeConfig,
         log_dirs: LogDirs,
         *,
+        dial: Dial,
         image: Callable[[], MetadataImage],
         submit: Callable[[Request], Awaitable[Any]],
         next_change: Callable[[], asyncio.Future[None]],
@@ -88,9 +89,10 @@ class DataPlane:
         executor: Executor,
         delete_later: Callable[[Callable[[], None], int], None],
     ) -> None:
-        """`submit`, `next_change`: see `Replication`. `report_failed`, `report_cordoned` report directories to the
-        controller. `log_config`: the effective configs of a topic. `executor` runs the work on the data directories;
-        `delete_later` deletes files there, after a delay in milliseconds."""
+        """`dial` connects to other brokers. `submit`, `next_change`: see `Replication`. `report_failed`,
+        `report_cordoned` report directories to the controller. `log_config`: the effective configs of a topic.
+        `executor` runs the work on the data directories; `delete_later` deletes files there, after a delay in
+        milliseconds."""
         self._config = config
         self._log_dirs = log_dirs
         self._image = image
@@ -99,7 +101,7 @@ class DataPlane:
         self._suspected: Signal[LogDir, OSError | StorageError] = Signal()
         suspect = self._suspected
         self.in_service = OpenReplicas()
-        self.peers = Peers(image, config.inter_broker_listener, dial_brokers(config))
+        self.peers = Peers(image, config.inter_broker_listener, dial)
         self.checkpoints = Checkpoints(log_dirs, executor, suspect)
         self.flushes = LogFlushes(self.in_service, clock, executor)
         self.losses = LossKeeper(

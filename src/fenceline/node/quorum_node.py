@@ -20,6 +20,7 @@ from fenceline.node.client_limits import NodeQuotas
 from fenceline.node.context import NodeView
 from fenceline.node.controller.driver import ControllerDriver
 from fenceline.node.metrics import NodeMetrics
+from fenceline.node.net.certificates import NodeCertificates
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -54,16 +55,18 @@ class QuorumNode:
         self._config = config
         self._cluster_id = directories.cluster_id
         self._features = features
-        channel = None
+        self.certificates = NodeCertificates(config)
+        channel = dial = None
         if config.can_reach_others:
             from fenceline.node.controller.channel import ControllerChannel
             from fenceline.node.net.dialing import dial_controllers
             from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES
 
+            dial = dial_controllers(config, self.certificates)
             channel = partial(
                 ControllerChannel,
                 node_id=config.node_id,
-                connect=dial_controllers(config),
+                connect=dial,
                 largest_answer_bytes=max(LARGEST_ANSWER_BYTES, config.get_int("socket.request.max.bytes")),
             )
         self.controller = ControllerDriver(
@@ -78,7 +81,9 @@ class QuorumNode:
             trouble=trouble,
             executor=executor,
             channel=channel,
+            connect_controllers=dial,
         )
+        self.certificates.follow(self.controller)
         self._rng = rng
         self._clock = clock
         authorizer = read_authorizer(config.text)
@@ -114,6 +119,7 @@ class QuorumNode:
                 threads=disk_threads,
                 clock=self._clock,
                 authorization=self.authorization,
+                certificates=self.certificates,
             )
             await self.listener.bind()
         controller.open(self.listener.voter_endpoint if self.listener is not None else None)

@@ -41,6 +41,16 @@ def _configure(context: ssl.SSLContext, settings: TlsSettings, material: TlsMate
     context.minimum_version, context.maximum_version = settings.versions[0], settings.versions[-1]
     if settings.suites:
         context.set_ciphers(_own_names(settings.suites, where))
+    try:
+        _load(context, material)
+    except ssl.SSLError as error:
+        raise OperatorError(
+            f"{where}: the TLS library refuses the certificates: {error.reason or error}",
+            "Use keys and signatures that are secure enough for it.",
+        ) from None
+
+
+def _load(context: ssl.SSLContext, material: TlsMaterial) -> None:
     if material.trusted is None:
         context.load_default_certs()
     else:

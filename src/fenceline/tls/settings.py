@@ -187,18 +187,25 @@ def _items(text: str | None) -> tuple[str, ...]:
 
 
 def check_exchange(
-    old: TlsIdentity, new: TlsIdentity | None, *, allows_other_name: bool, allows_other_alternatives: bool
+    old: TlsMaterial, new: TlsMaterial, *, allows_other_name: bool, allows_other_alternatives: bool
 ) -> None:
-    """Whether a running listener may show `new` from now on (A10). Raises OperatorError."""
-    if new is None:
-        raise OperatorError("The key store of a running listener cannot be removed")
-    if old.name != new.name and not allows_other_name:
+    """Whether new connections of a running listener may use `new` (A10). Raises OperatorError."""
+    for what, before, after in (("key", old.identity, new.identity), ("trust", old.trusted, new.trusted)):
+        if (before is None) != (after is None):
+            change = "added to" if before is None else "removed from"
+            raise OperatorError(
+                f"A {what} store cannot be {change} a running listener", "Set it in the node's file, and restart it."
+            )
+    if old.identity is None or new.identity is None:
+        return
+    if old.identity.name != new.identity.name and not allows_other_name:
         raise OperatorError(
-            f"The new certificate is of {new.name}, the old one of {old.name}", "Set ssl.allow.dn.changes=true."
+            f"The new certificate is of {new.identity.name}, the old one of {old.identity.name}",
+            "Use one of the same name, or start the node with ssl.allow.dn.changes=true.",
         )
-    missing = old.alternative_names - new.alternative_names
+    missing = old.identity.alternative_names - new.identity.alternative_names
     if missing and not allows_other_alternatives:
         raise OperatorError(
             f"The new certificate lacks the alternative names {', '.join(sorted(missing))}",
-            "Set ssl.allow.san.changes=true.",
+            "Use one that has them, or start the node with ssl.allow.san.changes=true.",
         )

@@ -99,6 +99,7 @@ def broker_apis(
     markers: transaction_markers.TransactionMarkers,
     authorization: NodeAuthorization | None,
     quotas: NodeQuotas,
+    check_certificates: configs.CheckCertificates,
 ) -> tuple[Api, ...]:
     """The APIs of a broker that are decoded into an entity."""
     submit = controller.submit
@@ -108,7 +109,7 @@ def broker_apis(
         *metadata.apis(node, replication.absent_now, auto_create),
         *topic_partitions.apis(node),
         *_limited(node, controller, quotas, topics.apis(node, submit, replicas.vacated)),
-        *configs.apis(node, submit),
+        *configs.apis(node, submit, check_certificates),
         *cluster.apis(node),
         *log_dirs.apis(node, replicas, directories, moves, threads),
         *find_coordinator.apis(node, create_offsets_topic, create_transaction_topic),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fenceline.config.broker import FENCING_GRACE
 from fenceline.node.controller.presence import BrokerPresence
 from fenceline.node.controller.probe import BrokerProbe
-from fenceline.node.net.dialing import dial_controllers, dial_plain
+from fenceline.node.net.dialing import dial_plain
 from fenceline.node.quorum.peers import QuorumPeers
 from fenceline.node.quorum.watch import QuorumWatch
 
@@ -55,7 +55,7 @@ def create_peers(
             request_timeout_ms=config.get_int("controller.quorum.request.timeout.ms"),
             answered=answered,
             unanswered=unanswered,
-            connect=connect or dial_controllers(config),
+            connect=connect or dial_plain(config),
             watch=watch,
         )
 

@@ -78,11 +78,13 @@ class ControllerDriver:
         trouble: StorageTrouble,
         executor: Executor | None = None,
         connect: Dial | None = None,
+        connect_controllers: Dial | None = None,
         channel: Callable[[LocalController], ControllerChannel] | None = None,
     ) -> None:
         """`directory` is `metadata.log.dir`; `trouble` is informed of disk errors; `executor` runs flushes and file
-        work (default: its own); `connect` opens connections to other nodes (default: TCP); `channel` creates the
-        channel for requests while this node is not the active controller (default: they fail)."""
+        work (default: its own); `connect` opens connections to other nodes (default: TCP), `connect_controllers` those
+        to other voters (default: `connect`); `channel` creates the channel for requests while this node is not the
+        active controller (default: they fail)."""
         self._config = config
         self._disk = disk
         self._directory = str(directory)
@@ -95,6 +97,7 @@ class ControllerDriver:
         self._own_executor = ThreadPoolExecutor(_DISK_THREADS, "metadata-disk") if executor is None else None
         self._executor = executor or self._own_executor
         self._connect = connect
+        self._connect_controllers = connect_controllers or connect
         self._open_channel = channel
         self._failed: asyncio.Future[None] | None = None
         self._snapshots: Snapshots | None = None
@@ -338,7 +341,7 @@ class ControllerDriver:
         """Creates the connections to other voters; a simulation overrides it."""
         from fenceline.node.controller.connections import create_peers
 
-        return create_peers(self._config, watch, self._connect)
+        return create_peers(self._config, watch, self._connect_controllers)
 
     def _presence(self, controller: Decider, state: ControllerState) -> BrokerPresence:
         """Creates the broker probes; a simulation overrides it."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fenceline.node.context import Api
     from fenceline.node.controller.driver import ControllerDriver
     from fenceline.node.metrics import NodeMetrics
+    from fenceline.node.net.certificates import NodeCertificates
     from fenceline.node.net.connection import ServerConnection
     from fenceline.node.net.server import RawApi, RightsOfPeers
     from fenceline.wire.apis import ApiKey
@@ -87,6 +88,7 @@ class ControllerListener:
         threads: Executor,
         clock: Clock,
         authorization: RightsOfPeers | None,
+        certificates: NodeCertificates,
     ) -> None:
         """Raises OperatorError for unusable certificates or mechanisms."""
         self._config = config
@@ -108,7 +110,7 @@ class ControllerListener:
             ),
             metrics=metrics,
             threads=threads,
-            tls=ListenersTls.of(config, config.controller_listeners),
+            tls=ListenersTls.of(config, certificates, config.controller_listeners),
             sasl=ListenersSasl.of(config, config.controller_listeners, lambda: controller.image, clock),
             authorization=authorization,
         )

@@ -12,18 +12,19 @@ from fenceline.node.net.peer_connection import Dial, PeerConnection, dial_from
 
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
+    from fenceline.node.net.certificates import NodeCertificates
 
 _PLAINTEXT: Final = "PLAINTEXT"
 
 
-def dial_brokers(config: NodeConfig) -> Dial:
+def dial_brokers(config: NodeConfig, certificates: NodeCertificates) -> Dial:
     """Connections to other brokers. Raises OperatorError for unusable certificates or a missing user."""
-    return _dial(config, config.inter_broker_listener, "sasl.mechanism.inter.broker.protocol")
+    return _dial(config, certificates, config.inter_broker_listener, "sasl.mechanism.inter.broker.protocol")
 
 
-def dial_controllers(config: NodeConfig) -> Dial:
+def dial_controllers(config: NodeConfig, certificates: NodeCertificates) -> Dial:
     """Connections to controllers. Raises OperatorError."""
-    return _dial(config, config.controller_listener_names[0], "sasl.mechanism.controller.protocol")
+    return _dial(config, certificates, config.controller_listener_names[0], "sasl.mechanism.controller.protocol")
 
 
 def dial_plain(config: NodeConfig) -> Dial:
@@ -31,13 +32,14 @@ def dial_plain(config: NodeConfig) -> Dial:
     return dial_from(config.get_str("fenceline.outbound.address") or "")
 
 
-def _dial(config: NodeConfig, listener: str, mechanism_key: str) -> Dial:
+def _dial(config: NodeConfig, certificates: NodeCertificates, listener: str, mechanism_key: str) -> Dial:
     if config.security_protocol(listener) == _PLAINTEXT:
         return dial_plain(config)
     from fenceline.node.net.peer_login import login_for
     from fenceline.node.net.tls import outgoing_context
 
-    dial = dial_from(config.get_str("fenceline.outbound.address") or "", outgoing_context(config, listener))
+    context = outgoing_context(config, certificates, listener)
+    dial = dial_from(config.get_str("fenceline.outbound.address") or "", context)
     log_in = login_for(config, listener, mechanism_key)
     return dial if log_in is None else _with_login(dial, log_in)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fenceline.node.net.watched_context import WatchedContext
 from fenceline.security.name_rules import NameRule, parse_name_rules, user_of_name
 from fenceline.tls.contexts import client_context, server_context
 from fenceline.wire.principal import ANONYMOUS, Principal
@@ -20,6 +19,8 @@ from fenceline.wire.principal import ANONYMOUS, Principal
 if TYPE_CHECKING:
     from fenceline.config.listeners import ListenerConfig
     from fenceline.config.node import NodeConfig
+    from fenceline.node.net.certificates import NodeCertificates
+    from fenceline.node.net.watched_context import WatchedContext
 
 WITH_TLS: Final = ("SSL", "SASL_SSL")
 
@@ -32,20 +33,21 @@ class _Listener(NamedTuple):
 class ListenersTls:
     """Of the listeners that one node opens."""
 
-    def __init__(self, config: NodeConfig, listeners: Iterable[str]) -> None:
+    def __init__(self, config: NodeConfig, certificates: NodeCertificates, listeners: Iterable[str]) -> None:
         """Reads their certificates. Raises OperatorError if one of them cannot be served."""
         self._config = config
         self._listeners: dict[str, _Listener] = {}
         for name in listeners:
-            lookup = config.for_listener(name)
-            rules = parse_name_rules(lookup("ssl.principal.mapping.rules") or "")
-            self._listeners[name] = _Listener(WatchedContext(lookup, name, server_context), rules)
+            rules = parse_name_rules(config.for_listener(name)("ssl.principal.mapping.rules") or "")
+            self._listeners[name] = _Listener(certificates.watch(name, server_context, is_own=True), rules)
 
     @classmethod
-    def of(cls, config: NodeConfig, listeners: Iterable[ListenerConfig]) -> ListenersTls | None:
+    def of(
+        cls, config: NodeConfig, certificates: NodeCertificates, listeners: Iterable[ListenerConfig]
+    ) -> ListenersTls | None:
         """None if none of these listeners has TLS. Raises OperatorError."""
         names = [each.name for each in listeners if each.security_protocol in WITH_TLS]
-        return cls(config, names) if names else None
+        return cls(config, certificates, names) if names else None
 
     def context(self, listener: str) -> ssl.SSLContext | None:
         """For new connections; None without TLS."""
@@ -70,9 +72,11 @@ class ListenersTls:
         return None if user is None else Principal(name=user)
 
 
-def outgoing_context(config: NodeConfig, listener: str) -> Callable[[], ssl.SSLContext] | None:
+def outgoing_context(
+    config: NodeConfig, certificates: NodeCertificates, listener: str
+) -> Callable[[], ssl.SSLContext] | None:
     """For each new connection to the listeners of this name of other nodes; None without TLS. Raises OperatorError for
     unusable certificates."""
     if config.security_protocol(listener) not in WITH_TLS:
         return None
-    return WatchedContext(config.for_listener(listener), listener, client_context).for_connection
+    return certificates.watch(listener, client_context, is_own=False).for_connection

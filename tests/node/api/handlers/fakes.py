@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +130,7 @@ class FakeBroker:
             "replicas": SimpleNamespace(vacated=_at_once),
             "replication": SimpleNamespace(absent_now=lambda: self.absent, deletions=None),
             "auto_create": self.auto_create,
+            "check_certificates": self.check_certificates,
             **self.ports,
         }
         self.apis = broker_apis(node, **ports)
@@ -143,6 +144,9 @@ class FakeBroker:
         return {
             name: RequestOutcome(ErrorCode.POLICY_VIOLATION if name == "refused" else ErrorCode.NONE) for name in names
         }
+
+    async def check_certificates(self, overrides: Mapping[str, str], named: Iterable[str]) -> None:
+        """They are usable."""
 
     def call(self, key: ApiKey, version: int, listener: str = "PLAINTEXT", /, **fields: Any) -> Any:
         """The answer as the handler returns it, or an awaitable of it."""

@@ -10,7 +10,7 @@ KIP-1142.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -55,6 +55,14 @@ _FORWARDED: Final = frozenset(
 )
 
 
+CheckCertificates = Callable[[Mapping[str, str], Iterable[str]], Awaitable[None]]
+"""Given the new overrides of this broker and the keys of the request. Raises PeerError if it could not use them."""
+
+
+async def _accept_any(overrides: Mapping[str, str], named: Iterable[str]) -> None:
+    """A controller does not know the certificates of a broker."""
+
+
 class _Change(NamedTuple):
     """One resource of a request, with its changes in the form of IncrementalAlterConfigs."""
 
@@ -75,7 +83,11 @@ class _Change(NamedTuple):
 
 
 async def handle_incremental_alter_configs(
-    node: NodeView, submit: Submit, context: RequestContext, request: IncrementalAlterConfigsRequest
+    node: NodeView,
+    submit: Submit,
+    check_certificates: CheckCertificates,
+    context: RequestContext,
+    request: IncrementalAlterConfigsRequest,
 ) -> dict[str, Any]:
     """Each resource succeeds or fails alone."""
     wanted = [_incremental_change(each) for each in request.resources]
@@ -85,11 +97,16 @@ async def handle_incremental_alter_configs(
             tuple((each.resource, each.changes) for each in changes), validate_only=request.validate_only
         )
 
-    return await _alter(node, submit, context, wanted, build, validate_only=request.validate_only, replaces=False)
+    checks = _Checks(node, check_certificates, context, validate_only=request.validate_only, replaces=False)
+    return await _alter(submit, context, wanted, build, checks)
 
 
 async def handle_alter_configs(
-    node: NodeView, submit: Submit, context: RequestContext, request: AlterConfigsRequest
+    node: NodeView,
+    submit: Submit,
+    check_certificates: CheckCertificates,
+    context: RequestContext,
+    request: AlterConfigsRequest,
 ) -> dict[str, Any]:
     """The legacy request: overrides that it does not name are deleted."""
     wanted = [
@@ -108,7 +125,8 @@ async def handle_alter_configs(
             validate_only=request.validate_only,
         )
 
-    return await _alter(node, submit, context, wanted, build, validate_only=request.validate_only, replaces=True)
+    checks = _Checks(node, check_certificates, context, validate_only=request.validate_only, replaces=True)
+    return await _alter(submit, context, wanted, build, checks)
 
 
 def _incremental_change(resource: IncrementalAlterConfigsAlterConfigsResource) -> _Change:
@@ -126,15 +144,22 @@ def _incremental_change(resource: IncrementalAlterConfigsAlterConfigsResource) -
     )
 
 
+class _Checks(NamedTuple):
+    """What the checks of one request need."""
+
+    node: NodeView
+    check_certificates: CheckCertificates
+    context: RequestContext
+    validate_only: bool
+    replaces: bool
+
+
 async def _alter(
-    node: NodeView,
     submit: Submit,
     context: RequestContext,
     wanted: Sequence[_Change],
     build: Callable[[Sequence[_Change]], IncrementalAlterConfigs | AlterConfigs],
-    *,
-    validate_only: bool,
-    replaces: bool,
+    checks: _Checks,
 ) -> dict[str, Any]:
     outcomes: dict[int, RequestOutcome] = {}
     forwarded: list[int] = []
@@ -143,7 +168,7 @@ async def _alter(
         try:
             if seen[change.raw_type, change.name] > 1:
                 raise PeerError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
-            if _is_done_here(node, context, change, validate_only=validate_only, replaces=replaces):
+            if await _is_done_here(checks, change):
                 outcomes[position] = SUCCESS
             else:
                 forwarded.append(position)
@@ -177,10 +202,9 @@ async def _submit(
     return {position: each.outcome for position, each in zip(positions, answer.resources, strict=True)}
 
 
-def _is_done_here(
-    node: NodeView, context: RequestContext, change: _Change, *, validate_only: bool, replaces: bool
-) -> bool:
+async def _is_done_here(checks: _Checks, change: _Change) -> bool:
     """Check a change; True if it needs no controller. Raises PeerError with the resource's error."""
+    node, check_certificates, context, validate_only, replaces = checks
     _check_shape(change)
     if change.type is ConfigResourceType.TOPIC and change.name == METADATA_TOPIC:
         raise PeerError(
@@ -205,7 +229,10 @@ def _is_done_here(
             if change.name:
                 _check_broker_id(node.node_id, change.name)
             _check_list_changes(change, node.config.log_dirs)
-            check_broker_update(node.config, merged, cluster_default=not change.name)
+            current = node.image.config(change.type, change.name)
+            check_broker_update(node.config, merged, current, cluster_default=not change.name)
+            if change.name:
+                await check_certificates(merged, (each.name for each in change.changes))
         case ConfigResourceType.GROUP:
             if not change.name:
                 raise PeerError(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
@@ -295,15 +322,22 @@ def handle_list_config_resources(
     }
 
 
-def controller_apis(node: NodeView, submit: Submit) -> tuple[Api, ...]:
+def controller_apis(
+    node: NodeView, submit: Submit, check_certificates: CheckCertificates = _accept_any
+) -> tuple[Api, ...]:
     """K4."""
     return (
         Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, partial(handle_describe_configs, node)),
-        Api(ApiKey.ALTER_CONFIGS, 0, 2, partial(handle_alter_configs, node, submit)),
-        Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, partial(handle_incremental_alter_configs, node, submit)),
+        Api(ApiKey.ALTER_CONFIGS, 0, 2, partial(handle_alter_configs, node, submit, check_certificates)),
+        Api(
+            ApiKey.INCREMENTAL_ALTER_CONFIGS,
+            0,
+            1,
+            partial(handle_incremental_alter_configs, node, submit, check_certificates),
+        ),
     )
 
 
-def apis(node: NodeView, submit: Submit) -> tuple[Api, ...]:
+def apis(node: NodeView, submit: Submit, check_certificates: CheckCertificates) -> tuple[Api, ...]:
     listed = Api(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, partial(handle_list_config_resources, node))
-    return (*controller_apis(node, submit), listed)
+    return (*controller_apis(node, submit, check_certificates), listed)

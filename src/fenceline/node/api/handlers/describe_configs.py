@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS, broker_key, is_dynamic
+from fenceline.config.broker import ALL_CONFIGS, broker_key, is_dynamic, without_listener
 from fenceline.config.definitions import ConfigKey, ConfigType, InvalidConfig, render, table
 from fenceline.config.effective import (
     ConfigSource,
@@ -219,8 +219,8 @@ def _check_broker_id(node_id: int, name: str, *, or_empty: bool) -> None:
 
 
 def _broker_row(name: str, found: Effective) -> dict[str, Any]:
-    row = _row(name, broker_key(name), found, read_only=not is_dynamic(name))
-    return row | {"documentation": None} if name in DYNAMIC_ONLY_CONFIGS else row
+    row = _row(name, broker_key(without_listener(name)), found, read_only=not is_dynamic(name))
+    return row if name in ALL_CONFIGS else row | {"documentation": None}
 
 
 def _row(name: str, key: ConfigKey | None, found: Effective, *, read_only: bool) -> dict[str, Any]:
