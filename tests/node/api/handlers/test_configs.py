@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -108,6 +109,101 @@ def test_sensitive_and_unknown_values_are_hidden() -> None:
         row = reported[name]
         assert (row.value, row.is_sensitive) == (None, True)
         assert all(each.value is None for each in row.synonyms)
+    assert "hush" not in repr(reported)
+
+
+INTERNAL = "listener.name.internal."
+LISTENERS = {
+    "listeners": "INTERNAL://:1",
+    "advertised.listeners": "INTERNAL://h:1",
+    "listener.security.protocol.map": "INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "inter.broker.listener.name": "INTERNAL",
+    INTERNAL + "ssl.client.auth": "required",
+}
+
+
+@pytest.mark.parametrize(
+    ("broker", "name", "value", "part"),
+    [
+        ("1", INTERNAL + "ssl.keystore.location", "/x", None),
+        ("", INTERNAL + "ssl.keystore.location", "/x", "broker id must be specified"),
+        ("", INTERNAL + "max.connections", "7", None),
+        ("1", "ssl.keystore.location", "/x", "only per-listener using the listener prefix"),
+        ("", "ssl.truststore.certificates", "x", "only per-listener using the listener prefix"),
+        ("1", INTERNAL + "ssl.client.auth", "maybe", "must be one of"),
+        ("1", INTERNAL + "ssl.client.auth", "none", "restart it: [listener.name.internal.ssl.client.auth]"),
+        ("1", INTERNAL + "ssl.client.auth", "required", None),
+        ("1", INTERNAL + "plain.sasl.jaas.config", "x", "Only the certificate stores"),
+        ("1", INTERNAL + "sasl.enabled.mechanisms", "PLAIN", "Only the certificate stores"),
+        ("1", INTERNAL + "max.connections", "7", None),
+        ("1", INTERNAL + "who.knows", "7", None),
+        ("1", "listener.name.other.ssl.client.auth", "none", None),
+    ],
+)
+def test_configs_of_a_listener(broker: str, name: str, value: str, part: str | None) -> None:
+    """Rules: security.md A10, A11."""
+    fake = FakeBroker(image_of(), LISTENERS)
+    fake.controller.answer = AlterConfigsAnswer((AlteredResource(ConfigResource(BROKER, broker), SUCCESS),))
+    [(code, message)] = alter(fake, resource(BROKER, broker, (name, value)))
+    assert code == (ErrorCode.NONE if part is None else ErrorCode.INVALID_REQUEST), message
+    if part is not None:
+        assert message is not None
+        assert part in message
+
+
+def test_config_of_a_listener_that_was_stored_elsewhere_does_not_prevent_others() -> None:
+    stored = {INTERNAL + "ssl.client.auth": "none"}
+    fake = FakeBroker(image_of(configs={(BROKER, "1"): stored}), LISTENERS)
+    fake.controller.answer = AlterConfigsAnswer((AlteredResource(ConfigResource(BROKER, "1"), SUCCESS),))
+    assert alter(fake, resource(BROKER, "1", ("log.cleaner.threads", "2"))) == [(0, None)]
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_unusable_certificates_are_not_forwarded(legacy: bool) -> None:
+    asked: list[tuple[dict[str, str], list[str]]] = []
+
+    async def refuse(overrides: Mapping[str, str], named: Iterable[str]) -> None:
+        asked.append((dict(overrides), list(named)))
+        raise PeerError(ErrorCode.INVALID_REQUEST, "no such file")
+
+    known = {INTERNAL + "ssl.keystore.type": "PEM"}
+    fake = FakeBroker(image_of(configs={(BROKER, "1"): known}), LISTENERS, ports={"check_certificates": refuse})
+    name = INTERNAL + "ssl.keystore.location"
+    assert alter(fake, resource(BROKER, "1", (name, "/x")), legacy=legacy) == [(42, "no such file")]
+    assert fake.controller.asked == []
+    assert asked == [({name: "/x"} if legacy else {**known, name: "/x"}, [name])]
+
+
+def test_controllers_accept_certificates_of_any_broker() -> None:
+    """They do not have its files (KIP-919)."""
+    fake = FakeBroker(image_of(), LISTENERS, ports={"check_certificates": None})
+    fake.controller.answer = AlterConfigsAnswer((AlteredResource(ConfigResource(BROKER, "7"), SUCCESS),))
+    row = resource(BROKER, "7", (INTERNAL + "ssl.keystore.location", "/x"))
+    row["configs"] = [{**each, "config_operation": 0} for each in row["configs"]]
+    answer = asyncio.run(ask(fake, ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, "CONTROLLER", resources=[row]))
+    assert [each.error_code for each in answer.responses] == [0]
+
+
+def test_configs_of_a_listener_are_described_as_their_keys() -> None:
+    secrets = {
+        INTERNAL + "ssl.keystore.password": "hush",
+        INTERNAL + "ssl.key.password": "hush",
+        INTERNAL + "ssl.keystore.key": "hush",
+        INTERNAL + "ssl.keystore.certificate.chain": "hush",
+        INTERNAL + "ssl.truststore.certificates": "hush",
+        INTERNAL + "plain.sasl.jaas.config": "hush",
+        INTERNAL + "who.knows": "hush",
+    }
+    name = INTERNAL + "ssl.keystore.location"
+    settings = {**LISTENERS, "ssl.keystore.location": "/static", "ssl.keystore.password": "hush"}
+    fake = FakeBroker(image_of(configs={(BROKER, "1"): {**secrets, name: "/x"}}), settings)
+    reported = describe(fake, BROKER, "1", include_synonyms=True, include_documentation=True)
+    assert (reported[name].value, reported[name].is_sensitive, reported[name].read_only) == ("/x", False, True)
+    assert reported[name].documentation is None
+    layers = [(each.name, each.value, each.source) for each in reported[name].synonyms]
+    assert layers == [(name, "/x", 2), ("ssl.keystore.location", "/static", 4)]
+    for secret in secrets:
+        assert (reported[secret].value, reported[secret].is_sensitive) == (None, True)
     assert "hush" not in repr(reported)
 
 
