@@ -338,3 +338,18 @@ def test_records_that_cannot_be_applied_are_skipped_and_reported(tmp_path: Path)
     result = CliRunner().invoke(app, ["metadata", "shell", str(tmp_path), "ls", "/topics"])
     assert "there" in result.stdout
     assert "offset 1: RemoveTopicRecord" in result.output
+
+
+def test_secrets_of_a_listener_are_redacted() -> None:
+    from fenceline.cli.metadata import show_config
+
+    for key in (
+        "ssl.keystore.password",
+        "ssl.key.password",
+        "ssl.keystore.key",
+        "ssl.truststore.certificates",
+        "plain.sasl.jaas.config",
+        "who.knows",
+    ):
+        assert show_config(f"listener.name.internal.{key}", "hush") == "[redacted]"
+    assert show_config("listener.name.internal.ssl.keystore.location", "/x") == "/x"

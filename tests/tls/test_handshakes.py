@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,7 @@ def material(
         expires = datetime.now(UTC) + timedelta(days=1 if valid else -1)
         issued = identity.issue_cert(host, common_name=name, organization_unit_name="tests", not_after=expires)
         settings["ssl.keystore.key"] = issued.private_key_pem.bytes().decode()
-        settings["ssl.keystore.certificate.chain"] = b"".join(
-            each.bytes() for each in issued.cert_chain_pems
-        ).decode()
+        settings["ssl.keystore.certificate.chain"] = b"".join(each.bytes() for each in issued.cert_chain_pems).decode()
     if trusted:
         settings["ssl.truststore.certificates"] = b"".join(each.cert_pem.bytes() for each in trusted).decode()
     return read_material(settings.get, "here", lambda location: Path(location).read_bytes())
@@ -75,7 +74,7 @@ def test_authority_that_only_the_new_certificates_need_is_refused_without_client
 def test_authorities_are_exchanged_in_steps() -> None:
     """The trust stores first, then the certificates, then the trust stores again."""
     steps = [(ONE, ONE), (ONE, ONE, OTHER), (OTHER, ONE, OTHER), (OTHER, OTHER)]
-    for old, new in zip(steps, steps[1:], strict=False):
+    for old, new in pairwise(steps):
         check_handshakes(settings(), material(*old), material(*new), "here")
 
 
@@ -108,7 +107,7 @@ def test_store_is_neither_added_nor_removed() -> None:
 
 def test_other_name_and_lost_alternative_name_need_permission() -> None:
     old, renamed, moved = material(ONE, ONE), material(ONE, ONE, name="b"), material(ONE, ONE, host="b.test")
-    with pytest.raises(OperatorError, match="is of .*CN=b"):
+    with pytest.raises(OperatorError, match=r"is of .*CN=b"):
         allows(old, renamed, alternatives=True)
     allows(old, renamed, name=True)
     with pytest.raises(OperatorError, match=r"lacks the alternative names a\.test"):

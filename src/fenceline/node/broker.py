@@ -346,7 +346,7 @@ class Broker:
         self.groups.on_topics_created(self.image.offset)
         for placement in self._placements:
             placement.load_all(self.image)
-        await quorum.certificates.settled()
+        await quorum.certificates.started()
         # Metadata may name this broker as a leader from here on: who comes at once is not sent away.
         self.server.open_backlog()
         if quorum.channel is not None:

@@ -71,6 +71,7 @@ class ControllerNode:
         )
         self.controller = quorum.controller
         await quorum.start(self.disk_threads)
+        await quorum.certificates.started()
         if config.get_int("fenceline.metrics.port") >= 0:
             self.metrics_endpoint = open_endpoint(config, quorum.collectors())
 

@@ -176,12 +176,32 @@ def test_change_during_a_look_is_not_missed(stage: Stage) -> None:
 
 def test_unusable_store_in_the_metadata_keeps_the_certificate_and_is_logged(stage: Stage) -> None:
     async def story() -> None:
+        await stage.certificates.started()
         before = stage.internal.for_connection()
         await stage.tell({INTERNAL + KEYSTORE: "/nowhere.pem"})
         assert stage.internal.for_connection() is before
         assert [event for event, _ in stage.events] == ["certificates not exchanged"] * 2
         await stage.tell({INTERNAL + KEYSTORE: str(stage.other.identity("node", "node.test"))})
         assert stage.internal.for_connection() is before, "other nodes would not trust it"
+
+    run(story)
+
+
+def test_start_does_not_compare_with_the_file_of_the_node(stage: Stage) -> None:
+    """Since it was written, the authorities of all nodes may have been exchanged in steps."""
+    stores = {
+        INTERNAL + KEYSTORE: str(stage.other.identity("node", "other.test")),
+        INTERNAL + TRUSTSTORE: str(stage.other.ca),
+    }
+
+    async def story() -> None:
+        await stage.tell({**stores, INTERNAL + TRUSTSTORE: str(stage.authority.ca)})
+        assert stage.uses(stage.internal, stage.first), "it does not trust itself"
+        await stage.tell(stores)
+        assert stage.uses(stage.internal, Path(stores[INTERNAL + KEYSTORE]))
+        await stage.certificates.started()
+        await stage.tell({})
+        assert stage.uses(stage.internal, Path(stores[INTERNAL + KEYSTORE])), "refused, and logged"
 
     run(story)
 

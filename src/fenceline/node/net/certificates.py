@@ -4,7 +4,8 @@ Owns the precedence of the configs in the metadata log (the ten store keys with 
 broker) over the node's file, and the check before a request changes them. `watched_context` reads the stores.
 
 A node starts with the stores of its file. Those of the metadata log replace them when the node has the committed
-metadata; while it catches up, older ones are not tried.
+metadata; while it catches up, older ones are not tried. Until `started` they are not compared with those of the file,
+which other nodes may not trust any more: Kafka compares them, and keeps those of the file.
 
 Rules: security.md A9 to A11.
 """
@@ -51,6 +52,7 @@ class NodeCertificates:
         self._overrides = _NOTHING
         self._contexts: list[tuple[str, WatchedContext]] = []
         self._metadata: FollowedMetadata | None = None
+        self._is_starting = True
         self._waits = False
         """For the committed metadata, to use `_overrides`."""
 
@@ -72,6 +74,11 @@ class NodeCertificates:
         """Use what the metadata says from now on."""
         self._metadata = metadata
         metadata.subscribe(self._on_image)
+
+    async def started(self) -> None:
+        """Waits for the stores that the node knows of; from now on others have to fit those in use."""
+        await self.settled()
+        self._is_starting = False
 
     async def settled(self) -> None:
         """Waits until the stores that the node knows of are in use, or are found to be unusable."""
@@ -120,4 +127,4 @@ class NodeCertificates:
             return
         self._waits = False
         for listener, watched in self._contexts:
-            watched.use(self._lookup(listener, self._overrides))
+            watched.use(self._lookup(listener, self._overrides), is_start=self._is_starting)

@@ -76,6 +76,7 @@ class WatchedContext:
         self._warn_at_s = now_s()
         self._looking: asyncio.Future[None] | None = None
         self._looks_again = False
+        self._is_start = False
         self._warn_if_it_expires()
 
     @property
@@ -89,9 +90,10 @@ class WatchedContext:
             self._look()
         return self._context
 
-    def use(self, lookup: Lookup) -> None:
-        """The configs have changed: the stores are looked at, and used by new connections once they are read."""
-        self._lookup = lookup
+    def use(self, lookup: Lookup, *, is_start: bool = False) -> None:
+        """The configs have changed: the stores are looked at, and used by new connections once they are read.
+        `is_start`: they are not compared with those in use, which were only to last until the configs are known."""
+        self._lookup, self._is_start = lookup, is_start
         if self._looking is None:
             self._look()
         else:
@@ -109,7 +111,9 @@ class WatchedContext:
     def _look(self) -> None:
         self._look_at_s = self._now_s() + _LOOK_EVERY_S
         self._looks_again = False
-        looking = asyncio.get_running_loop().run_in_executor(None, self._read_again, self._lookup)
+        before = None if self._is_start else self.material
+        self._is_start = False
+        looking = asyncio.get_running_loop().run_in_executor(None, self._read_again, self._lookup, before)
         self._looking = asyncio.ensure_future(self._exchange(looking))
 
     async def _exchange(self, looking: asyncio.Future[tuple[TlsMaterial, ssl.SSLContext] | None]) -> None:
@@ -127,15 +131,15 @@ class WatchedContext:
             if self._looks_again:
                 self._look()
 
-    def _read_again(self, lookup: Lookup) -> tuple[TlsMaterial, ssl.SSLContext] | None:
+    def _read_again(self, lookup: Lookup, before: TlsMaterial | None) -> tuple[TlsMaterial, ssl.SSLContext] | None:
         """In a thread. None if nothing has changed. Raises OperatorError."""
         seen = _fingerprint(lookup)
         if seen == self._seen:
             return None
         self._seen = seen
-        return self._read(lookup, self.material)
+        return self._read(lookup, before)
 
-    def _read(self, lookup: Lookup, before: TlsMaterial) -> tuple[TlsMaterial, ssl.SSLContext]:
+    def _read(self, lookup: Lookup, before: TlsMaterial | None) -> tuple[TlsMaterial, ssl.SSLContext]:
         """In a thread. Raises OperatorError for stores that must not replace `before`."""
         try:
             return self._read_checked(lookup, before)
@@ -146,17 +150,20 @@ class WatchedContext:
                 f"{self._where}: the certificates cannot be used: {error}", "Check the files and their passwords."
             ) from error
 
-    def _read_checked(self, lookup: Lookup, before: TlsMaterial) -> tuple[TlsMaterial, ssl.SSLContext]:
+    def _read_checked(self, lookup: Lookup, before: TlsMaterial | None) -> tuple[TlsMaterial, ssl.SSLContext]:
         material = read_material(lookup, self._where, read_store)
-        check_exchange(
-            before,
-            material,
-            allows_other_name=lookup("ssl.allow.dn.changes") == "true",
-            allows_other_alternatives=lookup("ssl.allow.san.changes") == "true",
-        )
+        if before is not None:
+            check_exchange(
+                before,
+                material,
+                allows_other_name=lookup("ssl.allow.dn.changes") == "true",
+                allows_other_alternatives=lookup("ssl.allow.san.changes") == "true",
+            )
         context = self._make(self._settings, material, self._where)
         if self._between_brokers:
-            check_handshakes(self._settings, before, material, self._where)
+            if before is not None:
+                check_handshakes(self._settings, before, material, self._where)
+            check_own_handshake(self._settings, material, self._where)
         return material, context
 
     def _warn_if_it_expires(self) -> None:
