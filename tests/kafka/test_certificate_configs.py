@@ -1,5 +1,5 @@
-"""Certificates that are exchanged by `kafka-configs`, on a node of Apache Kafka and on one of Fenceline, and on a cluster
-of three Fenceline nodes.
+"""Certificates that are exchanged by `kafka-configs`: on a node of Apache Kafka and on one of Fenceline, and on a
+cluster of three Fenceline nodes.
 
 Rules: security.md A9 to A11.
 """
@@ -270,19 +270,17 @@ def test_authority_of_a_cluster_is_exchanged_while_a_client_produces(
     made, old, new = cluster
     both = tmp_path / "both.pem"
     both.write_bytes(old.ca.read_bytes() + new.ca.read_bytes())
-    client = tmp_path / "client.pem"
-    client.write_bytes(old.identity("client").read_bytes())
     admin = AdminClient({"bootstrap.servers": made.nodes[0].bootstrap})
     topic = NewTopic("t", 3, 3, config={"min.insync.replicas": "3"})
     admin.create_topics([topic])["t"].result(30)
     fresh = {node.node_id: new.identity(f"node-{node.node_id}", "127.0.0.1") for node in made.nodes}
     host, port = address(made.nodes[0], "CLIENT")
-    with ToolJvm() as jvm, Sending(f"{host}:{port}", both, client) as sending:
+    with ToolJvm() as jvm, Sending(f"{host}:{port}", both, old.identity("client")) as sending:
 
-        def alter(key: str, value: str, *, code: int = 0) -> None:
+        def alter(key: str, value: str, *, code: int = 0, only: str = "") -> None:
             for node in made.nodes:
                 store = value or str(fresh[node.node_id])
-                change = ",".join(f"{prefix}{key}={store}" for prefix in (INTERNAL, CLIENT))
+                change = ",".join(f"{prefix}{key}={store}" for prefix in ((only,) if only else (INTERNAL, CLIENT)))
                 entity = ("--entity-type", "brokers", "--entity-name", str(node.node_id))
                 told = jvm.run(
                     "configs", "--bootstrap-server", node.bootstrap, *entity, "--alter", "--add-config", change
@@ -300,8 +298,7 @@ def test_authority_of_a_cluster_is_exchanged_while_a_client_produces(
                     ),
                     f"{listener} of node {node.node_id} shows its new certificate",
                 )
-        client.write_bytes(new.identity("client").read_bytes())
-        alter(TRUSTSTORE, str(new.ca))
+        alter(TRUSTSTORE, str(new.ca), only=INTERNAL)
         # A node that starts has the old certificates in its file, which no other node trusts.
         for node in made.nodes[1:]:
             node.stop()
