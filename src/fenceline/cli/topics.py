@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fenceline.cli.metadata import show_config
 from fenceline.cli.output import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -137,6 +138,5 @@ def set_configs(
     with admin_of(bootstrap) as admin:
         changes = {key: value or None for key, value in pairs(settings, "setting").items()}
         admin.alter_configs({(kind, name): changes})
-        print_result(
-            f"Changed {', '.join(changes)} of {kind} {name or '(all)'}.", {"changed": changes}, as_json=as_json
-        )
+        shown = {key: None if value is None else show_config(key, value) for key, value in changes.items()}
+        print_result(f"Changed {', '.join(changes)} of {kind} {name or '(all)'}.", {"changed": shown}, as_json=as_json)
