@@ -165,11 +165,12 @@ def test_older_configs_are_not_tried_while_the_node_catches_up(stage: Stage) -> 
 
 def test_change_during_a_look_is_not_missed(stage: Stage) -> None:
     async def story() -> None:
-        for path in (stage.second, stage.first, stage.second):
+        for path in (stage.second, stage.first):
             stage.publish({INTERNAL + KEYSTORE: str(path)})
             await asyncio.sleep(0)
         await stage.certificates.settled()
-        assert stage.uses(stage.internal, stage.second)
+        assert stage.uses(stage.internal, stage.first)
+        assert len(stage.events) == 4, "both contexts of the listener, twice"
 
     run(story)
 
