@@ -27,6 +27,7 @@ from tests.conftest import need_apache_kafka
 from tests.kafka.tool_jvm import Told, ToolJvm
 from tests.scheduling import CLUSTERS
 from tests.support.certificates import TestAuthority
+from tests.support.client_threads import ClientThread
 from tests.support.kafka_start import quick_environment
 from tests.support.read_to_end import read_to_end
 
@@ -225,10 +226,11 @@ def cluster(tmp_path: Path) -> Iterator[tuple[MixedCluster, TestAuthority, TestA
         yield made, old, new
 
 
-class Sending:
-    """A client of librdkafka that sends records until the end of the block."""
+class Sending(ClientThread):
+    """A client of librdkafka that sends records until `ends` is set."""
 
     def __init__(self, bootstrap: str, trusted: Path, identity: Path) -> None:
+        super().__init__(bootstrap)
         self.settings: dict[str, str | int | float | bool | None] = {
             "bootstrap.servers": bootstrap,
             "security.protocol": "SSL",
@@ -240,24 +242,15 @@ class Sending:
         }
         self.sent = 0
         self.failures: list[str] = []
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._send)
+        self.ends = threading.Event()
 
-    def __enter__(self) -> Sending:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
-
-    def _send(self) -> None:
+    def _live(self) -> None:
         producer = confluent_kafka.Producer(self.settings)
-        while not self._ends.is_set():
+        while not self.ends.is_set():
             producer.produce("t", str(self.sent).encode(), partition=self.sent % 3, on_delivery=self._delivered)
             self.sent += 1
             producer.poll(0.01)
-        producer.flush(60)
+        assert producer.flush(60) == 0
 
     def _delivered(self, error: object, _: object) -> None:
         if error is not None:
@@ -275,7 +268,9 @@ def test_authority_of_a_cluster_is_exchanged_while_a_client_produces(
     admin.create_topics([topic])["t"].result(30)
     fresh = {node.node_id: new.identity(f"node-{node.node_id}", "127.0.0.1") for node in made.nodes}
     host, port = address(made.nodes[0], "CLIENT")
-    with ToolJvm() as jvm, Sending(f"{host}:{port}", both, old.identity("client")) as sending:
+    sending = Sending(f"{host}:{port}", both, old.identity("client"))
+    sending.start()
+    with ToolJvm() as jvm:
 
         def alter(key: str, value: str, *, code: int = 0, only: str = "") -> None:
             for node in made.nodes:
@@ -308,6 +303,8 @@ def test_authority_of_a_cluster_is_exchanged_while_a_client_produces(
             made.wait_complete()
         seen = sending.sent
         eventually(lambda: sending.sent > seen + 100, "records were sent by all certificates")
+    sending.ends.set()
+    sending.end(90)
     assert sending.failures == []
     found = read_to_end(made.nodes[0].bootstrap, [TopicPartition("t", index) for index in range(3)])
     assert sorted({int(record.value or b"") for record in found}) == list(range(sending.sent))
