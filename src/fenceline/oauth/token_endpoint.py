@@ -97,7 +97,7 @@ def _reason(error: IO[bytes]) -> str:
     try:
         found = json.loads(error.read(_MAX_BYTES))
         parts = [found[key] for key in ("error", "error_description") if isinstance(found.get(key), str)]
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return ""
     text = ": ".join(parts)[:_MAX_REASON_CHARACTERS]
     return f" ({text})" if text.isprintable() and text else ""
@@ -107,7 +107,7 @@ def _read_token(content: bytes, where: str, extensions: Mapping[str, str], now_s
     """Raises PeerError, TokenUnavailable."""
     try:
         found = json.loads(content) if len(content) <= _MAX_BYTES else None
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     text = (found.get("access_token") or found.get("id_token")) if isinstance(found, dict) else None
     if not isinstance(found, dict) or not isinstance(text, str) or not is_bearer_token(text):

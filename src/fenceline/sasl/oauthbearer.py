@@ -62,6 +62,6 @@ def expiry_of(token: str) -> float | None:
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
         expires_s = claims["exp"]
-    except (ValueError, binascii.Error, KeyError, TypeError):
+    except (ValueError, binascii.Error, KeyError, TypeError, RecursionError):
         return None
     return float(expires_s) if isinstance(expires_s, int | float) and not isinstance(expires_s, bool) else None

@@ -79,7 +79,7 @@ def check_token(token: str, keys: KeySet, rules: TokenRules, now_s: float) -> Ch
         found = jwt.decode(token, keys, registry=Registry(algorithms=list(ALGORITHMS)))
     except InvalidKeyIdError:
         raise UnknownKey(_key_id(token)) from None
-    except (JoseError, ValueError, TypeError, KeyError) as error:
+    except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidToken(f"it is not signed by a known key: {type(error).__name__}") from None
     claims = found.claims
     expires_s, issued_s = _time(claims, "exp"), _time(claims, "iat")
@@ -110,7 +110,7 @@ def _key_id(token: str) -> str:
     try:
         found = json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
         return str(found.get("kid"))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""
 
 
@@ -178,7 +178,7 @@ def read_keys(text: bytes) -> KeySet:
         if not isinstance(document, dict) or not isinstance(document.get("keys"), list):
             raise ValueError("it has no list of keys")
         found = KeySet.import_key_set({"keys": document["keys"]})
-    except (JoseError, TypeError, KeyError) as error:
+    except (JoseError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if not found:
         raise ValueError("it has no key of a known type")

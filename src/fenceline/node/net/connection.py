@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 
 log = Logger("connection")
 
+_FIRST_BUFFER_BYTES: Final = 1024
+"""Of a connection that is made. It grows with the first request that does not fit: peers that send nothing, or little,
+use little memory, however many they are."""
 INITIAL_BUFFER_BYTES: Final = 64 * 1024
+"""Up to this size a receive buffer is not counted in the server's budget."""
 _GROWTH: Final = 4
 _SIZE_PREFIX_BYTES: Final = 4
 _SMALLEST_REQUEST_BYTES: Final = 8
@@ -166,7 +170,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._server = server
         self.is_counted = is_counted
         self.listener = listener
-        self._buffer = bytearray(INITIAL_BUFFER_BYTES)
+        self._buffer = bytearray(_FIRST_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
@@ -390,7 +394,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def holds_budget(self) -> bool:
-        """Whether the receive buffer is larger than the initial one, which is not counted."""
+        """Whether the receive buffer is larger than what is not counted."""
         return len(self._buffer) > INITIAL_BUFFER_BYTES
 
     @property
@@ -481,6 +485,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         capacity = len(self._buffer)
         if self._end < capacity:
             return True
+        if capacity < INITIAL_BUFFER_BYTES:
+            self._grow_first_buffer()
+            return True
         if self._start > 0:
             self._move_to_front()
             return True
@@ -495,6 +502,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         """The server's budget has free memory again."""
         if self._transport is not None:
             self._take_requests()
+
+    def _grow_first_buffer(self) -> None:
+        self._replace_buffer(min(_GROWTH * len(self._buffer), INITIAL_BUFFER_BYTES))
 
     def _replace_buffer(self, capacity: int) -> None:
         rest = self._view[self._start : self._end]
@@ -517,6 +527,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             if self._paused_reading and self._transport is not None:
                 self._paused_reading = False
                 self._transport.resume_reading()
+        elif len(self._buffer) < INITIAL_BUFFER_BYTES:
+            self._grow_first_buffer()
+            self._read_or_pause()
         elif self._start > 0:
             self._move_to_front()
             self._read_or_pause()

@@ -272,7 +272,7 @@ class Server:
         if self._drained is not None and not self._draining:
             self._drained.set()
         self.metrics.connections = len(self._connections)
-        self.release_memory(buffer_bytes - INITIAL_BUFFER_BYTES)
+        self.release_memory(max(buffer_bytes - INITIAL_BUFFER_BYTES, 0))
 
     def reserve(self, connection: ServerConnection, size_bytes: int) -> bool:
         """Reserve receive memory from the budget, or queue for it. A single connection always gets its memory."""
@@ -374,7 +374,14 @@ class Server:
 
     def _authentication_is_late(self, connection: ServerConnection) -> None:
         self.metrics.failed_authentications += 1
-        connection.close("not authenticated in time (fenceline.authentication.timeout.ms)")
+        self._failures.write(
+            "authentication failed",
+            listener=connection.listener,
+            host=connection.host,
+            reason="not authenticated in time (fenceline.authentication.timeout.ms)",
+        )
+        connection.close("", quiet=True)
+        connection.abort()
 
     def _converse(
         self,

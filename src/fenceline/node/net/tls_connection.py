@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _RECEIVE_BYTES: Final = 64 << 10
 _received: Final = memoryview(bytearray(_RECEIVE_BYTES))
 """Shared by all connections of the process: what is received is given to the TLS library before the loop goes on."""
+_RECORD_HEADER_BYTES: Final = 5
+_HANDSHAKE_RECORD: Final = 22
+_MAX_RECORD_BYTES: Final = 16 << 10
 
 
 class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
@@ -31,12 +34,15 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
     __slots__ = (
         "_begun",
+        "_context",
         "_deadline",
         "_ended",
         "_gone",
+        "_hello",
         "_incoming",
         "_is_closing",
         "_is_reading_paused",
+        "_is_writing_paused",
         "_made",
         "_outgoing",
         "_protocol",
@@ -57,8 +63,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         """`begun`, `gone`: called with the peer's host when the socket is open, and when it is closed. `made` returns
         the protocol above, when the handshake is complete. `ended`: called once when it is over, with the peer's host,
         and the reason if it failed."""
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._context = context
+        self._hello: bytearray | None = bytearray()
+        """What has arrived of the peer's first record. The TLS library needs about 40 KB as soon as it has one byte."""
         self._begun, self._gone = begun, gone
         self._made = made
         self._protocol: asyncio.BufferedProtocol | None = None
@@ -66,6 +73,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._raw: asyncio.Transport | None = None
         self._is_closing = False
         self._is_reading_paused = False
+        self._is_writing_paused = False
         self._deadline = asyncio.get_running_loop().call_later(handshake_timeout_s, self._time_out)
 
     # --- the socket's side ----------------------------------------
@@ -95,22 +103,51 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         return _received
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._incoming.write(_received[:nbytes])
-        if self._protocol is not None or self._shake_hands():
+        if self._protocol is not None:
+            self._incoming.write(_received[:nbytes])
+            self._deliver()
+        elif self._take_first_record(nbytes) and self._shake_hands():
             self._deliver()
 
     def eof_received(self) -> bool:
         return False
 
     def pause_writing(self) -> None:
+        # A peer that does not read what the library answers by itself (to a KeyUpdate) must not make it answer more.
+        self._is_writing_paused = True
+        if self._raw is not None:
+            self._raw.pause_reading()
         if self._protocol is not None:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
+        self._is_writing_paused = False
+        self._resume_raw()
         if self._protocol is not None:
             self._protocol.resume_writing()
 
+    def _resume_raw(self) -> None:
+        if self._raw is not None and not self._is_reading_paused and not self._is_writing_paused:
+            self._raw.resume_reading()
+
     # --- the handshake ----------------------------------------
+
+    def _take_first_record(self, nbytes: int) -> bool:
+        """Whether the TLS library is to look at what it has: from the first complete record on."""
+        hello = self._hello
+        if hello is None:
+            self._incoming.write(_received[:nbytes])
+            return True
+        hello += _received[:nbytes]
+        if hello[0] == _HANDSHAKE_RECORD:
+            size_bytes = int.from_bytes(hello[3:_RECORD_HEADER_BYTES], "big")
+            if len(hello) < _RECORD_HEADER_BYTES + size_bytes <= _RECORD_HEADER_BYTES + _MAX_RECORD_BYTES:
+                return False
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._incoming.write(hello)
+        self._hello = None
+        return True
 
     def _shake_hands(self) -> bool:
         try:
@@ -221,8 +258,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if not self._is_reading_paused:
             return
         self._is_reading_paused = False
+        self._resume_raw()
         if self._raw is not None:
-            self._raw.resume_reading()
             # What was decrypted before the pause waits in the library, and no socket reports it.
             asyncio.get_running_loop().call_soon(self._deliver)
 
