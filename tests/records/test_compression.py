@@ -95,3 +95,23 @@ def test_consecutive_members_and_frames_are_read() -> None:
 
 def test_gzip_of_other_implementations() -> None:
     assert decompress(Codec.GZIP, zlib.compress(b"abc", 1, 31)) == b"abc"
+
+
+def test_a_million_bytes_of_empty_parts_use_little_memory() -> None:
+    """Members and blocks that hold nothing: neither a copy of the rest nor an object is kept for each."""
+    member, block = zlib.compress(b"", 9, 31), b"\0\0\0\x01\0"
+    xerial = compress(Codec.SNAPPY, b"")[:16]
+    tracemalloc.start()
+    try:
+        assert decompress(Codec.GZIP, member * 10_000) == b""
+        assert decompress(Codec.SNAPPY, xerial + block * 40_000) == b""
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_members_of_many_sizes_are_joined() -> None:
+    parts = [bytes([number % 251]) * (number * 37 % 5_000) for number in range(300)] + [CONTENTS["text"] * 3]
+    assert decompress(Codec.GZIP, b"".join(zlib.compress(part, 1, 31) for part in parts)) == b"".join(parts)
+    with pytest.raises(RecordsError, match="gzip"):
+        decompress(Codec.GZIP, b"".join(zlib.compress(part, 1, 31) for part in parts)[:-1])

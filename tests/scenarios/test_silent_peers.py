@@ -55,7 +55,12 @@ class Node:
         }
         self.process = EmbeddedNode(
             security_protocol=protocol,
-            overrides={**({} if protocol == "PLAINTEXT" else secured), **overrides},
+            # Without a long queue, the system of the peers repeats each of their attempts after a second.
+            overrides={
+                "socket.listen.backlog.size": "4000",
+                **({} if protocol == "PLAINTEXT" else secured),
+                **overrides,
+            },
             log_level="info",
         )
         self._settings = {"security.protocol": protocol}
