@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fenceline.node.repeated_lines import RepeatedLines
+from fenceline.node.repeated_lines import RepeatedLines, shape
 
 
 class Written:
@@ -44,3 +44,24 @@ def test_memory_is_bounded_and_forgotten_lines_keep_their_number() -> None:
     assert ("denied", {"user": "first", "repeated": 2}) in written.lines
     assert len(written.lines) == 2_002
     assert len(written.repeated._repeats) == 1_000
+
+
+def test_lines_that_count_as_equal() -> None:
+    """A peer chooses what it sends, and so what the log says of it."""
+
+    async def run() -> Written:
+        written = Written()
+        for size in range(5):
+            reason = f"invalid request size of {size} bytes"
+            written.repeated.write("closed", alike=("host", shape(reason)), peer=str(size), reason=reason)
+        written.repeated.flush()
+        return written
+
+    fields = {"peer": "0", "reason": "invalid request size of 0 bytes"}
+    assert asyncio.run(run()).lines == [("closed", fields), ("closed", {**fields, "repeated": 4})]
+
+
+def test_shape_of_a_reason() -> None:
+    assert shape("API 17 version 3 before the authentication") == "API # version # before the authentication"
+    for mechanism in ("x", "it's", 'a"b', "a'\"b"):
+        assert shape(f"mechanism {mechanism!r} is not enabled") == "mechanism "

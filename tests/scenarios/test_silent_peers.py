@@ -6,6 +6,7 @@ Rules: security.md A12, A63, A68 (CVE-2022-34917), A69.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import resource
 import socket
 import struct
@@ -158,18 +159,19 @@ def test_clients_work_beside_peers_that_send_too_little(protocol: str, tmp_path:
         admin = AdminClient(node.settings)
         admin.create_topics([NewTopic("t", 1, 1)])["t"].result(60)
         before_bytes, before = node.used_bytes(), node.connections()
-        # The second half begins a message that never ends.
-        begun = b"\x16" if protocol.endswith("SSL") else struct.pack(">i", 1_000)
+        # The second half sends a byte a second, of a message that does not end.
+        begun = b"\x16\x03\x01\x02" if protocol.endswith("SSL") else struct.pack(">i", 1_000)
+        drops = itertools.chain((begun[at : at + 1] for at in range(4)), itertools.repeat(b"\0"))
         with peers(node.process.port, count) as silent:
             slow, errors = silent[count // 2 :], []
             finished = threading.Event()
             worker = threading.Thread(target=work, args=(node.settings, finished, errors))
             worker.start()
             try:
-                send(slow, begun[:1])
+                send(slow, next(drops))
                 most_bytes, most = 0, 0
                 while not finished.wait(1):
-                    send(slow, begun[1:2] or b"\x03")
+                    send(slow, next(drops))
                     most_bytes = max(most_bytes, node.used_bytes())
                     most = max(most, node.connections())
             finally:
@@ -180,7 +182,7 @@ def test_clients_work_beside_peers_that_send_too_little(protocol: str, tmp_path:
                 left = dict.fromkeys(silent)
 
                 def all_are_closed() -> bool:
-                    send(slow, b"\0")
+                    send(slow, next(drops))
                     closed(left)
                     return not left
 

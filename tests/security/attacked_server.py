@@ -9,9 +9,10 @@ import asyncio
 import heapq
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from immutables import Map
@@ -86,6 +87,9 @@ class Peer:
         """By the server."""
         self.is_closed = False
         self._is_paused = False
+        self.high_water_bytes = 1 << 62
+        """Of what is sent and not taken."""
+        self._is_full = False
         protocol.connection_made(self)  # type: ignore[arg-type]
 
     def receive(self, content: bytes) -> bool:
@@ -113,6 +117,13 @@ class Peer:
         self.sent.clear()
         return found
 
+    def drain(self) -> None:
+        """Everything is read."""
+        self.sent.clear()
+        if self._is_full:
+            self._is_full = False
+            self._protocol.resume_writing()
+
     def end(self) -> None:
         """The connection is gone."""
         self.is_closed = True
@@ -125,6 +136,9 @@ class Peer:
 
     def write(self, content: bytes) -> None:
         self.sent.append(bytes(content))
+        if not self._is_full and sum(map(len, self.sent)) > self.high_water_bytes:
+            self._is_full = True
+            self._protocol.pause_writing()
 
     def writelines(self, contents: list[bytes]) -> None:
         self.sent.extend(map(bytes, contents))
@@ -150,7 +164,7 @@ class Peer:
 class AttackedServer:
     """See the module. Needs a running `VirtualLoop`."""
 
-    def __init__(self, folder: Path, loop: VirtualLoop) -> None:
+    def __init__(self, folder: Path, loop: VirtualLoop, changes: Mapping[str, str]) -> None:
         authority = TestAuthority(folder)
         keys = folder / "keys.json"
         keys.write_text(json.dumps(KeySet([KEY]).as_dict(private=False)))
@@ -170,6 +184,7 @@ class AttackedServer:
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(authority.ca),
             "ssl.client.auth": "requested",
+            **changes,
         }
         config = NodeConfig.load(None, overrides, {})
         users = [added_user(f"{each}=[name={KNOWN},password=secret]", bytes) for each in DIGESTS]
@@ -207,11 +222,13 @@ class AttackedServer:
         return len(self._server._connections) + self._server._handshakes
 
 
-def with_server(folder: Path, story: Callable[[AttackedServer], None]) -> None:
-    """Run `story`; the server may have no bug, and keep no connection."""
+def with_server(
+    folder: Path, story: Callable[[AttackedServer], None], changes: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Run `story`; the server may have no bug, and keep no connection. `changes`: of its properties."""
 
     async def run() -> None:
-        server = AttackedServer(folder, loop)
+        server = AttackedServer(folder, loop, changes)
         before = logs.redirect(server.note)
         try:
             story(server)

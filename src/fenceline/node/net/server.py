@@ -29,7 +29,7 @@ from fenceline.node.context import Answer, Api, RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import INITIAL_BUFFER_BYTES, PendingAnswer, ServerConnection
 from fenceline.node.net.tls_connection import TlsConnection
-from fenceline.node.repeated_lines import RepeatedLines
+from fenceline.node.repeated_lines import RepeatedLines, shape
 from fenceline.security.acls import AskingPeer
 from fenceline.security.authentication import SaslStep
 from fenceline.security.rights import java_address
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fenceline.security.rights import RequestRights
 
 log = Logger("server")
+connection_log = Logger("connection")
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 RawHandler: TypeAlias = Callable[[RequestContext, memoryview], "list[Buffer] | PendingAnswer | None"]
@@ -136,6 +137,7 @@ class Server:
         self._quotas = quotas
         self._failures = RepeatedLines(log.info)
         self._refusals = RepeatedLines(log.warning)
+        self._closings = RepeatedLines(connection_log.warning)
         self._connections: dict[ServerConnection, None] = {}
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
@@ -226,7 +228,15 @@ class Server:
     def _handshake_ended(self, listener: str, peer: str, failure: str | None) -> None:
         if failure is not None:
             self.metrics.failed_authentications += 1
-            self._failures.write("TLS handshake failed", listener=listener, host=peer, reason=failure)
+            self._note_failure("TLS handshake failed", listener, peer, failure)
+
+    def _note_failure(self, event: str, listener: str, host: str, reason: str) -> None:
+        self._failures.write(event, alike=(listener, host, shape(reason)), listener=listener, host=host, reason=reason)
+
+    def note_closed(self, connection: ServerConnection, reason: str) -> None:
+        """Any peer can be disconnected as often as it likes."""
+        alike = (connection.listener, connection.host, shape(reason))
+        self._closings.write("connection closed", alike=alike, peer=connection.peer, reason=reason)
 
     def register(self, connection: ServerConnection) -> bool:
         """Whether the connection is served; otherwise it is being closed."""
@@ -374,12 +384,8 @@ class Server:
 
     def _authentication_is_late(self, connection: ServerConnection) -> None:
         self.metrics.failed_authentications += 1
-        self._failures.write(
-            "authentication failed",
-            listener=connection.listener,
-            host=connection.host,
-            reason="not authenticated in time (fenceline.authentication.timeout.ms)",
-        )
+        reason = "not authenticated in time (fenceline.authentication.timeout.ms)"
+        self._note_failure("authentication failed", connection.listener, connection.host, reason)
         connection.close("", quiet=True)
         connection.abort()
 
@@ -419,9 +425,7 @@ class Server:
                 connection.deadline = None
         if step.failure is not None:
             self.metrics.failed_authentications += 1
-            self._failures.write(
-                "authentication failed", listener=connection.listener, host=connection.host, reason=step.failure
-            )
+            self._note_failure("authentication failed", connection.listener, connection.host, step.failure)
         if not step.closes:
             assert answer is not None, "only a closed connection has no answer"
             return answer

@@ -50,6 +50,10 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         "_tls",
     )
 
+    _incoming: ssl.MemoryBIO
+    _outgoing: ssl.MemoryBIO
+    _tls: ssl.SSLObject
+
     def __init__(
         self,
         context: ssl.SSLContext,
