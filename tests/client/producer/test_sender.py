@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from fenceline.client.core.connection import Connection
+from fenceline.client.core.errors import ClientError
 from fenceline.client.producer.producer import Producer
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
@@ -178,6 +183,34 @@ def test_expired_batch_that_was_written_does_not_break_the_sequence(cluster: Scr
         cluster.fault_rule = None
         producer.send("t", b"b").result(60)
     assert cluster.logs[tp].values() == [b"a", b"unknown fate", b"b"]
+
+
+def test_batches_in_flight_do_not_change(cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CVE-2026-35554: the buffer of a batch that had expired in flight was used for another one while it was sent."""
+    (tp,) = cluster.add_topic("t")
+    written: list[tuple[list[Any], bytes]] = []
+    write = Connection._write
+
+    def noted(self: Connection, key: ApiKey, version: int, correlation_id: int, body: Sequence[Any]) -> None:
+        if key is ApiKey.PRODUCE:
+            written.append(([*body], b"".join(body)))
+        write(self, key, version, correlation_id, body)
+
+    monkeypatch.setattr(Connection, "_write", noted)
+    cluster.faults[ApiKey.PRODUCE] = [None, SILENT, SILENT]
+    limits = {"request.timeout.ms": 500, "delivery.timeout.ms": 1_000}
+    with Producer(cluster.bootstrap, **_SMALL, **limits) as producer:
+        producer.send("t", b"first", partition=0).result(60)
+        expired = [producer.send("t", b"expired", partition=0) for _ in range(3)]
+        for each in expired:
+            with contextlib.suppress(PeerError, ClientError):
+                each.result(60)
+        for number in range(50):
+            producer.send("t", b"%d" % number, partition=0).result(60)
+    assert len(written) > 50
+    for parts, before in written:
+        assert b"".join(parts) == before
+    assert cluster.logs[tp].values()[-50:] == [b"%d" % number for number in range(50)]
 
 
 def test_no_producer_id_is_sent_without_idempotence(cluster: ScriptedCluster) -> None:
