@@ -25,6 +25,8 @@ from fenceline.node.api.handlers.api_versions import ANY_VERSION, ApiVersions, a
 from fenceline.node.broker import server_limits
 from fenceline.node.context import NodeView
 from fenceline.node.metrics import NodeMetrics
+from fenceline.node.net.certificates import NodeCertificates
+from fenceline.node.net.connection_limits import ConnectionLimits
 from fenceline.node.net.sasl import ListenersSasl
 from fenceline.node.net.server import Server
 from fenceline.node.net.tls import ListenersTls
@@ -199,13 +201,15 @@ class AttackedServer:
         """Lines of the log that say that the node has a bug."""
         self.trust = ssl.create_default_context(cafile=str(authority.ca))
         self._listeners_sasl = ListenersSasl.of(config, config.listeners, lambda: image, loop)
+        self._limits = ConnectionLimits(config.text, config.of_listener_only, dict, loop.monotonic_ms)
         self._server = Server(
             (),
             {ApiKey.API_VERSIONS: (*ANY_VERSION, answering.handle)},
             server_limits(config),
+            self._limits,
             metrics=self.metrics,
             threads=threads,
-            tls=ListenersTls.of(config, config.listeners),
+            tls=ListenersTls.of(config, NodeCertificates(config), config.listeners),
             sasl=self._listeners_sasl,
         )
 
@@ -219,7 +223,7 @@ class AttackedServer:
 
     @property
     def connections(self) -> int:
-        return len(self._server._connections) + self._server._handshakes
+        return sum(self._limits._open.values())
 
 
 def with_server(

@@ -22,13 +22,13 @@ from fenceline.node.api.permissions.table import PERMISSIONS
 from fenceline.node.api.produce.transactional import has_transactional
 from fenceline.node.api.tables import raw_apis
 from fenceline.node.net.sasl import ListenersSasl
+from fenceline.oauth.token_endpoint import ClientCredentials
 from fenceline.records.arrow import ArrowDecoder
 from fenceline.records.batch import Codec, TimestampType
 from fenceline.records.build import build_batch
 from fenceline.records.errors import RecordsError
 from fenceline.records.validate import validate_produced
 from fenceline.sasl.jaas import parse_jaas
-from fenceline.sasl.oauthbearer import ClientCredentials
 from fenceline.wire.acl_codes import AclOperation, ResourceType
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, write_request
