@@ -21,7 +21,7 @@ from fenceline.controller.requests import (
     MatchingAcls,
     RequestOutcome,
 )
-from fenceline.controller.state import MAX_RECORDS, ControllerState, Decision
+from fenceline.controller.state import MAX_RECORDS, ControllerState, Decision, refuse_large_batch
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import random_id
 from fenceline.metadata.acl_index import AclFilter, AclRule, rule_of
@@ -31,8 +31,6 @@ from fenceline.wire.acl_codes import ANY, CLUSTER_NAME, MATCH, AclOperation, Pat
 
 MAX_MATCHES: Final = 10 * MAX_RECORDS
 """ACLs in the answer to one DeleteAcls, where an ACL counts for each filter that matches it."""
-MAX_BATCH_BYTES: Final = 8 << 20
-"""Of the ACLs of one CreateAcls: they are one batch of the metadata log, and this is Kafka's limit for one."""
 _RECORD_BYTES: Final = 48
 """Of an ACL's record without its texts."""
 
@@ -46,8 +44,7 @@ def create_acls(state: ControllerState, request: CreateAcls, rng: Rng) -> Decisi
         if reason is None and not state.acls.holds(acl):
             created[acl] = None
         outcomes.append(SUCCESS if reason is None else _invalid(reason))
-    if len(created) > MAX_RECORDS or sum(map(_size, created)) > MAX_BATCH_BYTES:
-        raise PeerError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
+    refuse_large_batch(len(created), sum(map(_size, created)))
     records = [AccessControlEntryRecord(random_id(rng), *acl) for acl in created]
     return Decision(records, CreateAclsAnswer(tuple(outcomes)))
 

@@ -22,7 +22,13 @@ from fenceline.controller.partition_requests import (
     ElectLeaders,
     ElectLeadersAnswer,
 )
-from fenceline.controller.state import MAX_RECORDS, UNCLEAN_ELECTION, ControllerState, Decision
+from fenceline.controller.state import (
+    MAX_RECORDS,
+    UNCLEAN_ELECTION,
+    ControllerState,
+    Decision,
+    refuse_large_batch,
+)
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import NO_LEADER
 from fenceline.metadata.image import TopicImage
@@ -65,8 +71,7 @@ def elect_leaders(state: ControllerState, request: ElectLeaders) -> Decision:
 
 def check_size(records: Sequence[MetadataRecord]) -> None:
     """C3. Raises PeerError(POLICY_VIOLATION) if a user's request leads to too many records."""
-    if len(records) > MAX_RECORDS:
-        raise PeerError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
+    refuse_large_batch(len(records), 0)
 
 
 def _elect_all(

@@ -38,6 +38,8 @@ from fenceline.metadata.records import MetadataRecord
 
 MAX_RECORDS: Final = 10_000
 """Limit of records in one atomic decision (C3)."""
+_MAX_BATCH_BYTES: Final = 8 << 20
+"""Of one atomic decision: it is one batch of the metadata log, and this is Kafka's limit for one."""
 
 UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
 
@@ -86,6 +88,12 @@ class Decision(NamedTuple):
     kraft_version: int | None = None
     """The quorum must finalize this level of kraft.version before the response is sent (K15); if it refuses, the
     request fails with its error."""
+
+
+def refuse_large_batch(record_count: int, size_bytes: int) -> None:
+    """Raises PeerError(POLICY_VIOLATION) for an atomic decision that is too large (C3)."""
+    if record_count > MAX_RECORDS or size_bytes > _MAX_BATCH_BYTES:
+        raise PeerError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
 
 
 class ControllerState:

@@ -8,9 +8,10 @@ Rules: security.md A56; controller.md C44.
 
 from __future__ import annotations
 
+import asyncio
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.controller.requests import AlterClientQuotas, QuotaAlteration
 from fenceline.errors import ErrorCode, PeerError
@@ -19,6 +20,8 @@ from fenceline.node.context import Api, NodeView, RequestContext, Submit
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fenceline.wire.requests import (
         AlterClientQuotasRequest,
         ComponentData,
@@ -29,66 +32,89 @@ if TYPE_CHECKING:
 _TYPES: Final = ("user", "client-id", "ip")
 
 
+_SLICE: Final = 2_000
+"""Entities that are looked at, or described, before other requests get their turn."""
+
+
 class _Match(IntEnum):
     EXACT = 0
     DEFAULT = 1
     SPECIFIED = 2
 
 
-def describe_client_quotas(
+class _Filter(NamedTuple):
+    """`parts` are those an entity must have, `kinds` the types that it must have with any name. `size`: how many parts
+    it may have; None: any number."""
+
+    parts: tuple[tuple[str, str | None], ...]
+    kinds: tuple[str, ...]
+    size: int | None
+
+    def matches(self, entity: QuotaEntity) -> bool:
+        return (
+            (self.size is None or len(entity) == self.size)
+            and all(part in entity for part in self.parts)
+            and all(any(kind == each for each, _ in entity) for kind in self.kinds)
+        )
+
+
+async def describe_client_quotas(
     node: NodeView, context: RequestContext, request: DescribeClientQuotasRequest
 ) -> dict[str, Any]:
     """The quotas of all entities that have the types of the filter, and match it in each; with `strict`, no others."""
-    wanted: dict[str, ComponentData] = {}
+    try:
+        wanted = _filter(request)
+    except PeerError as error:
+        return {"error_code": error.code, "error_message": error.message, "entries": None}
+    entries = []
+    for number, (entity, values) in enumerate(node.image.client_quotas.items(), 1):
+        if wanted.matches(entity):
+            entries.append(
+                {
+                    "entity": [{"entity_type": kind, "entity_name": name} for kind, name in entity],
+                    "values": [{"key": key, "value": value} for key, value in values.items()],
+                }
+            )
+        if number % _SLICE == 0:
+            await asyncio.sleep(0)  # other requests of this node
+    return {"error_code": ErrorCode.NONE, "error_message": "", "entries": entries}
+
+
+def _filter(request: DescribeClientQuotasRequest) -> _Filter:
+    """Raises PeerError."""
+    known: dict[str, ComponentData] = {}
     for component in request.components:
-        fault = _fault(wanted, component)
-        if fault is not None:
-            return {"error_code": fault.code, "error_message": fault.message, "entries": None}
-        wanted[component.entity_type] = component
-    if "ip" in wanted and len(wanted) > 1:
-        message = "Invalid entity filter combination: an IP filter cannot be used with user or client id filters."
-        return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": message, "entries": None}
-    entries = [
-        {
-            "entity": [{"entity_type": kind, "entity_name": name} for kind, name in entity],
-            "values": [{"key": key, "value": value} for key, value in values.items()],
-        }
-        for entity, values in node.image.client_quotas.items()
-        if _matches(entity, wanted, strict=request.strict)
-    ]
-    return {"error_code": ErrorCode.NONE, "error_message": None, "entries": entries}
+        _check(known, component)
+        known[component.entity_type] = component
+    if "ip" in known and len(known) > 1:
+        raise PeerError(
+            ErrorCode.INVALID_REQUEST,
+            "Invalid entity filter component combination. IP filter component should not be used with user or clientId"
+            " filter component.",
+        )
+    named = tuple((kind, each.match) for kind, each in known.items() if each.match_type != _Match.SPECIFIED)
+    kinds = tuple(kind for kind, each in known.items() if each.match_type == _Match.SPECIFIED)
+    return _Filter(named, kinds, len(known) if request.strict else None)
 
 
-def _fault(known: dict[str, ComponentData], component: ComponentData) -> PeerError | None:
-    kind = component.entity_type
+def _check(known: Mapping[str, ComponentData], component: ComponentData) -> None:
+    """Raises PeerError."""
+    kind, how = component.entity_type, component.match_type
     if not kind:
-        return PeerError(ErrorCode.INVALID_REQUEST, "Invalid empty entity type.")
+        raise PeerError(ErrorCode.INVALID_REQUEST, "Invalid empty entity type.")
     if kind in known:
-        return PeerError(ErrorCode.INVALID_REQUEST, f"Entity type {kind} cannot appear more than once in the filter.")
+        raise PeerError(ErrorCode.INVALID_REQUEST, f"Entity type {kind} cannot appear more than once in the filter.")
     if kind not in _TYPES:
-        return PeerError(ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {kind}")
-    match component.match_type:
-        case _Match.EXACT if component.match is None:
-            return PeerError(ErrorCode.INVALID_REQUEST, "An exact match needs a name.")
-        case _Match.DEFAULT | _Match.SPECIFIED if component.match is not None:
-            return PeerError(ErrorCode.INVALID_REQUEST, "Only an exact match has a name.")
-        case _Match.EXACT | _Match.DEFAULT | _Match.SPECIFIED:
-            return None
-    return PeerError(ErrorCode.INVALID_REQUEST, f"Unknown match type {component.match_type}")
-
-
-def _matches(entity: QuotaEntity, wanted: dict[str, ComponentData], *, strict: bool) -> bool:
-    names = dict(entity)
-    if strict and len(names) != len(wanted):
-        return False
-    for kind, component in wanted.items():
-        if kind not in names:
-            return False
-        if component.match_type == _Match.EXACT and names[kind] != component.match:
-            return False
-        if component.match_type == _Match.DEFAULT and names[kind] is not None:
-            return False
-    return True
+        raise PeerError(ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {kind}")
+    if how not in _Match._value2member_map_:
+        raise PeerError(ErrorCode.INVALID_REQUEST, f"Unknown match type {how}")
+    if how == _Match.EXACT and component.match is None:
+        raise PeerError(ErrorCode.INVALID_REQUEST, "Request specified MATCH_TYPE_EXACT, but set match string to null.")
+    if how != _Match.EXACT and component.match is not None:
+        raise PeerError(
+            ErrorCode.INVALID_REQUEST,
+            f"Request specified MATCH_TYPE_{_Match(how).name}, but also specified a match string.",
+        )
 
 
 async def alter_client_quotas(
