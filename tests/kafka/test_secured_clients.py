@@ -107,7 +107,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def test_credentials_are_described_without_their_keys(place: Place) -> None:
-    """By librdkafka: kafka-configs.sh describes quotas as well, which are not there yet."""
+    """By librdkafka and kafka-configs.sh."""
+    described_by_kafka = place.users("--describe")
+    assert "SCRAM-SHA-256=iterations=4096" in described_by_kafka
+    assert "SCRAM-SHA-512=iterations=8192" in described_by_kafka
     admin = AdminClient(place.settings("SCRAM-SHA-256"))
     described = admin.describe_user_scram_credentials(["anna", "otto"])
     found = described["anna"].result(30).scram_credential_infos

@@ -250,32 +250,92 @@ def test_acls_need_an_authorizer(both: Both) -> None:
             both.refuse("acls", *listener, *asked)
 
 
-def test_quotas_are_altered(both: Both) -> None:
-    def configs(*arguments: str) -> tuple[str, ...]:
-        return ("configs", *BROKERS, *arguments)
+QUOTAS = (
+    (("--user", "u1"), "consumer_byte_rate=5,request_percentage=12.5"),
+    (("--user-defaults",), "producer_byte_rate=7"),
+    (("--client", "c1"), "request_percentage=0.001"),
+    (("--client-defaults",), "producer_byte_rate=1e9"),
+    (("--user", "u1", "--client", "c1"), "controller_mutation_rate=0.5"),
+    (("--user", "u1", "--client-defaults"), "consumer_byte_rate=9223372036854775807"),
+    (("--user-defaults", "--client", "c1"), "consumer_byte_rate=11"),
+    (("--user-defaults", "--client-defaults"), "consumer_byte_rate=12"),
+    (("--ip", "127.0.0.9"), "connection_creation_rate=100"),
+    (("--ip-defaults",), "connection_creation_rate=2147483647"),
+    (("--user", "a/b c,d:\u00fc"), "producer_byte_rate=3"),
+    (("--client", "<default>"), "producer_byte_rate=4"),
+)
 
-    given = (
-        (("--user", "u1"), "consumer_byte_rate=5,request_percentage=12.5"),
-        (("--user-defaults",), "producer_byte_rate=7"),
-        (("--user", "u1", "--client", "c1"), "controller_mutation_rate=0.5"),
-        (("--client-defaults",), "producer_byte_rate=9"),
-        (("--ip", "127.0.0.9"), "connection_creation_rate=100"),
-    )
-    for entity, values in given:
-        both.run(*configs("--alter", *entity, "--add-config", values))
-        both.run(*configs("--describe", *entity))
-    both.run(*configs("--describe", "--entity-type", "users", "--entity-type", "clients"))
-    for entity, values in (
-        (("--user", "u1"), "consumer_byte_rate=0"),
-        (("--user", "u1"), "connection_creation_rate=1"),
-        (("--client", "c1"), "no_such_quota=1"),
-        (("--ip", "127.0.0.9"), "producer_byte_rate=1"),
-    ):
-        both.refuse(*configs("--alter", *entity, "--add-config", values))
-    for entity, values in given:
+
+def quota_configs(*arguments: str) -> tuple[str, ...]:
+    return ("configs", *BROKERS, *arguments)
+
+
+def describe_quotas(both: Both) -> None:
+    """By types of entities, and each entity."""
+    for kinds in (("users",), ("clients",), ("users", "clients"), ("clients", "users"), ("ips",)):
+        both.run(*quota_configs("--describe", *(word for kind in kinds for word in ("--entity-type", kind))))
+    for entity, _ in (*QUOTAS, (("--user", "nobody"), ""), (("--ip", "127.0.0.10"), "")):
+        both.run(*quota_configs("--describe", *entity))
+    # One user with all its clients, and one client of all users.
+    both.run(*quota_configs("--describe", "--entity-type", "users", "--entity-name", "u1", "--entity-type", "clients"))
+    both.run(*quota_configs("--describe", "--entity-type", "clients", "--entity-name", "c1", "--entity-type", "users"))
+
+
+def test_quotas_are_altered(both: Both) -> None:
+    for entity, values in QUOTAS:
+        both.run(*quota_configs("--alter", *entity, "--add-config", values))
+    describe_quotas(both)
+    both.run(*quota_configs("--alter", "--user", "u1", "--add-config", "consumer_byte_rate=6,producer_byte_rate=7"))
+    both.run(*quota_configs("--alter", "--user", "u1", "--add-config", "SCRAM-SHA-256=[iterations=5000,password=pw]"))
+    described = both.run(*quota_configs("--describe", "--user", "u1"))
+    assert all(each in described for each in ("producer_byte_rate=7", "request_percentage=12.5", "iterations=5000"))
+    both.refuse(*quota_configs("--alter", "--user", "u1", "--delete-config", "SCRAM-SHA-256,producer_byte_rate"))
+    for key in ("SCRAM-SHA-256", "producer_byte_rate"):
+        both.run(*quota_configs("--alter", "--user", "u1", "--delete-config", key))
+    for entity, values in QUOTAS:
         keys = ",".join(each.partition("=")[0] for each in values.split(","))
-        both.run(*configs("--alter", *entity, "--delete-config", keys))
-        both.run(*configs("--describe", *entity))
+        both.run(*quota_configs("--alter", *entity, "--delete-config", keys))
+    describe_quotas(both)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--user", "u2", "--add-config", "consumer_byte_rate=0"),
+        ("--user", "u2", "--add-config", "consumer_byte_rate=-1"),
+        ("--user", "u2", "--add-config", "consumer_byte_rate=1.5"),
+        ("--user", "u2", "--add-config", "consumer_byte_rate=4.9999999"),
+        ("--user", "u2", "--add-config", "consumer_byte_rate=1e19"),
+        ("--user", "u2", "--add-config", "consumer_byte_rate=x"),
+        ("--user", "u2", "--add-config", "consumer_byte_rate="),
+        ("--user", "u2", "--add-config", "connection_creation_rate=1"),
+        ("--user", "u2", "--add-config", "producer_byte_rate=1,no_such_quota=1"),
+        ("--user", "u2", "--delete-config", "consumer_byte_rate"),
+        ("--client", "c2", "--add-config", "no_such_quota=1"),
+        ("--client", "c2", "--delete-config", "no_such_quota"),
+        ("--client-defaults", "--delete-config", "producer_byte_rate"),
+        ("--ip", "127.0.0.9", "--add-config", "producer_byte_rate=1"),
+        ("--ip", "127.0.0.9", "--add-config", "connection_creation_rate=2147483648"),
+        ("--ip", "127.0.0.9", "--add-config", "connection_creation_rate=0.5"),
+        ("--ip", "no.such.host.invalid", "--add-config", "connection_creation_rate=1"),
+        ("--ip", "127.0.0.9", "--user", "u2", "--add-config", "producer_byte_rate=1"),
+        ("--user", "u2", "--user-defaults", "--add-config", "producer_byte_rate=1"),
+        ("--user", "u2", "--topic", "t", "--add-config", "producer_byte_rate=1"),
+    ],
+    ids=" ".join,
+)
+def test_changes_of_quotas_that_fail(both: Both, asked: tuple[str, ...]) -> None:
+    """Or change nothing."""
+    altered = quota_configs("--alter", *asked)
+    both.run(*altered, code=both.each(*altered)[0].code)
+    both.run(*quota_configs("--describe", "--entity-type", "users"))
+
+
+def test_quotas_are_not_changed_through_controllers(both: Both) -> None:
+    """By Kafka's tools: its client does not send such requests to controllers."""
+    client = ("--client", "c3")
+    for asked in (("--describe", *client), ("--alter", *client, "--add-config", "producer_byte_rate=5")):
+        both.refuse("configs", *CONTROLLERS, *asked)
 
 
 # --- features ---------------------------------------------------------------------------------------------------------
