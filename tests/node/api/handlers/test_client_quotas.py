@@ -351,10 +351,13 @@ class OwnSide:
     async def _submit(self, request: Any, client: object = None) -> Any:
         return self.cluster.ask(request)
 
+    def handler(self, key: ApiKey) -> Callable[..., Any]:
+        return self._apis[key].handler
+
     def call(self, key: ApiKey, version: int, fields: Mapping[str, Any]) -> Any:
         request = read_request(key, version, write_request(key, version, fields))
         context = RequestContext(version, 1, "test", "peer", "host", "PLAINTEXT")
-        answer = self._apis[key].handler(context, request)
+        answer = self.handler(key)(context, request)
         found: Any = answer if isinstance(answer, dict) else asyncio.run(answer)  # type: ignore[arg-type]
         return read_response(key, version, write_response(key, version, found))
 
@@ -416,3 +419,27 @@ def test_size_of_the_records_is_limited() -> None:
     assert {row["error_code"] for row in too_large} == {ErrorCode.POLICY_VIOLATION}
     assert {row["error_code"] for row in fits} == {ErrorCode.NONE}
     assert len(side.cluster.image.client_quotas) == 270
+
+
+def test_other_requests_get_their_turn_while_many_quotas_are_described() -> None:
+    side = OwnSide()
+    side.call(*alter(*users(5_000, **{PRODUCE: 1.0})))
+    key, version, fields = describe(("user", EXACT, "u1"))
+    request = read_request(key, version, write_request(key, version, fields))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def described() -> Any:
+        task = asyncio.create_task(others())
+        answer: Any = side.handler(key)(RequestContext(version, 1, "test", "peer", "host", "PLAINTEXT"), request)
+        found = await answer
+        task.cancel()
+        return found
+
+    assert len(asyncio.run(described())["entries"]) == 1
+    assert turns == 2
