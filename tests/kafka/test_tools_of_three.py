@@ -298,29 +298,31 @@ def test_quotas_are_altered(both: Both) -> None:
     describe_quotas(both)
 
 
+RATE = "consumer_byte_rate="
+FAILING = {
+    ("--user", "u2"): (
+        *(RATE + value for value in ("0", "-1", "1.5", "4.9999999", "1e19", "x", "")),
+        *("connection_creation_rate=1", "producer_byte_rate=1,no_such_quota=1"),
+    ),
+    ("--client", "c2"): ("no_such_quota=1",),
+    ("--ip", "127.0.0.9"): ("producer_byte_rate=1", *(f"connection_creation_rate={at}" for at in (2147483648, 0.5))),
+    ("--ip", "no.such.host.invalid"): ("connection_creation_rate=1",),
+    ("--ip", "127.0.0.9", "--user", "u2"): (RATE + "1",),
+    ("--user", "u2", "--user-defaults"): (RATE + "1",),
+    ("--user", "u2", "--topic", "t"): (RATE + "1",),
+}
+ABSENT = {
+    ("--user", "u2"): RATE[:-1],
+    ("--client", "c2"): "no_such_quota",
+    ("--client-defaults",): "producer_byte_rate",
+}
+
+
 @pytest.mark.parametrize(
     "asked",
     [
-        ("--user", "u2", "--add-config", "consumer_byte_rate=0"),
-        ("--user", "u2", "--add-config", "consumer_byte_rate=-1"),
-        ("--user", "u2", "--add-config", "consumer_byte_rate=1.5"),
-        ("--user", "u2", "--add-config", "consumer_byte_rate=4.9999999"),
-        ("--user", "u2", "--add-config", "consumer_byte_rate=1e19"),
-        ("--user", "u2", "--add-config", "consumer_byte_rate=x"),
-        ("--user", "u2", "--add-config", "consumer_byte_rate="),
-        ("--user", "u2", "--add-config", "connection_creation_rate=1"),
-        ("--user", "u2", "--add-config", "producer_byte_rate=1,no_such_quota=1"),
-        ("--user", "u2", "--delete-config", "consumer_byte_rate"),
-        ("--client", "c2", "--add-config", "no_such_quota=1"),
-        ("--client", "c2", "--delete-config", "no_such_quota"),
-        ("--client-defaults", "--delete-config", "producer_byte_rate"),
-        ("--ip", "127.0.0.9", "--add-config", "producer_byte_rate=1"),
-        ("--ip", "127.0.0.9", "--add-config", "connection_creation_rate=2147483648"),
-        ("--ip", "127.0.0.9", "--add-config", "connection_creation_rate=0.5"),
-        ("--ip", "no.such.host.invalid", "--add-config", "connection_creation_rate=1"),
-        ("--ip", "127.0.0.9", "--user", "u2", "--add-config", "producer_byte_rate=1"),
-        ("--user", "u2", "--user-defaults", "--add-config", "producer_byte_rate=1"),
-        ("--user", "u2", "--topic", "t", "--add-config", "producer_byte_rate=1"),
+        *((*entity, "--add-config", value) for entity, values in FAILING.items() for value in values),
+        *((*entity, "--delete-config", key) for entity, key in ABSENT.items()),
     ],
     ids=" ".join,
 )
