@@ -18,7 +18,8 @@ from fenceline.metadata.image import ConfigResource, ConfigResourceType, Metadat
 from fenceline.node.net import watched_context
 from fenceline.node.net.certificates import NodeCertificates
 from fenceline.node.net.watched_context import WatchedContext
-from fenceline.tls.contexts import client_context, server_context
+from fenceline.tls.client_contexts import client_context
+from fenceline.tls.server_contexts import server_context
 from tests.node.api.handlers.fakes import image_of
 from tests.support.certificates import TestAuthority
 

@@ -17,7 +17,8 @@ import trustme
 from fenceline.errors import OperatorError
 from fenceline.node.net import watched_context
 from fenceline.node.net.watched_context import WatchedContext
-from fenceline.tls.contexts import client_context, server_context
+from fenceline.tls.client_contexts import client_context
+from fenceline.tls.server_contexts import server_context
 
 
 class Stage:

@@ -15,7 +15,7 @@ from typing import Final
 from fenceline.client.core.config import ClientConfig
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.sasl.scram import ClientExchange, MalformedMessage
-from fenceline.tls.contexts import client_context
+from fenceline.tls.client_contexts import client_context
 from fenceline.tls.settings import read_material, read_settings
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fenceline.config.broker import PER_LISTENER_CONFIGS, listener_prefix
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.metadata.image import ConfigResource, ConfigResourceType
-from fenceline.node.net.watched_context import MakeContext, WatchedContext
+from fenceline.node.net.watched_context import Context, MakeContext, WatchedContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,13 +50,13 @@ class NodeCertificates:
         self._config = config
         self._resource = ConfigResource(ConfigResourceType.BROKER, str(config.node_id))
         self._overrides = _NOTHING
-        self._contexts: list[tuple[str, WatchedContext]] = []
+        self._contexts: list[tuple[str, WatchedContext[Any]]] = []
         self._metadata: FollowedMetadata | None = None
         self._is_starting = True
         self._waits = False
         """For the committed metadata, to use `_overrides`."""
 
-    def watch(self, listener: str, make: MakeContext, *, is_own: bool) -> WatchedContext:
+    def watch(self, listener: str, make: MakeContext[Context], *, is_own: bool) -> WatchedContext[Context]:
         """The context for a listener of this node (`is_own`), or for connections to listeners of this name. Raises
         OperatorError for unusable certificates."""
         watched = WatchedContext(

@@ -13,10 +13,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.security.name_rules import NameRule, parse_name_rules, user_of_name
-from fenceline.tls.contexts import client_context, server_context
+from fenceline.tls.client_contexts import client_context
+from fenceline.tls.server_contexts import server_context
 from fenceline.wire.principal import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
+    from OpenSSL import SSL
+
     from fenceline.config.listeners import ListenerConfig
     from fenceline.config.node import NodeConfig
     from fenceline.node.net.certificates import NodeCertificates
@@ -26,7 +29,7 @@ WITH_TLS: Final = ("SSL", "SASL_SSL")
 
 
 class _Listener(NamedTuple):
-    watched: WatchedContext
+    watched: WatchedContext[SSL.Context]
     rules: tuple[NameRule, ...]
 
 
@@ -49,7 +52,7 @@ class ListenersTls:
         names = [each.name for each in listeners if each.security_protocol in WITH_TLS]
         return cls(config, certificates, names) if names else None
 
-    def context(self, listener: str) -> ssl.SSLContext | None:
+    def context(self, listener: str) -> SSL.Context | None:
         """For new connections; None without TLS."""
         found = self._listeners.get(listener)
         return found.watched.for_connection() if found is not None else None

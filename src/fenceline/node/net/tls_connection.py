@@ -5,7 +5,7 @@ about certificates: the context that it is given does. `connection_made` of the 
 handshake is complete, before any data.
 
 Why not the event loop's own TLS: it logs no failed handshake, counts none, and has one context for the life of a
-listener, so that certificates could not be exchanged.
+listener, so that certificates could not be exchanged; and its library is slower (`fenceline.tls.server_contexts`).
 
 Rules: security.md A10, A12.
 """
@@ -14,9 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
+
+from cryptography.hazmat.primitives.serialization import Encoding
+from OpenSSL import SSL
+
+from fenceline.tls.server_contexts import reason_of
 
 if TYPE_CHECKING:
     from fenceline.node.net.connection_limits import Admission
@@ -27,6 +31,10 @@ _received: Final = memoryview(bytearray(_RECEIVE_BYTES))
 _RECORD_HEADER_BYTES: Final = 5
 _HANDSHAKE_RECORD: Final = 22
 _MAX_RECORD_BYTES: Final = 16 << 10
+_PIECE_BYTES: Final = 7 * _MAX_RECORD_BYTES
+"""What is encrypted at once: it stays in the processor's cache, and below the size from which memory is mapped."""
+_RECORD_OVERHEAD_BYTES: Final = 64
+"""At most, in every version and with every cipher."""
 
 
 class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
@@ -39,24 +47,20 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         "_ended",
         "_gone",
         "_hello",
-        "_incoming",
         "_is_closing",
         "_is_reading_paused",
         "_is_writing_paused",
         "_made",
-        "_outgoing",
         "_protocol",
         "_raw",
         "_tls",
     )
 
-    _incoming: ssl.MemoryBIO
-    _outgoing: ssl.MemoryBIO
-    _tls: ssl.SSLObject
+    _tls: SSL.Connection
 
     def __init__(
         self,
-        context: ssl.SSLContext,
+        context: SSL.Context,
         made: Callable[[], asyncio.BufferedProtocol],
         *,
         handshake_timeout_s: float,
@@ -108,7 +112,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._protocol is not None:
-            self._incoming.write(_received[:nbytes])
+            self._tls.bio_write(_received[:nbytes])
             self._deliver()
         elif self._take_first_record(nbytes) and self._shake_hands():
             self._deliver()
@@ -140,28 +144,28 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         """Whether the TLS library is to look at what it has: from the first complete record on."""
         hello = self._hello
         if hello is None:
-            self._incoming.write(_received[:nbytes])
+            self._tls.bio_write(_received[:nbytes])
             return True
         hello += _received[:nbytes]
         if hello[0] == _HANDSHAKE_RECORD:
             size_bytes = int.from_bytes(hello[3:_RECORD_HEADER_BYTES], "big")
             if len(hello) < _RECORD_HEADER_BYTES + size_bytes <= _RECORD_HEADER_BYTES + _MAX_RECORD_BYTES:
                 return False
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._incoming.write(hello)
+        self._tls = SSL.Connection(self._context, None)
+        self._tls.set_accept_state()
+        self._tls.bio_write(hello)
         self._hello = None
         return True
 
     def _shake_hands(self) -> bool:
         try:
             self._tls.do_handshake()
-        except ssl.SSLWantReadError:
+        except SSL.WantReadError:
             self._flush()
             return False
-        except (ssl.SSLError, ssl.CertificateError) as error:
+        except SSL.Error as error:
             self._flush()  # the alert that tells the peer why
-            self._handshake_ended(_reason(error))
+            self._handshake_ended(reason_of(error, self._tls))
             self._close_raw()
             return False
         self._deadline.cancel()
@@ -199,25 +203,25 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         assert protocol is not None, "the handshake is complete"
         try:
             while not self._is_reading_paused and not self._is_closing:
-                buffer = protocol.get_buffer(-1)
-                # With a buffer it returns a count, which typeshed does not know.
-                count: Any = tls.read(len(buffer), buffer)  # type: ignore[arg-type]
-                if not count:
-                    self.close()  # the peer has said that it is done
-                    return
-                protocol.buffer_updated(count)
-        except ssl.SSLWantReadError:
+                protocol.buffer_updated(tls.recv_into(protocol.get_buffer(-1), _MAX_RECORD_BYTES))
+        except SSL.WantReadError:
             self._flush()  # the library answers some messages by itself
-        except ssl.SSLZeroReturnError:
-            self.close()
-        except ssl.SSLError:
+        except SSL.ZeroReturnError:
+            self.close()  # the peer has said that it is done
+        except SSL.Error:
             # Renegotiation, a damaged record: the library's alert says which.
             self._flush()
             self._close_raw()
 
-    def _flush(self) -> None:
-        if self._outgoing.pending and self._raw is not None:
-            self._raw.write(self._outgoing.read())
+    def _flush(self, most_bytes: int = _MAX_RECORD_BYTES) -> None:
+        """Send what the library has for the peer; `most_bytes`: what that can be, or the size of a step."""
+        assert self._raw is not None, "the handshake has begun"
+        with contextlib.suppress(SSL.WantReadError):  # there is nothing
+            while True:
+                content = self._tls.bio_read(most_bytes)
+                self._raw.write(content)
+                if len(content) < most_bytes:
+                    return
 
     # --- the protocol's side ----------------------------------------
 
@@ -227,12 +231,18 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         if self._is_closing:
             return
-        tls = self._tls
+        send, waiting_bytes = self._tls.send, 0
         for data in list_of_data:
             left = memoryview(data)
             while left:
-                left = left[tls.write(left) :]
-        self._flush()
+                count = send(left[:_PIECE_BYTES])
+                left = left[count:]
+                waiting_bytes += count + (count // _MAX_RECORD_BYTES + 1) * _RECORD_OVERHEAD_BYTES
+                if waiting_bytes >= _PIECE_BYTES:
+                    self._flush(waiting_bytes)
+                    waiting_bytes = 0
+        if waiting_bytes:
+            self._flush(waiting_bytes)
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -241,8 +251,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if self._is_closing:
             return
         self._is_closing = True
-        with contextlib.suppress(ssl.SSLError, ValueError):
-            self._tls.unwrap()  # the peer need not answer
+        with contextlib.suppress(SSL.Error):
+            self._tls.shutdown()  # the peer need not answer
         self._flush()
         if self._raw is not None:
             self._raw.close()
@@ -281,7 +291,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         """`peer_certificate`: the DER bytes of the peer's certificate, None if it showed none. There is no `socket`:
         bytes that go around the TLS library would not be encrypted."""
         if name == "peer_certificate":
-            return self._tls.getpeercert(binary_form=True)
+            certificate = self._tls.get_peer_certificate(as_cryptography=True)
+            return None if certificate is None else certificate.public_bytes(Encoding.DER)
         if name == "peername" and self._raw is not None:
             return self._raw.get_extra_info(name, default)
         return default
@@ -289,10 +300,3 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
 def _ignore(peer: str, failure: str | None) -> None:
     pass
-
-
-def _reason(error: ssl.SSLError | ssl.CertificateError) -> str:
-    """Without the file and line of the library's source."""
-    reason = getattr(error, "reason", None)
-    verification = getattr(error, "verify_message", None)
-    return ": ".join(str(each).replace("_", " ").lower() for each in (reason, verification) if each) or str(error)

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 import stat
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from fenceline.errors import OperatorError
 from fenceline.node.logs import Logger
@@ -43,17 +42,19 @@ _FILES: Final = tuple(key for key in STORE_KEYS if key.endswith(".location"))
 _MAX_FILE_BYTES: Final = 4 << 20
 """More than the authorities of an operating system."""
 
-MakeContext = Callable[[TlsSettings, TlsMaterial, str], ssl.SSLContext]
+Context = TypeVar("Context")
+"""As the TLS library has it."""
+MakeContext: TypeAlias = Callable[[TlsSettings, TlsMaterial, str], Context]
 
 
-class WatchedContext:
+class WatchedContext(Generic[Context]):
     """See the module. Belongs to the event loop."""
 
     def __init__(
         self,
         lookup: Lookup,
         listener: str,
-        make: MakeContext,
+        make: MakeContext[Context],
         *,
         between_brokers: bool = False,
         now_s: Callable[[], float] = time.monotonic,
@@ -84,7 +85,7 @@ class WatchedContext:
         """When the own certificate expires, in UTC; None without one."""
         return self.material.identity.expires if self.material.identity is not None else None
 
-    def for_connection(self) -> ssl.SSLContext:
+    def for_connection(self) -> Context:
         """The context for a new connection. Files that have changed are read in a thread, for later ones."""
         if self._now_s() >= self._look_at_s and self._looking is None:
             self._look()
@@ -116,7 +117,7 @@ class WatchedContext:
         looking = asyncio.get_running_loop().run_in_executor(None, self._read_again, self._lookup, before)
         self._looking = asyncio.ensure_future(self._exchange(looking))
 
-    async def _exchange(self, looking: asyncio.Future[tuple[TlsMaterial, ssl.SSLContext] | None]) -> None:
+    async def _exchange(self, looking: asyncio.Future[tuple[TlsMaterial, Context] | None]) -> None:
         try:
             found = await looking
             if found is not None:
@@ -131,7 +132,7 @@ class WatchedContext:
             if self._looks_again:
                 self._look()
 
-    def _read_again(self, lookup: Lookup, before: TlsMaterial | None) -> tuple[TlsMaterial, ssl.SSLContext] | None:
+    def _read_again(self, lookup: Lookup, before: TlsMaterial | None) -> tuple[TlsMaterial, Context] | None:
         """In a thread. None if nothing has changed. Raises OperatorError."""
         seen = _fingerprint(lookup)
         if seen == self._seen:
@@ -139,7 +140,7 @@ class WatchedContext:
         self._seen = seen
         return self._read(lookup, before)
 
-    def _read(self, lookup: Lookup, before: TlsMaterial | None) -> tuple[TlsMaterial, ssl.SSLContext]:
+    def _read(self, lookup: Lookup, before: TlsMaterial | None) -> tuple[TlsMaterial, Context]:
         """In a thread. Raises OperatorError for stores that must not replace `before`."""
         try:
             return self._read_checked(lookup, before)
@@ -150,7 +151,7 @@ class WatchedContext:
                 f"{self._where}: the certificates cannot be used: {error}", "Check the files and their passwords."
             ) from error
 
-    def _read_checked(self, lookup: Lookup, before: TlsMaterial | None) -> tuple[TlsMaterial, ssl.SSLContext]:
+    def _read_checked(self, lookup: Lookup, before: TlsMaterial | None) -> tuple[TlsMaterial, Context]:
         material = read_material(lookup, self._where, read_store)
         if before is not None:
             check_exchange(
