@@ -13,7 +13,7 @@ SPARK43 := .venv-spark43
 BUILD_STAMP := $(VENV)/.built
 KERNEL_SOURCES := pyproject.toml setup.py $(shell find src -name "*.pyx" -o -name "*.pxd")
 
-.PHONY: help setup demo test test-all test-slice record test-spark43 simulate bench lint format rules soak lock jars java clean
+.PHONY: help setup demo test test-all test-slice record test-spark43 simulate bench lint audit format rules soak lock jars java clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -147,6 +147,9 @@ lint: setup  ## check formatting, lint, types and import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+audit: setup  ## look for known vulnerabilities of the locked dependencies; without network nothing is checked
+	@$(BIN)/python tools/audit.py $(AUDIT_OPTIONS)
 
 format: setup  ## format the code and sort imports
 	@$(BIN)/ruff format .
