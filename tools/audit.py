@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 LOCKS = ("requirements.lock", "requirements-spark43.lock")
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", re.MULTILINE)
 _FOUND, _FAILED = 1, 2
-_UNREACHABLE = re.compile(r"Request failed|error sending request|Failed to fetch", re.IGNORECASE)
+_UNREACHABLE = re.compile(r"request failed|error sending request|failed to fetch|HTTP status", re.IGNORECASE)
 
 
 def pinned() -> list[tuple[str, str]]:
@@ -29,11 +29,12 @@ def pinned() -> list[tuple[str, str]]:
 
 def write_project(folder: Path, packages: list[tuple[str, str]]) -> None:
     """A project that depends on these packages, locked."""
-    source = '{ registry = "https://index.invalid" }'
+    source = '{ registry = "index" }'  # a folder, so that no registry is asked about each package
     entries = [
         f'\n[[package]]\nname = "{name}"\nversion = "{version}"\nsource = {source}\n' for name, version in packages
     ]
     wanted = [f'    {{ name = "{name}", version = "{version}", source = {source} }},\n' for name, version in packages]
+    (folder / "index").mkdir()
     (folder / "pyproject.toml").write_text(
         '[project]\nname = "audited"\nversion = "0"\nrequires-python = ">=3.11"\ndependencies = [\n'
         + "".join(f'    "{name}",\n' for name in sorted({name for name, _ in packages}))
