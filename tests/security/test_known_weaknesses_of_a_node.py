@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -47,6 +48,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:admin",
         "delegation.token.secret.key": TOKEN_SECRET,
+        "config.providers": "env",
+        "config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
     }
     with EmbeddedNode(security_protocol="SASL_PLAINTEXT", overrides=overrides, log_level="debug") as started:
         yield started
@@ -201,6 +204,20 @@ def test_files_are_not_read_by_configs(node: EmbeddedNode, admin: RawConnection,
     connection, code = log_in(node, "OAUTHBEARER", next(oauth_exchange(BearerToken(token, now_s + 900))), b"\x01")
     connection.__exit__(None, None, None)
     assert code == 58
+
+
+def test_config_providers_are_not_for_values_of_requests(node: EmbeddedNode, admin: RawConnection) -> None:
+    """CVE-2019-12399, CVE-2024-31141: a variable in a config that is set over the network is text, although this node
+    has the provider."""
+    variable = "${env:PATH}"
+    assert alter(admin, "1", "config.providers", "file") in (0, 42)
+    assert alter(admin, "1", "log.cleaner.threads", variable) == 42
+    assert alter(admin, "1", "metric.reporters", variable) == 0
+    [found] = admin.call(
+        ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [{"resource_type": 4, "resource_name": "1"}]}
+    ).results
+    assert {each.name: each.value for each in found.configs}["metric.reporters"] == variable
+    assert os.environ["PATH"] not in node.errors
 
 
 def test_secrets_are_not_described(node: EmbeddedNode, admin: RawConnection) -> None:
