@@ -1,7 +1,8 @@
 """The server's side of SASL mechanisms, without I/O: PLAIN and SCRAM.
 
 Owns what a mechanism answers and when a peer is authenticated. Credentials come from outside, in the form in which they
-are stored. Never tells whether a user exists: an unknown one gets a challenge, and fails when a wrong password does.
+are stored. Never tells whether a user exists: an unknown one gets a challenge in the form of most users', and fails
+when a wrong password does.
 
 Rules: security.md A23 to A26, A69.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from fenceline.sasl.scram import (
@@ -28,6 +30,8 @@ from fenceline.sasl.scram import (
 from fenceline.wire.principal import Principal
 
 _SALT_BYTES: Final = 24
+_DIGITS: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
+_TEXT: Final = frozenset(_DIGITS)
 _WRONG_ID: Final = "Authentication failed: Client requested an authorization id that is different from username"
 
 
@@ -100,6 +104,23 @@ class KnownCredential(NamedTuple):
     is_valid: Callable[[int], bool] | None = None
 
 
+class ChallengeForm(NamedTuple):
+    """What can be seen of a credential in a challenge, besides the salt itself."""
+
+    salt_bytes: int = _SALT_BYTES
+    is_text: bool = False
+    """The salt consists of digits and small letters, as Kafka's tools make them."""
+    iterations: int = FEWEST_ITERATIONS
+
+
+def usual_form(credentials: Iterable[tuple[bytes, int]]) -> ChallengeForm:
+    """That of most of these salts and iterations."""
+    counts = Counter(
+        ChallengeForm(len(salt), _TEXT.issuperset(salt), iterations) for salt, iterations in credentials if salt
+    )
+    return max(counts, key=lambda form: (counts[form], form), default=ChallengeForm())
+
+
 class ScramExchange:
     """RFC 5802. Users and delegation tokens."""
 
@@ -110,13 +131,16 @@ class ScramExchange:
         *,
         nonce: str,
         secret: bytes,
+        form: Callable[[], ChallengeForm] = ChallengeForm,
     ) -> None:
-        """`find`: by the name of a user, or by the id of a token if the second argument is true. `secret`: of this
-        node, from which the salts of unknown users are made, so that they are always the same."""
+        """`find`: by the name of a user, or by the id of a token if the second argument is true. `secret`: of the
+        nodes, from which the salts of unknown users are made, so that they are always the same. `form`: of the
+        challenges of most users."""
         self._mechanism = mechanism
         self._find = find
         self._nonce = nonce
         self._secret = secret
+        self._form = form
         self._challenge: ServerFirst | None = None
         self._known: KnownCredential | None = None
         self.outcome: Authenticated | None = None
@@ -136,20 +160,33 @@ class ScramExchange:
     def _first(self, client: ClientFirst) -> bytes:
         if client.authorization_id not in ("", client.user):
             raise AuthenticationFailed(_WRONG_ID)
-        self._known = self._find(client.user, client.extensions.get(TOKEN_EXTENSION, "").lower() == "true")
-        credential = self._known.credential if self._known is not None else self._unknown(client.user)
+        is_token = client.extensions.get(TOKEN_EXTENSION, "").lower() == "true"
+        self._known = self._find(client.user, is_token)
+        credential = self._known.credential if self._known is not None else self._unknown(client.user, is_token)
         self._challenge = ServerFirst.of(self._mechanism, client, self._nonce, credential)
         return self._challenge.message.encode()
 
-    def _unknown(self, user: str) -> Credential:
+    def _unknown(self, user: str, is_token: bool) -> Credential:
         made = _digest(self._secret, self._mechanism, user)[: digest_size(self._mechanism)]
         # No proof fits a stored key that is not the hash of a known value.
-        return Credential(made_salt(self._secret, self._mechanism, user), made, made, FEWEST_ITERATIONS)
+        if is_token:
+            return Credential(token_salt(self._secret, self._mechanism, user), made, made, FEWEST_ITERATIONS)
+        form = self._form()
+        return Credential(_made_salt(self._secret, self._mechanism, user, form), made, made, form.iterations)
 
 
-def made_salt(secret: bytes, mechanism: str, user: str) -> bytes:
-    """The salt of a name that has no stored credential: always the same, whether or not it can log in."""
-    return base64.b64encode(_digest(secret, mechanism, user))[:_SALT_BYTES]
+def token_salt(secret: bytes, mechanism: str, token_id: str) -> bytes:
+    """Of a delegation token, whose credential is not stored: always the same, whether or not there is such a token."""
+    return base64.b64encode(_digest(secret, mechanism, token_id))[:_SALT_BYTES]
+
+
+def _made_salt(secret: bytes, mechanism: str, user: str, form: ChallengeForm) -> bytes:
+    """Of a name that has no credential: always the same, in the form of others."""
+    made = b""
+    while len(made) < form.salt_bytes:
+        made += _digest(secret, f"salt {len(made)} {mechanism}", user)
+    made = made[: form.salt_bytes]
+    return bytes(_DIGITS[each % len(_DIGITS)] for each in made) if form.is_text else made
 
 
 def _digest(secret: bytes, mechanism: str, user: str) -> bytes:

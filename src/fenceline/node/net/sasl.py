@@ -28,7 +28,15 @@ from fenceline.sasl.scram import (
 )
 from fenceline.security.authentication import SaslConversation
 from fenceline.security.oauth import CheckedToken, OauthExchange, TokenRules, UnknownKey, check_token
-from fenceline.security.sasl_server import KnownCredential, PlainExchange, SaslExchange, ScramExchange, made_salt
+from fenceline.security.sasl_server import (
+    ChallengeForm,
+    KnownCredential,
+    PlainExchange,
+    SaslExchange,
+    ScramExchange,
+    token_salt,
+    usual_form,
+)
 from fenceline.wire.principal import Principal
 
 if TYPE_CHECKING:
@@ -67,11 +75,15 @@ class ListenersSasl:
         """Raises OperatorError if a listener's mechanism is not supported, or has no credentials."""
         self._image = image
         self._clock = clock
-        self._secret = secrets.token_bytes(32)
+        self._forms: dict[int, tuple[object, ChallengeForm]] = {}
+        """Of challenges, by mechanism, and the credentials from which they are."""
         self._max_session_ms = config.get_int("connections.max.reauth.ms")
         self.max_message_bytes = min(config.get_int("sasl.server.max.receive.size"), _MAX_MESSAGE_BYTES)
         self.failure_delay_s = config.get_int("connection.failed.authentication.delay.ms") / 1000
         self._token_secret = config.token_secret
+        # Equal at all nodes if they have one: otherwise the salt of an unknown user would be another at each.
+        shared = self._token_secret and token_hmac(self._token_secret, "salts of unknown users")
+        self._secret = shared or secrets.token_bytes(32)
         self._token_credentials: dict[tuple[str, str], Credential] = {}
         """By mechanism and token id: they are slow to compute."""
         self._listeners = {name: _mechanisms(config, name, clock) for name in listeners}
@@ -107,7 +119,17 @@ class ListenersSasl:
             listener.keys.look()
             return OauthExchange(partial(self._check_token, listener))
         find = partial(self._find, mechanism)
-        return ScramExchange(mechanism, find, nonce=secrets.token_urlsafe(24), secret=self._secret)
+        form = partial(self._challenge_form, NUMBERS[mechanism])
+        return ScramExchange(mechanism, find, nonce=secrets.token_urlsafe(24), secret=self._secret, form=form)
+
+    def _challenge_form(self, mechanism: int) -> ChallengeForm:
+        """Of most users. Looks at all credentials when one has changed."""
+        credentials = self._image().scram
+        known = self._forms.get(mechanism)
+        if known is None or known[0] is not credentials:
+            rows = ((each.salt, each.iterations) for each in credentials.values() if each.mechanism == mechanism)
+            known = self._forms[mechanism] = credentials, usual_form(rows)
+        return known[1]
 
     def _check_token(self, listener: _Mechanisms, token: str) -> CheckedToken:
         assert listener.keys is not None, "the mechanism is enabled"
@@ -151,7 +173,7 @@ class ListenersSasl:
         known = self._token_credentials.get((mechanism, token_id))
         if known is None:
             password = token_password(token_hmac(self._token_secret, token_id))
-            salt = made_salt(self._secret, mechanism, token_id)
+            salt = token_salt(self._secret, mechanism, token_id)
             salted = salted_password(mechanism, password, salt, FEWEST_ITERATIONS)
             known = credential_of(mechanism, salted, salt, FEWEST_ITERATIONS)
             tokens = self._image().delegation_tokens
