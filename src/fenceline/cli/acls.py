@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fenceline.cli.options import with_options_of
 from fenceline.cli.output import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -22,12 +22,10 @@ from fenceline.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from fenceline.cli.acl_rules import AclOptions, Resource
     from fenceline.client.admin.acls import AclBinding
-
-T = TypeVar("T")
 
 acls = typer.Typer(
     invoke_without_command=True,
@@ -91,34 +89,7 @@ def _named(
     return named_resources(topic, group, transactional_id, delegation_token, user_principal, cluster=cluster)
 
 
-def _with_options_of(shared: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """For a command whose first parameter is what `shared` returns: it gets the options of `shared` before its own."""
-    options = inspect.signature(shared).parameters
-
-    def decorate(command: Callable[..., T]) -> Callable[..., T]:
-        _, *own = inspect.signature(command).parameters.values()
-
-        def run(**given: Any) -> T:
-            return command(
-                shared(**{name: given.pop(name, option.default) for name, option in options.items()}), **given
-            )
-
-        described: Any = run
-        described.__name__, described.__doc__ = command.__name__, command.__doc__
-        described.__signature__ = inspect.Signature(_evaluated([*options.values(), *own]))
-        return run
-
-    return decorate
-
-
-def _evaluated(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """With the objects of their annotations, which typer does not look up for a given signature."""
-    annotated = {"__annotations__": {each.name: each.annotation for each in parameters}, "__module__": __name__}
-    hints = get_type_hints(type("Annotated", (), annotated), include_extras=True)
-    return [each.replace(annotation=hints[each.name]) for each in parameters]
-
-
-@_with_options_of(_named)
+@with_options_of(_named)
 def _rules(
     named: tuple[Resource, ...],
     allow_principal: _Allowed = None,
@@ -146,7 +117,7 @@ def _rules(
 
 
 @acls.command("list")
-@_with_options_of(_named)
+@with_options_of(_named)
 def list_acls(
     named: tuple[Resource, ...],
     principal: Annotated[list[str] | None, typer.Option(help="User:NAME; may be repeated")] = None,
@@ -171,7 +142,7 @@ def list_acls(
 
 
 @acls.command()
-@_with_options_of(_rules)
+@with_options_of(_rules)
 def add(
     rules: AclOptions,
     pattern: _Pattern = "literal",
@@ -195,7 +166,7 @@ def add(
 
 
 @acls.command()
-@_with_options_of(_rules)
+@with_options_of(_rules)
 def remove(
     rules: AclOptions,
     pattern: _PatternFilter = "literal",

@@ -21,6 +21,7 @@ from fenceline.cli.losses import losses
 from fenceline.cli.metadata import metadata
 from fenceline.cli.output import CommandConfig, use_command_config
 from fenceline.cli.quorum import quorum
+from fenceline.cli.quotas import quotas
 from fenceline.cli.records import consume, offsets, produce
 from fenceline.cli.snapshot import snapshot
 from fenceline.cli.tokens import tokens
@@ -74,6 +75,7 @@ app.add_typer(quorum, name="quorum")
 app.add_typer(features, name="features")
 app.add_typer(brokers, name="brokers")
 app.add_typer(acls, name="acls")
+app.add_typer(quotas, name="quotas")
 app.add_typer(logs, name="log")
 app.command(epilog=VERIFY_EXAMPLES)(verify)
 app.add_typer(losses, name="losses")

@@ -53,6 +53,8 @@ class Admin(BlockingClient[AsyncAdmin]):
     renew_delegation_token = blocking(AsyncAdmin.renew_delegation_token)
     expire_delegation_token = blocking(AsyncAdmin.expire_delegation_token)
     describe_delegation_tokens = blocking(AsyncAdmin.describe_delegation_tokens)
+    describe_client_quotas = blocking(AsyncAdmin.describe_client_quotas)
+    alter_client_quotas = blocking(AsyncAdmin.alter_client_quotas)
 
 
 __all__ = ["Admin", "AsyncAdmin", "ConfigEntry", "NewTopic"]

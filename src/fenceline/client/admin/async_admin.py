@@ -2,7 +2,7 @@
 
 A call for several resources sends one request if the protocol allows it, and raises the first error, with the name of
 its resource. Groups are in `admin.groups`, the quorum and features in `admin.quorum`, brokers and their directories in
-`admin.brokers`, replicas of partitions in `admin.replicas`, ACLs in `admin.acls`.
+`admin.brokers`, replicas of partitions in `admin.replicas`, ACLs in `admin.acls`, quotas in `admin.client_quotas`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from uuid import UUID
 
 from fenceline.client.admin.acls import AclsAdmin
 from fenceline.client.admin.brokers import BrokersAdmin
+from fenceline.client.admin.client_quotas import ClientQuotasAdmin
 from fenceline.client.admin.delegation_tokens import DelegationTokensAdmin
 from fenceline.client.admin.groups import GroupsAdmin
 from fenceline.client.admin.quorum import QuorumAdmin
@@ -99,7 +100,14 @@ class ProducerDescription(NamedTuple):
 
 
 class AsyncAdmin(
-    GroupsAdmin, TransactionsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AclsAdmin, DelegationTokensAdmin
+    GroupsAdmin,
+    TransactionsAdmin,
+    QuorumAdmin,
+    BrokersAdmin,
+    ReplicasAdmin,
+    AclsAdmin,
+    DelegationTokensAdmin,
+    ClientQuotasAdmin,
 ):
     """Create it inside a running loop; close it with `await close()` or use it as an async context manager."""
 
