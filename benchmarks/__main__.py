@@ -28,6 +28,7 @@ NAMES = {
     "transactional_ids": "100,000 idle transactional ids: memory; failover of their coordinator",
     "tls": "TLS with client certificates: 1 KB with confluent-kafka, handshakes",
     "authorization": "a Produce request with 10,000 ACLs, and without an authorizer",
+    "quotas": "one synchronous record, alone and beside a client that is held at its quota",
     "verify": "fenceline verify against Kafka's DumpLogSegments",
     "spark": "batch and streaming against Spark's own connector (BENCH_ROWS)",
     "spark_tables": "Delta tables: sink, audit, backfill, end-to-end latency (BENCH_ROWS)",
