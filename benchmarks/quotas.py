@@ -22,7 +22,9 @@ from benchmarks.workloads import confluent_produce, create_topic, percentile, sy
 from fenceline.client.admin.admin import Admin
 from fenceline.client.admin.client_quotas import ClientQuotaAlteration
 
-RECORDS: Final = 5_000
+MEASURED_S: Final = 20.0
+"""Several windows of a quota: the other client sends in bursts, and waits between them."""
+ROUND: Final = 5_000
 QUOTA_BYTES: Final = 4_000_000
 ASKED: Final = 10
 GREEDY: Final = "greedy"
@@ -42,16 +44,24 @@ def run(figures: Figures, repeats: int) -> None:
             create_topic(subject.bootstrap, "stored", 1)
             confluent_produce(subject.bootstrap, "stored", STORED, RECORD_BYTES)
             _set_quotas(subject, {"producer_byte_rate": QUOTA_BYTES, "consumer_byte_rate": QUOTA_BYTES})
-            for _ in range(2):
-                synchronous_latencies_us(subject.bootstrap, "latency", RECORDS)
+            _latencies_us(subject)
         for _ in range(repeats):
             for side, subject in subjects.items():
-                alone = synchronous_latencies_us(subject.bootstrap, "latency", RECORDS)
+                alone = _latencies_us(subject)
                 add_percentiles(figures, side, "alone", alone)
             for role, label in (("produce", "a producer"), ("consume", "a consumer")):
                 for side, subject in subjects.items():
                     _measure_beside(figures, side, subject, role, f"beside {label} at its quota")
         figures.note(f"the quota is {QUOTA_BYTES / 1e6:g} MB/s, the producer offers {ASKED} times as much")
+
+
+def _latencies_us(subject: Subject) -> list[float]:
+    """Sorted."""
+    latencies: list[float] = []
+    until_s = time.perf_counter() + MEASURED_S
+    while time.perf_counter() < until_s:
+        latencies += synchronous_latencies_us(subject.bootstrap, "latency", ROUND)
+    return sorted(latencies)
 
 
 def _set_quotas(subject: Subject, values: Mapping[str, float]) -> None:
@@ -68,7 +78,7 @@ def _measure_beside(figures: Figures, side: str, subject: Subject, role: str, la
         assert other.stdin is not None
         assert other.stdout is not None
         other.stdout.readline()
-        latencies = synchronous_latencies_us(subject.bootstrap, "latency", RECORDS)
+        latencies = _latencies_us(subject)
         other.stdin.close()
         rate = float(other.stdout.readline())
     finally:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +17,8 @@ from fenceline.client.admin.client_quotas import AnyName, ClientQuotaAlteration,
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
 from fenceline.testing.waiting import eventually
+
+Row: TypeAlias = tuple[dict[str, str | None], dict[str, float]]
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -35,7 +37,7 @@ class Target:
     def run_json(self, *arguments: str) -> Any:
         return json.loads(self.run(*arguments, "--json"))
 
-    def check_quotas(self, expected: list[tuple[dict[str, str | None], dict[str, float]]], *arguments: str) -> None:
+    def check_quotas(self, expected: list[Row], *arguments: str) -> None:
         """Kafka's broker follows its controller."""
 
         def same() -> bool:
@@ -84,10 +86,10 @@ def test_quotas_are_set_listed_and_removed(target: Target) -> None:
     target.run("set", "consumer_byte_rate=5e6", "--user", "anna", "--client", "app")
     target.run("set", "consumer_byte_rate=10", "--client-defaults")
     target.run("set", "connection_creation_rate=3", "--ip", "1.2.3.4")
-    anna = ({"user": "anna"}, {"producer_byte_rate": 1048576.0, "request_percentage": 12.5})
-    app_of_anna = ({"user": "anna", "client-id": "app"}, {"consumer_byte_rate": 5e6})
-    each_client: tuple[dict[str, str | None], dict[str, float]] = ({"client-id": None}, {"consumer_byte_rate": 10.0})
-    address = ({"ip": "1.2.3.4"}, {"connection_creation_rate": 3.0})
+    anna: Row = ({"user": "anna"}, {"producer_byte_rate": 1048576.0, "request_percentage": 12.5})
+    app_of_anna: Row = ({"user": "anna", "client-id": "app"}, {"consumer_byte_rate": 5e6})
+    each_client: Row = ({"client-id": None}, {"consumer_byte_rate": 10.0})
+    address: Row = ({"ip": "1.2.3.4"}, {"connection_creation_rate": 3.0})
     target.check_quotas([each_client, address, anna, app_of_anna])
     target.check_quotas([anna, app_of_anna], "--user", "anna")
     target.check_quotas([app_of_anna], "--client", "app")
