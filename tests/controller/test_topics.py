@@ -172,3 +172,43 @@ def test_creating_one_topic_shares_all_others() -> None:
     assert one is not None
     assert other is not None
     assert one.replicas is one.isr
+
+
+class FewMutations:
+    """Lets a number of changes pass."""
+
+    def __init__(self, changes: int = 100) -> None:
+        self.asked: list[int] = []
+        self._changes = changes
+
+    def takes(self, partitions: int) -> bool:
+        self.asked.append(partitions)
+        return len(self.asked) <= self._changes
+
+
+def test_a_change_costs_its_partitions_once_all_else_is_right() -> None:
+    """security.md A61, KIP-599: as ReplicationControlManager does."""
+    cluster = Cluster(2, default_partition_count=4)
+    cluster.create("old", (1,), (1,), (1,))
+    few = FewMutations()
+    assigned = TopicToCreate("assigned", assignments=((0, (1,)), (1, (2,))))
+    wanted = (TopicToCreate("old", 9, 1), TopicToCreate("a b", 9, 1), TopicToCreate("far", 9, 5))
+    cluster.ask(CreateTopics((*wanted, TopicToCreate("t", 5, 2), TopicToCreate("d"), assigned), mutations=few))
+    assert few.asked == [5, 4, 2]
+    cluster.ask(CreatePartitions((NewPartitions("none", 9), NewPartitions("old", 5)), mutations=few))
+    assert few.asked == [5, 4, 2, 2]
+    cluster.ask(DeleteTopics((TopicReference("none"), TopicReference("old")), mutations=few))
+    assert few.asked == [5, 4, 2, 2, 5]
+
+
+def test_changes_over_the_quota_are_refused() -> None:
+    cluster = Cluster(1)
+    few = FewMutations(1)
+    created = cluster.ask(CreateTopics((TopicToCreate("a", 1, 1), TopicToCreate("b", 1, 1)), mutations=few))
+    refused = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    assert [each.outcome.code for each in created.topics] == [ErrorCode.NONE, refused]
+    assert created.topics[1].outcome.message == "The throttling quota has been exceeded."
+    grown = cluster.ask(CreatePartitions((NewPartitions("a", 2),), mutations=few))
+    deleted = cluster.ask(DeleteTopics((TopicReference("a"),), mutations=few))
+    assert grown.topics[0].outcome.code is deleted.topics[0].outcome.code is refused
+    assert len(cluster.image.topics_by_name["a"].partitions) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fenceline.metadata.image import QuotaEntity
-from fenceline.quotas.client_quotas import ClientQuotas, QuotaKind
+from fenceline.quotas.client_quotas import ClientQuotas, MutationQuota, QuotaKind
 from fenceline.quotas.entities import AppliedQuota, applied_quota, connection_quota
 from fenceline.quotas.rates import Windows
 
@@ -100,25 +100,56 @@ def test_a_changed_quota_applies_to_what_was_used_before() -> None:
     assert quotas.record(KEY, "anna", "app", 0, 0) > 0
 
 
+def mutations(quotas: ClientQuotas, now_ms: int, user: str = "anna", *, is_strict: bool = True) -> MutationQuota:
+    found = quotas.mutations(user, "app", now_ms, is_strict=is_strict)
+    assert found is not None
+    return found
+
+
 def test_mutations_are_refused_only_after_the_bucket_was_overdrawn() -> None:
     quotas = quotas_of({ANNA: {QuotaKind.MUTATION: 1.0}})
-    assert quotas.mutations("otto", "app", 0) is None
-    first = quotas.mutations("anna", "app", 0)
-    assert first is not None
-    assert not first.is_exhausted
-    first.take(20)
-    assert first.throttle_ms == 9_000
-    again = quotas.mutations("anna", "app", 8_000)
-    assert again is not None
-    assert again.is_exhausted
-    later = quotas.mutations("anna", "app", 9_000)
-    assert later is not None
-    assert not later.is_exhausted
+    assert quotas.mutations("otto", "app", 0, is_strict=True) is None
+    first = mutations(quotas, 0)
+    assert first.takes(20, 0)
+    assert first.throttle_ms(0) == 0, "it was carried out"
+    assert not first.takes(1, 0)
+    assert first.throttle_ms(0) == 9_000
+    assert first.throttle_ms(2_500) == 6_500, "the answer leaves later"
+    assert first.throttle_ms(20_000) == 0
+    again = mutations(quotas, 8_000)
+    assert not again.takes(1, 8_000)
+    assert again.throttle_ms(8_000) == 1_000
+    assert mutations(quotas, 9_000).takes(1, 9_000)
+    assert quotas.throttled[QuotaKind.MUTATION] == 2
+
+
+def test_mutations_of_older_clients_are_throttled() -> None:
+    quotas = quotas_of({ANNA: {QuotaKind.MUTATION: 1.0}})
+    first = mutations(quotas, 0, is_strict=False)
+    assert first.takes(11, 0)
+    assert first.throttle_ms(0) == 0
+    assert first.takes(4, 0)
+    assert first.takes(2, 0)
+    assert first.throttle_ms(0) == 6_000
+    assert quotas.throttled[QuotaKind.MUTATION] == 1
+
+
+def test_a_bucket_outlasts_changes_of_quotas() -> None:
+    quotas = quotas_of({ANNA: {QuotaKind.MUTATION: 1.0}})
+    assert mutations(quotas, 0).takes(15, 0)
+    quotas.follow({ANNA: {QuotaKind.MUTATION: 2.0}, APP: {KEY: 1.0}})
+    refused = mutations(quotas, 0)
+    assert not refused.takes(1, 0)
+    assert refused.throttle_ms(0) == 2_000
 
 
 def test_memory_is_bounded() -> None:
-    quotas = quotas_of({ANY_CLIENT: {KEY: 100.0}})
+    quotas = quotas_of({ANY_CLIENT: {KEY: 100.0, QuotaKind.MUTATION: 1.0}})
     for number in range(25_000):
         quotas.record(KEY, "anna", str(number), 1, number * 5)
+        found = quotas.mutations("anna", str(number), number * 5, is_strict=True)
+        assert found is not None
+        assert found.takes(1, number * 5)
     assert len(quotas._usage[KEY]._rates) <= 10_000
     assert len(quotas._usage[KEY]._applied) <= 10_000
+    assert len(quotas._buckets) <= 10_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from fenceline.controller.outcome import SUCCESS as SUCCESS
@@ -22,6 +22,14 @@ from fenceline.metadata.image import ConfigResource, Endpoint, QuotaEntity
 from fenceline.metadata.security_records import DelegationTokenRecord, UserScramCredentialRecord
 
 # -- topics (C21-C25, K27) -------------------------------------------------------------------------------------------
+
+
+class PartitionMutations(Protocol):
+    """How many partitions a request may create or delete (KIP-599)."""
+
+    def takes(self, partitions: int) -> bool:
+        """Whether so many partitions may be created or deleted; if so they are counted. Called once for each topic,
+        after all other checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +45,11 @@ class TopicToCreate:
 
 @dataclass(frozen=True, slots=True)
 class CreateTopics:
-    """Each topic succeeds or fails separately."""
+    """Each topic succeeds or fails separately. `mutations`: None without a limit."""
 
     topics: tuple[TopicToCreate, ...]
     validate_only: bool = False
+    mutations: PartitionMutations | None = None
 
 
 class CreateTopicResult(NamedTuple):
@@ -70,9 +79,10 @@ class TopicReference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopics:
-    """Each topic succeeds or fails separately."""
+    """Each topic succeeds or fails separately. `mutations`: None without a limit."""
 
     topics: tuple[TopicReference, ...]
+    mutations: PartitionMutations | None = None
 
 
 class DeletedTopic(NamedTuple):
@@ -99,10 +109,11 @@ class NewPartitions:
 
 @dataclass(frozen=True, slots=True)
 class CreatePartitions:
-    """Each topic succeeds or fails separately."""
+    """Each topic succeeds or fails separately. `mutations`: None without a limit."""
 
     topics: tuple[NewPartitions, ...]
     validate_only: bool = False
+    mutations: PartitionMutations | None = None
 
 
 class NamedOutcome(NamedTuple):

@@ -2,7 +2,7 @@
 
 Owns the checks and the records of these requests. Error messages are Kafka's, because tools show them.
 
-Rules: controller.md C3, C21-C25; recovery.md V5; since_4_0.md K25, K27.
+Rules: controller.md C3, C21-C25; recovery.md V5; security.md A61; since_4_0.md K25, K27.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fenceline.controller.requests import (
     DeleteTopicsAnswer,
     NamedOutcome,
     NewPartitions,
+    PartitionMutations,
     RequestOutcome,
     TopicReference,
     TopicToCreate,
@@ -61,14 +62,18 @@ def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> De
         try:
             if topic.name in repeated:
                 raise ItemRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            results.append(_create_topic(state, topic, records, rng))
+            results.append(_create_topic(state, topic, request.mutations, records, rng))
         except ItemRejected as refused:
             results.append(CreateTopicResult(topic.name, refused.outcome))
     return Decision(() if request.validate_only else records, CreateTopicsAnswer(tuple(results)))
 
 
 def _create_topic(
-    state: ControllerState, topic: TopicToCreate, records: list[MetadataRecord], rng: Rng
+    state: ControllerState,
+    topic: TopicToCreate,
+    mutations: PartitionMutations | None,
+    records: list[MetadataRecord],
+    rng: Rng,
 ) -> CreateTopicResult:
     name = topic.name
     if name == METADATA_TOPIC:
@@ -87,6 +92,7 @@ def _create_topic(
     replicas, isrs = _assignments(state, topic, rng)
     if len(records) + 1 + len(configs) + len(replicas) > MAX_RECORDS:
         raise PeerError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+    _count(mutations, len(replicas))
     topic_id = random_id(rng)
     records.append(TopicRecord(name, topic_id))
     records.extend(ConfigRecord(ConfigResourceType.TOPIC, name, key, value) for key, value in configs.items())
@@ -233,6 +239,7 @@ def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
                 )
             if len(records) >= MAX_RECORDS:
                 raise PeerError(ErrorCode.POLICY_VIOLATION, "Excessively large number of topics per request.")
+            _count(request.mutations, len(topic.partitions))
             done.add(topic.id)
             records.append(RemoveTopicRecord(topic.id))
             results.append(DeletedTopic(topic.name, topic.id, SUCCESS))
@@ -274,7 +281,7 @@ def create_partitions(state: ControllerState, request: CreatePartitions, rng: Rn
         try:
             if topic.name in repeated:
                 raise ItemRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            _create_partitions(state, topic, records, rng)
+            _create_partitions(state, topic, request.mutations, records, rng)
             results.append(NamedOutcome(topic.name, SUCCESS))
         except ItemRejected as refused:
             results.append(NamedOutcome(topic.name, refused.outcome))
@@ -282,7 +289,11 @@ def create_partitions(state: ControllerState, request: CreatePartitions, rng: Rn
 
 
 def _create_partitions(
-    state: ControllerState, requested: NewPartitions, records: list[MetadataRecord], rng: Rng
+    state: ControllerState,
+    requested: NewPartitions,
+    mutations: PartitionMutations | None,
+    records: list[MetadataRecord],
+    rng: Rng,
 ) -> None:
     topic = state.image.topics_by_name.get(requested.name)
     if topic is None:
@@ -314,10 +325,17 @@ def _create_partitions(
             _require_active(state, index, assigned)
         replicas = list(requested.assignments)
         isrs = [_active(state, assigned) for assigned in replicas]
+    _count(mutations, additional)
     records.extend(
         _partition_record(state, topic.id, index, assigned, isr)
         for index, (assigned, isr) in enumerate(zip(replicas, isrs, strict=True), start=count)
     )
+
+
+def _count(mutations: PartitionMutations | None, partitions: int) -> None:
+    """Raises ItemRejected."""
+    if mutations is not None and not mutations.takes(partitions):
+        raise ItemRejected(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "The throttling quota has been exceeded.")
 
 
 def _repeated(values: Iterable[T]) -> set[T]:

@@ -48,16 +48,36 @@ class NodeQuotas:
         """Those of the sender of a request. `mute`: its connection is not read for so many milliseconds."""
         return PeerQuotas(self._quotas, self._clock, principal.name, client_id or "", mute)
 
-    def mutations(self, principal: Principal, client_id: str | None) -> MutationQuota | None:
-        """What the sender may change in the metadata; None: it is not limited."""
+    def mutations(self, principal: Principal, client_id: str | None, *, is_strict: bool) -> RequestMutations | None:
+        """What a request of the sender may change in the metadata; None: it is not limited."""
         if not self._quotas.is_active:
             return None
-        return self._quotas.mutations(principal.name, client_id or "", self._clock.monotonic_ms())
+        now_ms = self._clock.monotonic_ms()
+        quota = self._quotas.mutations(principal.name, client_id or "", now_ms, is_strict=is_strict)
+        return None if quota is None else RequestMutations(quota, self._clock)
 
     def collect(self) -> Iterator[Any]:
         """A Prometheus collector."""
         name, help_text = "fenceline_throttled", "How often clients were throttled, by quota"
         yield counter_by("quota", name, help_text, self._quotas.throttled)
+
+
+class RequestMutations:
+    """What one request may change: a `PartitionMutations` of the controller."""
+
+    __slots__ = ("_clock", "_quota")
+
+    def __init__(self, quota: MutationQuota, clock: Clock) -> None:
+        self._quota = quota
+        self._clock = clock
+
+    def takes(self, partitions: int) -> bool:
+        return self._quota.takes(partitions, self._clock.monotonic_ms())
+
+    @property
+    def throttle_ms(self) -> int:
+        """For how long the sender is throttled."""
+        return self._quota.throttle_ms(self._clock.monotonic_ms())
 
 
 class PeerQuotas:

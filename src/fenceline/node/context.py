@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.controller.requests import Request
     from fenceline.metadata.image import MetadataImage
-    from fenceline.node.client_limits import PeerQuotas
+    from fenceline.node.client_limits import PeerQuotas, RequestMutations
     from fenceline.security.rights import RequestRights
 
 Answer: TypeAlias = dict[str, Any] | bytes
@@ -55,6 +55,8 @@ class RequestContext:
     """Those of the sender; None if no client has any."""
     throttle_ms: int = 0
     """For how long the sender is throttled: in the answer, and its connection is not read for so long."""
+    mutations: RequestMutations | None = None
+    """What the request may change, if this node is the active controller; None: the sender is not limited."""
     is_forwarded: bool = False
     """It reached the controller in an envelope: the broker that forwarded it has validated it."""
 

@@ -1,7 +1,7 @@
 """The usage of all clients of one node, beside their quotas: for how long each is throttled.
 
-Owns the rates of the clients that have a quota; those of others are not measured. A rate in which nothing counts any
-more is forgotten, so that memory is bounded by the clients of the last seconds. Never delays anything: the server does.
+Owns the rates of the clients that have a quota; those of others are not measured. Never delays anything: the server
+does.
 
 Rules: security.md A57 to A61.
 """
@@ -15,9 +15,10 @@ from typing import Final
 from fenceline.metadata.image import QuotaEntity
 from fenceline.quotas.entities import AppliedQuota, Bucket, applied_quota
 from fenceline.quotas.rates import TokenBucket, WindowedRate, Windows
+from fenceline.quotas.until_idle import UntilIdle
 
 _MOST_KNOWN: Final = 10_000
-"""Clients whose quotas are remembered until a quota changes; rates, before idle ones are forgotten."""
+"""Clients whose quotas are remembered until a quota changes."""
 _PERCENT_OF_NS: Final = 100 / 1e9
 
 
@@ -36,7 +37,7 @@ class _Usage:
     def __init__(self, kind: QuotaKind, windows: Windows) -> None:
         self._kind = kind
         self._windows = windows
-        self._rates: dict[Bucket, WindowedRate] = {}
+        self._rates: UntilIdle[Bucket, WindowedRate] = UntilIdle()
         self._applied: dict[tuple[str, str], AppliedQuota | None] = {}
         self._quotas: Mapping[QuotaEntity, Mapping[str, float]] = {}
         self.throttled = 0
@@ -57,12 +58,7 @@ class _Usage:
         return self._applied[client]
 
     def rate(self, bucket: Bucket, now_ms: int) -> WindowedRate:
-        found = self._rates.get(bucket)
-        if found is None:
-            if len(self._rates) >= _MOST_KNOWN:
-                self._rates = {key: rate for key, rate in self._rates.items() if not rate.is_idle(now_ms)}
-            found = self._rates[bucket] = WindowedRate(self._windows)
-        return found
+        return self._rates.of(bucket, lambda: WindowedRate(self._windows), now_ms)
 
     def record(self, quota: AppliedQuota, value: float, now_ms: int) -> int:
         """How long the client is throttled, in milliseconds."""
@@ -81,7 +77,7 @@ class ClientQuotas:
         self._mutation_windows = mutation_windows
         self._longest_request_throttle_ms = windows.sample_ms
         self._usage = {kind: _Usage(kind, windows) for kind in QuotaKind}
-        self._buckets: dict[Bucket, TokenBucket] = {}
+        self._buckets: UntilIdle[Bucket, TokenBucket] = UntilIdle()
         self.is_active = False
         """Whether clients have quotas; otherwise nothing here needs to be called."""
         self._fetch_window_s = (windows.samples - 1) * windows.sample_ms / 1_000
@@ -97,7 +93,6 @@ class ClientQuotas:
         found = {kind: usage.set_quotas(quotas) for kind, usage in self._usage.items()}
         self.is_active = any(found.values())
         self._has_request_quota = found[QuotaKind.REQUEST]
-        self._buckets.clear()
 
     # -- bytes and time ------------------------------------------------------------------------------------------------
 
@@ -128,42 +123,47 @@ class ClientQuotas:
 
     # -- mutations of the controller -----------------------------------------------------------------------------------
 
-    def mutations(self, user: str, client_id: str, now_ms: int) -> MutationQuota | None:
-        """The bucket of a client; None: it is not limited."""
+    def mutations(self, user: str, client_id: str, now_ms: int, *, is_strict: bool) -> MutationQuota | None:
+        """What one request of a client may change; None: the client is not limited. `is_strict`: the client understands
+        that a change is refused."""
         usage = self._usage[QuotaKind.MUTATION]
         quota = usage.applied(user, client_id)
         if quota is None:
             return None
-        bucket = self._buckets.get(quota.bucket)
-        if bucket is None:
-            if len(self._buckets) >= _MOST_KNOWN:
-                self._buckets.clear()
-            bucket = self._buckets[quota.bucket] = TokenBucket(self._mutation_windows, quota.value, now_ms)
-        bucket.refill(quota.value, now_ms)
-        return MutationQuota(bucket, quota.value, usage)
+
+        def full() -> TokenBucket:
+            return TokenBucket(self._mutation_windows, quota.value, now_ms)
+
+        return MutationQuota(self._buckets.of(quota.bucket, full, now_ms), quota.value, usage, is_strict=is_strict)
 
 
 class MutationQuota:
-    """Of one request: what it may still change."""
+    """What one request may change. While the bucket is overdrawn, a change of a strict one is refused; otherwise it is
+    carried out, and the client is throttled."""
 
-    __slots__ = ("_bucket", "_quota", "_usage")
+    __slots__ = ("_bucket", "_is_strict", "_quota", "_since_ms", "_throttle_ms", "_usage")
 
-    def __init__(self, bucket: TokenBucket, quota: float, usage: _Usage) -> None:
+    def __init__(self, bucket: TokenBucket, quota: float, usage: _Usage, *, is_strict: bool) -> None:
         self._bucket = bucket
         self._quota = quota
         self._usage = usage
+        self._is_strict = is_strict
+        self._throttle_ms = 0
+        self._since_ms = 0
+        """When the throttle time was computed."""
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether a change has to wait: the bucket was overdrawn by an earlier one."""
-        return self._bucket.tokens < 0
+    def takes(self, partitions: int, now_ms: int) -> bool:
+        """Whether so many partitions may be created or deleted; if so they are counted."""
+        bucket = self._bucket
+        bucket.refill(self._quota, now_ms)
+        is_refused = self._is_strict and bucket.tokens < 0
+        if not is_refused:
+            bucket.tokens -= partitions
+        if (is_refused or not self._is_strict) and bucket.tokens < 0:
+            self._usage.throttled += self._throttle_ms == 0
+            self._throttle_ms, self._since_ms = bucket.throttle_ms(self._quota), now_ms
+        return not is_refused
 
-    def take(self, partitions: int) -> None:
-        """Partitions are created or deleted. Negative: they were not, after all."""
-        self._bucket.tokens -= partitions
-
-    @property
-    def throttle_ms(self) -> int:
-        throttle_ms = self._bucket.throttle_ms(self._quota)
-        self._usage.throttled += throttle_ms > 0
-        return throttle_ms
+    def throttle_ms(self, now_ms: int) -> int:
+        """For how long the client is throttled from now on."""
+        return max(0, self._throttle_ms - (now_ms - self._since_ms))

@@ -91,10 +91,11 @@ class TokenBucket:
     """Tokens that come back with time, up to those of a whole window. It may be overdrawn once, by as much as a request
     asks for."""
 
-    __slots__ = ("_since_ms", "_windows", "tokens")
+    __slots__ = ("_quota", "_since_ms", "_windows", "tokens")
 
     def __init__(self, windows: Windows, quota: float, now_ms: int) -> None:
         self._windows = windows
+        self._quota = quota
         self._since_ms = now_ms
         self.tokens = self._most(quota)
 
@@ -102,12 +103,18 @@ class TokenBucket:
         return quota * self._windows.samples * self._windows.sample_ms / 1_000
 
     def refill(self, quota: float, now_ms: int) -> None:
+        """Tokens of the time since the last call; `quota` has been in force meanwhile."""
+        self._quota = quota
         self.tokens = min(self._most(quota), self.tokens + quota * (now_ms - self._since_ms) / 1_000)
         self._since_ms = now_ms
 
     def throttle_ms(self, quota: float) -> int:
         """How long until it is no longer overdrawn; after `refill`."""
         return round_half_up(-self.tokens / quota * 1_000) if self.tokens < 0 else 0
+
+    def is_idle(self, now_ms: int) -> bool:
+        """Whether it is full, like a new one."""
+        return self.tokens + self._quota * (now_ms - self._since_ms) / 1_000 >= self._most(self._quota)
 
 
 _HALF: Final = 0.5

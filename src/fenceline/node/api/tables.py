@@ -108,7 +108,7 @@ def broker_apis(
         authorization,
         *metadata.apis(node, replication.absent_now, auto_create),
         *topic_partitions.apis(node),
-        *_limited(node, controller, quotas, topics.apis(node, submit, replicas.vacated)),
+        *_limited(controller, quotas, topics.apis(node, submit, replicas.vacated)),
         *configs.apis(node, submit, check_certificates),
         *cluster.apis(node),
         *log_dirs.apis(node, replicas, directories, moves, threads),
@@ -147,7 +147,7 @@ def controller_apis(
         return controller.active.submit(request)
 
     enclosed = check(
-        *_limited(node, controller, quotas, topics.apis(node, submit)),
+        *_limited(controller, quotas, topics.apis(node, submit)),
         *configs.controller_apis(node, submit),
         *elect_leaders.apis(submit),
         *reassignments.apis(submit),
@@ -171,12 +171,9 @@ def controller_apis(
     )
 
 
-def _limited(
-    node: NodeView, controller: ControllerDriver, quotas: NodeQuotas, apis: tuple[Api, ...]
-) -> tuple[Api, ...]:
+def _limited(controller: ControllerDriver, quotas: NodeQuotas, apis: tuple[Api, ...]) -> tuple[Api, ...]:
     """With the quota of changes, which the active controller counts."""
-    partitions = node.config.get_int("num.partitions")
-    return MutationLimits(quotas, node.images, lambda: controller.is_active, partitions).limited(apis)
+    return MutationLimits(quotas, lambda: controller.is_active).limited(apis)
 
 
 def _with_checks(

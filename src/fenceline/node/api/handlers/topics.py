@@ -79,7 +79,7 @@ async def handle_create_topics(
             wanted.append(_new_topic(topic))
     if wanted:
         try:
-            answer = await submit(CreateTopics(tuple(wanted), request.validate_only), context)
+            answer = await submit(CreateTopics(tuple(wanted), request.validate_only, context.mutations), context)
             results.update((topic.name, topic) for topic in answer.topics)
             if until_served is not None:
                 created = {topic.name for topic in answer.topics if not topic.outcome.failed}
@@ -144,7 +144,7 @@ async def handle_delete_topics(
     results = list(rejected)
     if wanted:
         try:
-            answer = await submit(DeleteTopics(tuple(wanted)))
+            answer = await submit(DeleteTopics(tuple(wanted), context.mutations))
             results = [*answer.topics, *rejected]
         except PeerError as error:
             results = [DeletedTopic(each.name, each.id, _outcome_of(error)) for each in wanted] + results
@@ -205,7 +205,7 @@ async def handle_create_partitions(
     )
     if wanted:
         try:
-            answer = await submit(CreatePartitions(wanted, request.validate_only))
+            answer = await submit(CreatePartitions(wanted, request.validate_only, context.mutations))
             outcomes.update((name, outcome) for name, outcome in answer.topics)
         except PeerError as error:
             outcomes.update((topic.name, _outcome_of(error)) for topic in wanted)
