@@ -143,6 +143,34 @@ def test_time_of_requests_throttles_the_next_one(node: EmbeddedNode, session: Da
     assert told[1:] == [1000, 1000], "at most a window"
 
 
+def test_asking_for_versions_takes_time_as_well(node: EmbeddedNode) -> None:
+    """As at Kafka; it has a handler of its own."""
+    with (
+        quotas(node, "curious", request_percentage=0.000001),
+        RawConnection(node.port, client_id="curious") as curious,
+    ):
+        fields = {"client_software_name": "a", "client_software_version": "1"}
+        assert throttle_ms(curious.call(ApiKey.API_VERSIONS, 3, fields)) == 0
+        assert throttle_ms(curious.call(ApiKey.API_VERSIONS, 1)) == 1000
+        curious.send(ApiKey.API_VERSIONS, 4, fields)
+        with RawConnection(node.port, client_id="modest") as modest:
+            assert throttle_ms(modest.call(ApiKey.API_VERSIONS, 4, fields)) == 0
+        assert not is_answered(curious)
+
+
+@pytest.mark.parametrize("version", [3, 9])
+def test_a_throttle_time_has_an_upper_limit(node: EmbeddedNode, session: DataSession, version: int) -> None:
+    """Kafka's overflows, and the client is not throttled. The records are appended once."""
+    request = session.produce("t", 0, session.batch(size_bytes=900_000))
+    with quotas(node, "slow", producer_byte_rate=1, request_percentage=1e-300):
+        for attempt in range(3):
+            with RawConnection(node.port, client_id="slow") as slow:
+                answer = slow.call(ApiKey.PRODUCE, version, request)
+            row = answer.responses[0].partition_responses[0]
+            assert (row.error_code, row.base_offset) == (0, attempt)
+    assert throttle_ms(answer) == 2**31 - 1
+
+
 def test_changes_of_the_metadata_beyond_the_quota_are_refused_each(node: EmbeddedNode) -> None:
     def create(connection: RawConnection, *names: str, version: int = 7) -> Any:
         rows = [{"name": name, "num_partitions": 60, "replication_factor": 1} for name in names]

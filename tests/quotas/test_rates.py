@@ -86,3 +86,12 @@ def test_a_bucket_may_be_overdrawn() -> None:
     assert bucket.throttle_ms(2.0) == 0
     bucket.refill(2.0, 1_000_000)
     assert bucket.tokens == 22
+
+
+@pytest.mark.parametrize("quota", [1e-300, 1e-9, 0.1])
+def test_a_throttle_time_fits_into_an_answer(quota: float) -> None:
+    rate, bucket = WindowedRate(Windows()), TokenBucket(Windows(), quota, 0)
+    rate.record(1e10, 0)
+    assert rate.throttle_ms(quota, 0) == 2**31 - 1
+    bucket.tokens -= 1e10
+    assert bucket.throttle_ms(quota) == 2**31 - 1

@@ -79,7 +79,7 @@ class WindowedRate:
     def throttle_ms(self, quota: float, now_ms: int) -> int:
         """How long until the rate is down to the quota if nothing is recorded meanwhile; 0: it is not above."""
         rate = self.per_second(now_ms)
-        return round_half_up((rate - quota) / quota * self.window_ms(now_ms)) if rate > quota else 0
+        return _throttle_time_ms((rate - quota) / quota * self.window_ms(now_ms)) if rate > quota else 0
 
     def is_idle(self, now_ms: int) -> bool:
         """Whether nothing that was recorded still counts."""
@@ -110,7 +110,7 @@ class TokenBucket:
 
     def throttle_ms(self, quota: float) -> int:
         """How long until it is no longer overdrawn; after `refill`."""
-        return round_half_up(-self.tokens / quota * 1_000) if self.tokens < 0 else 0
+        return _throttle_time_ms(-self.tokens / quota * 1_000) if self.tokens < 0 else 0
 
     def is_idle(self, now_ms: int) -> bool:
         """Whether it is full, like a new one."""
@@ -118,8 +118,10 @@ class TokenBucket:
 
 
 _HALF: Final = 0.5
+_LONGEST_MS: Final = 2**31 - 1
+"""The longest throttle time that an answer can name: 24 days. Kafka's overflows."""
 
 
-def round_half_up(value: float) -> int:
-    """As Java rounds positive numbers."""
-    return int(value + _HALF)
+def _throttle_time_ms(value: float) -> int:
+    """Rounded as Java rounds positive numbers."""
+    return int(min(value, _LONGEST_MS) + _HALF)

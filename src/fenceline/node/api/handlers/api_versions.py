@@ -80,25 +80,29 @@ class ApiVersions:
             version, error = 0, ErrorCode.UNSUPPORTED_VERSION
         elif not has_valid_software_name(version, body):
             error = ErrorCode.INVALID_REQUEST
-        return encode_response_frame(ApiKey.API_VERSIONS, version, context.correlation_id, self.encode(version, error))
+        throttle_ms = context.throttle_ms
+        if throttle_ms and context.quotas is not None:
+            context.quotas.mute(throttle_ms)
+        body = self.encode(version, error, throttle_ms)
+        return encode_response_frame(ApiKey.API_VERSIONS, version, context.correlation_id, body)
 
-    def encode(self, version: int, error: ErrorCode) -> bytes:
+    def encode(self, version: int, error: ErrorCode, throttle_ms: int = 0) -> bytes:
         """The body in `version`: error, api ranges, and from v3 the supported and finalized features.
 
         INVALID_REQUEST has no ranges; UNSUPPORTED_VERSION has the supported ones, so that the client can downgrade.
         """
         ranges = self._ranges
         if error is ErrorCode.INVALID_REQUEST:
-            return write_response(ApiKey.API_VERSIONS, version, {"error_code": error})
+            return write_response(ApiKey.API_VERSIONS, version, {"error_code": error, "throttle_time": throttle_ms})
         if version < _FIRST_FLEXIBLE:
             parts = [struct.pack(">hi", error, len(ranges))]
             parts += [struct.pack(">hhh", key, low, high) for key, (low, high) in ranges.items()]
             if version >= 1:
-                parts.append(struct.pack(">i", 0))
+                parts.append(struct.pack(">i", throttle_ms))
             return b"".join(parts)
         parts = [struct.pack(">h", error), uvarint(len(ranges) + 1)]
         parts += [struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items()]
-        parts.append(struct.pack(">i", 0))
+        parts.append(struct.pack(">i", throttle_ms))
         finalized = self._finalized()
         tagged: list[tuple[int, bytes]] = []
         # Before v4 a range may not start at 0, because old clients reject it (KAFKA-17011).
