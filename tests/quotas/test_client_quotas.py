@@ -76,6 +76,7 @@ def test_clients_of_a_user_share_its_quota_and_those_of_a_default_do_not() -> No
     assert quotas.record(KEY, "emil", "one", 1_000, 0) == 10_000
     assert quotas.record(KEY, "emil", "two", 1_000, 0) == 0
     assert quotas.throttled[KEY] == 2
+    assert quotas.throttled_ms[KEY] == 20_000
 
 
 def test_what_was_not_sent_is_taken_back() -> None:
@@ -91,6 +92,7 @@ def test_the_throttle_of_request_time_is_limited() -> None:
     quotas = quotas_of({ANNA: {QuotaKind.REQUEST: 10.0}})
     assert quotas.record_time("anna", "app", 10**9, 0) == 0, "1 s of 10 is 10 %"
     assert quotas.record_time("anna", "app", 10**9, 0) == 1_000
+    assert quotas.throttled_ms[QuotaKind.REQUEST] == 1_000
 
 
 def test_a_changed_quota_applies_to_what_was_used_before() -> None:
@@ -121,6 +123,7 @@ def test_mutations_are_refused_only_after_the_bucket_was_overdrawn() -> None:
     assert again.throttle_ms(8_000) == 1_000
     assert mutations(quotas, 9_000).takes(1, 9_000)
     assert quotas.throttled[QuotaKind.MUTATION] == 2
+    assert quotas.throttled_ms[QuotaKind.MUTATION] == 10_000
 
 
 def test_mutations_of_older_clients_are_throttled() -> None:

@@ -27,6 +27,7 @@ from fenceline.config.broker import (
     topic_defaults,
     without_listener,
 )
+from fenceline.config.connections import check_connections
 from fenceline.config.cordoned import CORDONED, cordoned_dirs
 from fenceline.config.definitions import ConfigType, ConfigValue, InvalidConfig, parse_type
 from fenceline.config.listeners import (
@@ -443,6 +444,7 @@ def check_relations(raw: Mapping[str, str]) -> None:
         raise OperatorError(
             f"queued.max.request.bytes={queued} must be -1 or at least socket.request.max.bytes={largest}"
         )
+    check_connections(raw)
     try:
         validate_topic_configs({}, topic_defaults(raw))
     except InvalidConfig as error:

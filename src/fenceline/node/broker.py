@@ -525,8 +525,9 @@ class Broker:
 
         def of_listener(listener: str) -> Callable[[str], str | None]:
             static = config.of_listener_only(listener)
-            own = controller.image.config(ConfigResourceType.BROKER, str(self.node_id))
-            return lambda key: own.get(f"listener.name.{listener.lower()}.{key}") or static(key)
+            dynamic = [controller.image.config(ConfigResourceType.BROKER, name) for name in (str(self.node_id), "")]
+            prefix = f"listener.name.{listener.lower()}."
+            return lambda key: next((own[prefix + key] for own in dynamic if prefix + key in own), static(key))
 
         between = config.inter_broker_listener
         return ConnectionLimits(

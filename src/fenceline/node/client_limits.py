@@ -60,6 +60,9 @@ class NodeQuotas:
         """A Prometheus collector."""
         name, help_text = "fenceline_throttled", "How often clients were throttled, by quota"
         yield counter_by("quota", name, help_text, self._quotas.throttled)
+        name, help_text = "fenceline_throttle_seconds", "For how long clients were throttled in all, by quota"
+        seconds = {quota: total_ms / 1_000 for quota, total_ms in self._quotas.throttled_ms.items()}
+        yield counter_by("quota", name, help_text, seconds)
 
 
 class RequestMutations:

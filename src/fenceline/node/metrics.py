@@ -31,8 +31,10 @@ class NodeMetrics:
     """Counters of one node. Every field is a total since the start unless its name says otherwise."""
 
     __slots__ = (
+        "accepted_connections",
         "authentications",
         "connections",
+        "delayed_connections",
         "failed_authentications",
         "failed_produce_partitions",
         "fetched_bytes",
@@ -41,6 +43,7 @@ class NodeMetrics:
         "produced_bytes",
         "produced_partitions",
         "received_bytes",
+        "refused_connections",
         "requests",
         "woken_fetches",
     )
@@ -48,6 +51,12 @@ class NodeMetrics:
     def __init__(self) -> None:
         self.connections = 0
         """Open now."""
+        self.accepted_connections = 0
+        """By the socket; some of them were refused then."""
+        self.refused_connections: dict[str, int] = {}
+        """By the limit that they exceeded."""
+        self.delayed_connections = 0
+        """Served late, because they came too fast."""
         self.authentications = 0
         """Successful SASL exchanges."""
         self.failed_authentications = 0

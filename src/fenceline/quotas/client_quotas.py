@@ -14,7 +14,7 @@ from typing import Final
 
 from fenceline.metadata.image import QuotaEntity
 from fenceline.quotas.entities import AppliedQuota, Bucket, applied_quota
-from fenceline.quotas.rates import TokenBucket, WindowedRate, Windows
+from fenceline.quotas.rates import LONGEST_MS, TokenBucket, WindowedRate, Windows
 from fenceline.quotas.until_idle import UntilIdle
 
 _MOST_KNOWN: Final = 10_000
@@ -37,11 +37,14 @@ class _Usage:
     def __init__(self, kind: QuotaKind, windows: Windows) -> None:
         self._kind = kind
         self._windows = windows
+        self._longest_ms = windows.sample_ms if kind is QuotaKind.REQUEST else LONGEST_MS
         self._rates: UntilIdle[Bucket, WindowedRate] = UntilIdle()
         self._applied: dict[tuple[str, str], AppliedQuota | None] = {}
         self._quotas: Mapping[QuotaEntity, Mapping[str, float]] = {}
         self.throttled = 0
         """How often a client was throttled."""
+        self.throttled_ms = 0
+        """For how long, in all."""
 
     def set_quotas(self, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> bool:
         """Whether there is one of this kind."""
@@ -64,8 +67,9 @@ class _Usage:
         """How long the client is throttled, in milliseconds."""
         rate = self.rate(quota.bucket, now_ms)
         rate.record(value, now_ms)
-        throttle_ms = rate.throttle_ms(quota.value, now_ms)
+        throttle_ms = min(rate.throttle_ms(quota.value, now_ms), self._longest_ms)
         self.throttled += throttle_ms > 0
+        self.throttled_ms += throttle_ms
         return throttle_ms
 
 
@@ -75,7 +79,6 @@ class ClientQuotas:
     def __init__(self, windows: Windows, mutation_windows: Windows) -> None:
         """`mutation_windows`: `controller.quota.window.*`."""
         self._mutation_windows = mutation_windows
-        self._longest_request_throttle_ms = windows.sample_ms
         self._usage = {kind: _Usage(kind, windows) for kind in QuotaKind}
         self._buckets: UntilIdle[Bucket, TokenBucket] = UntilIdle()
         self.is_active = False
@@ -87,6 +90,11 @@ class ClientQuotas:
     def throttled(self) -> Mapping[str, int]:
         """How often clients were throttled, by the key of the quota."""
         return {kind.value: usage.throttled for kind, usage in self._usage.items()}
+
+    @property
+    def throttled_ms(self) -> Mapping[str, int]:
+        """For how long they were throttled, in all."""
+        return {kind.value: usage.throttled_ms for kind, usage in self._usage.items()}
 
     def follow(self, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> None:
         """The quotas of the metadata have changed. Usage is kept."""
@@ -118,8 +126,7 @@ class ClientQuotas:
         """Count the time of a request; for how long the client is throttled, at most one sample."""
         if not self._has_request_quota:
             return 0
-        throttle_ms = self.record(QuotaKind.REQUEST, user, client_id, elapsed_ns * _PERCENT_OF_NS, now_ms)
-        return min(throttle_ms, self._longest_request_throttle_ms)
+        return self.record(QuotaKind.REQUEST, user, client_id, elapsed_ns * _PERCENT_OF_NS, now_ms)
 
     # -- mutations of the controller -----------------------------------------------------------------------------------
 
@@ -160,8 +167,10 @@ class MutationQuota:
         if not is_refused:
             bucket.tokens -= partitions
         if (is_refused or not self._is_strict) and bucket.tokens < 0:
-            self._usage.throttled += self._throttle_ms == 0
+            before_ms = self._throttle_ms
             self._throttle_ms, self._since_ms = bucket.throttle_ms(self._quota), now_ms
+            self._usage.throttled += before_ms == 0
+            self._usage.throttled_ms += self._throttle_ms - before_ms
         return not is_refused
 
     def throttle_ms(self, now_ms: int) -> int:

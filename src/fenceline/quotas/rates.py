@@ -118,10 +118,10 @@ class TokenBucket:
 
 
 _HALF: Final = 0.5
-_LONGEST_MS: Final = 2**31 - 1
+LONGEST_MS: Final = 2**31 - 1
 """The longest throttle time that an answer can name: 24 days. Kafka's overflows."""
 
 
 def _throttle_time_ms(value: float) -> int:
     """Rounded as Java rounds positive numbers."""
-    return int(min(value, _LONGEST_MS) + _HALF)
+    return int(min(value, LONGEST_MS) + _HALF)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fenceline.node.metric_families import counters, gauge_by, gauges
+from fenceline.node.metric_families import counter_by, counters, gauge_by, gauges
 from fenceline.node.metrics import requests_by_api
+from fenceline.node.net.connection_limits import LIMITS
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -44,6 +45,8 @@ class NodeCollector:
         yield requests_by_api("fenceline_requests", "Requests received, by API", metrics)
         yield from counters(
             ("fenceline_received_bytes", "Bytes received from clients", metrics.received_bytes),
+            ("fenceline_accepted_connections", "Connections of clients", metrics.accepted_connections),
+            ("fenceline_delayed_connections", "Connections that came too fast", metrics.delayed_connections),
             ("fenceline_authentications", "SASL authentications that succeeded", metrics.authentications),
             (
                 "fenceline_failed_authentications",
@@ -66,6 +69,12 @@ class NodeCollector:
                 "Seconds that fetches from disk yielded to other work, in total",
                 self._fetching.reads.load_pace.held_s,
             ),
+        )
+        yield counter_by(
+            "limit",
+            "fenceline_refused_connections",
+            "Connections that were closed because they exceeded a limit",
+            {limit: metrics.refused_connections.get(limit, 0) for limit in LIMITS},
         )
         yield gauge_by(
             "listener",

@@ -176,6 +176,11 @@ class ControllerCollector:
         yield from counters(
             ("fenceline_controller_terms", "Times this node became the active controller", metrics.terms),
             ("fenceline_controller_received_bytes", "Bytes received by the listener", listener.received_bytes),
+            (
+                "fenceline_controller_refused_connections",
+                "Connections to the listener that were closed because they exceeded a limit",
+                sum(listener.refused_connections.values()),
+            ),
             ("fenceline_broker_sessions_expired", "Broker sessions that timed out", active.expired_session_count),
             ("fenceline_brokers_gone", "Brokers fenced because their process had ended", active.sessions.gone_count),
             (

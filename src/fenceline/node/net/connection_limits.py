@@ -17,15 +17,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from fenceline.config.connections import OVERRIDES, PER_IP, connection_overrides
 from fenceline.errors import OperatorError
 from fenceline.quotas.entities import connection_quota
 from fenceline.quotas.rates import WindowedRate, Windows
+from fenceline.quotas.until_idle import UntilIdle
 
 TYPE_KEY: Final = "connection_creation_rate"
 _UNLIMITED: Final = 2**31 - 1
-_MOST_ADDRESSES: Final = 10_000
 
 Lookup = Callable[[str], str | None]
+
+
+LIMITS: Final = ("node", "listener", "address", "rate of the address")
+"""What a connection may exceed, as in metrics."""
+_OF_NODE, _OF_LISTENER, _OF_ADDRESS, _OF_RATE = LIMITS
 
 
 class Admission(NamedTuple):
@@ -33,6 +39,8 @@ class Admission(NamedTuple):
 
     refusal: str | None = None
     delay_ms: int = 0
+    limit: str = ""
+    """One of `LIMITS`, if the connection is refused."""
 
 
 class _Limits(NamedTuple):
@@ -68,17 +76,15 @@ class ConnectionLimits:
         """By address."""
         self._rates: dict[str, WindowedRate] = {}
         """By listener, and of all under ""."""
-        self._address_rates: dict[str, WindowedRate] = {}
+        self._address_rates: UntilIdle[str, WindowedRate] = UntilIdle()
         self._listeners: dict[str, _Limits] = {}
-        self.refused = 0
-        self.delayed = 0
         self.settings_changed()
 
     def settings_changed(self) -> None:
         """Keys may have other values. Raises OperatorError, and keeps the former ones."""
-        overrides = parse_overrides(self._lookup("max.connections.per.ip.overrides") or "")
+        overrides = parse_overrides(self._lookup(OVERRIDES) or "")
         self._all = self._limits(self._lookup)
-        self._per_address = int(self._lookup("max.connections.per.ip") or _UNLIMITED)
+        self._per_address = int(self._lookup(PER_IP) or _UNLIMITED)
         self._overrides = overrides
         self._listeners.clear()
 
@@ -86,16 +92,17 @@ class ConnectionLimits:
         """A connection was accepted; it counts until `closed`, whatever the answer."""
         self._open[listener] += 1
         self._from[address] += 1
-        admission = self._admission(listener, address)
-        self.refused += admission.refusal is not None
-        self.delayed += admission.delay_ms > 0
-        return admission
+        return self._admission(listener, address)
 
     def closed(self, listener: str, address: str) -> None:
         for counter, key in ((self._open, listener), (self._from, address)):
             counter[key] -= 1
             if counter[key] <= 0:
                 del counter[key]
+
+    def counts(self, listener: str) -> bool:
+        """Whether its connections count towards the limit of the node."""
+        return listener != self._exempt
 
     def surplus(self) -> int:
         """How many connections there are above the limit of the node, after it was lowered."""
@@ -108,36 +115,41 @@ class ConnectionLimits:
         own = self._listeners.get(listener)
         if own is None:
             own = self._listeners[listener] = self._limits(self._of_listener(listener))
-        if listener != self._exempt and self._counted() > self._all.most:
-            return Admission("too many connections (max.connections)")
+        if self.counts(listener) and self._counted() > self._all.most:
+            return Admission("too many connections (max.connections)", limit=_OF_NODE)
         if self._open[listener] > own.most:
-            return Admission(f"too many connections (listener.name.{listener.lower()}.max.connections)")
+            reason = f"too many connections (listener.name.{listener.lower()}.max.connections)"
+            return Admission(reason, limit=_OF_LISTENER)
         most = self._overrides.get(address, self._per_address)
         if self._from[address] > most:
-            return Admission(f"more than {most} connections from its address (max.connections.per.ip)")
+            reason = f"more than {most} connections from its address (max.connections.per.ip)"
+            return Admission(reason, limit=_OF_ADDRESS)
         return self._pace(listener, address, own)
 
     def _pace(self, listener: str, address: str, own: _Limits) -> Admission:
         now_ms, longest_ms = self._now_ms(), self._windows.sample_ms
         quota = connection_quota(self._quotas(), TYPE_KEY, address)
         if quota is not None:
-            if len(self._address_rates) >= _MOST_ADDRESSES:
-                self._address_rates = {k: rate for k, rate in self._address_rates.items() if not rate.is_idle(now_ms)}
-            delay_ms = self._record(self._address_rates, address, quota, now_ms)
+            rate = self._address_rates.of(address, self._new_rate, now_ms)
+            rate.record(1, now_ms)
+            delay_ms = rate.throttle_ms(quota, now_ms)
             if delay_ms:
-                self._address_rates[address].record(-1, now_ms)
-                return Admission(f"its address exceeds {TYPE_KEY}={quota:g}", min(delay_ms, longest_ms))
+                rate.record(-1, now_ms)
+                return Admission(f"its address exceeds {TYPE_KEY}={quota:g}", min(delay_ms, longest_ms), _OF_RATE)
         delays = [
-            self._record(self._rates, name, limits.rate, now_ms)
+            self._record(name, limits.rate, now_ms)
             for name, limits in ((listener, own), ("", self._all))
-            if limits.rate < _UNLIMITED and (name or listener != self._exempt)
+            if limits.rate < _UNLIMITED and (name or self.counts(listener))
         ]
         return Admission(None, min(max(delays, default=0), longest_ms))
 
-    def _record(self, rates: dict[str, WindowedRate], name: str, quota: float, now_ms: int) -> int:
-        rate = rates.get(name)
+    def _new_rate(self) -> WindowedRate:
+        return WindowedRate(self._windows)
+
+    def _record(self, name: str, quota: float, now_ms: int) -> int:
+        rate = self._rates.get(name)
         if rate is None:
-            rate = rates[name] = WindowedRate(self._windows)
+            rate = self._rates[name] = self._new_rate()
         rate.record(1, now_ms)
         return rate.throttle_ms(quota, now_ms)
 
@@ -150,18 +162,10 @@ class ConnectionLimits:
 def parse_overrides(text: str) -> dict[str, int]:
     """`max.connections.per.ip.overrides`: limits by address. Raises OperatorError."""
     found: dict[str, int] = {}
-    for entry in filter(None, (each.strip() for each in text.split(","))):
-        host, colon, count = entry.rpartition(":")
-        if not colon or not host or not count.isdigit():
-            raise OperatorError(
-                f"max.connections.per.ip.overrides has the entry {entry!r}, which is not of the form address:count",
-                "Separate entries by commas: 10.0.0.1:100,10.0.0.2:200.",
-            )
+    for host, count in connection_overrides(text):
         try:
-            addresses = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), None)}
+            addresses = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
         except OSError:
-            raise OperatorError(
-                f"max.connections.per.ip.overrides: {host} cannot be resolved", "Write its address."
-            ) from None
-        found.update(dict.fromkeys(addresses, int(count)))
+            raise OperatorError(f"{OVERRIDES}: {host} cannot be resolved", "Write its address.") from None
+        found.update(dict.fromkeys(addresses, count))
     return found

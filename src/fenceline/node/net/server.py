@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fenceline.metadata.image import MetadataImage
     from fenceline.node.client_limits import NodeQuotas
     from fenceline.node.metrics import NodeMetrics
-    from fenceline.node.net.connection_limits import ConnectionLimits
+    from fenceline.node.net.connection_limits import Admission, ConnectionLimits
     from fenceline.node.net.sasl import ListenersSasl
     from fenceline.node.net.tls import ListenersTls
     from fenceline.security.authentication import SaslConversation
@@ -220,10 +220,20 @@ class Server:
             context,
             lambda: ServerConnection(self, listener, is_counted=True),
             handshake_timeout_s=self._handshake_timeout_s,
-            begun=partial(self._connection_limits.open, listener),
+            begun=partial(self._admit, listener),
             gone=partial(self._connection_limits.closed, listener),
             ended=partial(self._handshake_ended, listener),
         )
+
+    def _admit(self, listener: str, host: str) -> Admission:
+        admission = self._connection_limits.open(listener, host)
+        metrics = self.metrics
+        metrics.accepted_connections += 1
+        if admission.refusal is not None:
+            metrics.refused_connections[admission.limit] = metrics.refused_connections.get(admission.limit, 0) + 1
+        elif admission.delay_ms:
+            metrics.delayed_connections += 1
+        return admission
 
     def _handshake_ended(self, listener: str, peer: str, failure: str | None) -> None:
         if failure is not None:
@@ -244,13 +254,15 @@ class Server:
         self.metrics.connections = len(self._connections)
         if connection.is_counted:
             return True
-        refusal, delay_ms = self._connection_limits.open(connection.listener, connection.host)
-        if delay_ms:
-            connection.mute(delay_ms)
+        refusal, delay_ms, _ = self._admit(connection.listener, connection.host)
         if refusal is None:
+            if delay_ms:
+                connection.mute(delay_ms)
             return True
         self._refusals.write("connection refused", listener=connection.listener, host=connection.host, reason=refusal)
         if delay_ms:
+            # Muted for longer than it is held: it is never served.
+            connection.mute(2 * delay_ms)
             asyncio.get_running_loop().call_later(delay_ms / 1000, connection.abort)
         else:
             connection.abort()
@@ -262,7 +274,8 @@ class Server:
             self._connection_limits.settings_changed()
         except OperatorError as error:
             log.error("limits of connections not changed", reason=error.message, advice=error.advice)
-        idlest = sorted(self._connections, key=lambda connection: -connection.idle_ticks)
+        counted = (each for each in self._connections if self._connection_limits.counts(each.listener))
+        idlest = sorted(counted, key=lambda connection: -connection.idle_ticks)
         for connection in idlest[: self._connection_limits.surplus()]:
             connection.close("too many connections (max.connections)")
 

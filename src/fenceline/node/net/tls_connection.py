@@ -89,7 +89,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw: asyncio.Transport = transport  # type: ignore[assignment]
         self._raw = raw
-        refusal, delay_ms = self._begun(self._host)
+        refusal, delay_ms, _ = self._begun(self._host)
         if delay_ms:
             raw.pause_reading()
             after = raw.resume_reading if refusal is None else self.abort

@@ -83,8 +83,8 @@ class ApiVersions:
         throttle_ms = context.throttle_ms
         if throttle_ms and context.quotas is not None:
             context.quotas.mute(throttle_ms)
-        body = self.encode(version, error, throttle_ms)
-        return encode_response_frame(ApiKey.API_VERSIONS, version, context.correlation_id, body)
+        answer = self.encode(version, error, throttle_ms)
+        return encode_response_frame(ApiKey.API_VERSIONS, version, context.correlation_id, answer)
 
     def encode(self, version: int, error: ErrorCode, throttle_ms: int = 0) -> bytes:
         """The body in `version`: error, api ranges, and from v3 the supported and finalized features.
