@@ -131,6 +131,8 @@ def test_connections_that_shake_hands_count(tmp_path: Path) -> None:
     settings = {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(authority.identity("broker", "127.0.0.1")),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(authority.ca),
         "max.connections.per.ip": str(LIMIT),
     }
     with EmbeddedNode(security_protocol="SSL", overrides=settings) as node:
