@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from fenceline.cli.app import app
 from fenceline.client.admin.acls import AclBinding, AclBindingFilter
 from fenceline.client.admin.admin import Admin
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
+from fenceline.testing.mixed_cluster import COMBINED
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.acl_codes import MATCH, AclOperation, PatternType, ResourceType
+from tests.cli.command_target import CommandTarget, one_node
 
 AUTHORIZER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -26,20 +21,11 @@ AUTHORIZER = {
 }
 
 
-class Target:
-    """The cluster that commands run against."""
+class Target(CommandTarget):
+    """The node that commands run against."""
 
-    def __init__(self, bootstrap: str, controller: str) -> None:
-        self.bootstrap = bootstrap
-        self.controller = controller
-
-    def run(self, *arguments: str, code: int = 0) -> str:
-        result = CliRunner().invoke(app, ["acls", *arguments], env={"FENCELINE_BOOTSTRAP": self.bootstrap})
-        assert result.exit_code == code, result.output
-        return result.output
-
-    def run_json(self, *arguments: str) -> Any:
-        return json.loads(self.run(*arguments, "--json"))
+    def __init__(self, bootstrap: str, controller: str = "") -> None:
+        super().__init__("acls", bootstrap, controller)
 
     def rules(self, *arguments: str) -> list[str]:
         rows = self.run_json("list", *arguments)
@@ -56,24 +42,16 @@ class Target:
         eventually(same)
 
 
-@contextmanager
-def one_node(root: Path, kind: str) -> Iterator[Target]:
-    with MixedCluster(root, [kind], settings=AUTHORIZER) as cluster:
-        cluster.wait_ready()
-        cluster.wait_complete()
-        yield Target(cluster.nodes[0].bootstrap, cluster.nodes[0].controller)
-
-
 @pytest.fixture(scope="module")
 def fenceline_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    with one_node(tmp_path_factory.mktemp("fenceline"), COMBINED) as target:
-        yield target
+    with one_node(tmp_path_factory.mktemp("fenceline"), COMBINED, AUTHORIZER) as addresses:
+        yield Target(*addresses)
 
 
 @pytest.fixture(scope="module")
 def kafka_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    with one_node(tmp_path_factory.mktemp("kafka"), f"kafka:{COMBINED}") as target:
-        yield target
+    with one_node(tmp_path_factory.mktemp("kafka"), f"kafka:{COMBINED}", AUTHORIZER) as addresses:
+        yield Target(*addresses)
 
 
 @pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "fenceline"])

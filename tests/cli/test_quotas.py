@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
-from typer.testing import CliRunner
 
-from fenceline.cli.app import app
 from fenceline.client.admin.admin import Admin
 from fenceline.client.admin.client_quotas import AnyName, ClientQuotaAlteration, EntityQuotas
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
+from fenceline.testing.mixed_cluster import COMBINED
 from fenceline.testing.waiting import eventually
+from tests.cli.command_target import CommandTarget, one_node
 
 Row: TypeAlias = tuple[dict[str, str | None], dict[str, float]]
 
 pytestmark = pytest.mark.timeout(120)
 
 
-class Target:
+class Target(CommandTarget):
     """The node that commands run against."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self.bootstrap = bootstrap
-
-    def run(self, *arguments: str, code: int = 0) -> str:
-        result = CliRunner().invoke(app, ["quotas", *arguments], env={"FENCELINE_BOOTSTRAP": self.bootstrap})
-        assert result.exit_code == code, result.output
-        return result.output
-
-    def run_json(self, *arguments: str) -> Any:
-        return json.loads(self.run(*arguments, "--json"))
+    def __init__(self, bootstrap: str, controller: str = "") -> None:
+        super().__init__("quotas", bootstrap, controller)
 
     def check_quotas(self, expected: list[Row], *arguments: str) -> None:
         """Kafka's broker follows its controller."""
@@ -48,24 +36,16 @@ class Target:
         eventually(same)
 
 
-@contextmanager
-def one_node(root: Path, kind: str) -> Iterator[Target]:
-    with MixedCluster(root, [kind]) as cluster:
-        cluster.wait_ready()
-        cluster.wait_complete()
-        yield Target(cluster.nodes[0].bootstrap)
-
-
 @pytest.fixture(scope="module")
 def fenceline_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    with one_node(tmp_path_factory.mktemp("fenceline"), COMBINED) as target:
-        yield target
+    with one_node(tmp_path_factory.mktemp("fenceline"), COMBINED) as addresses:
+        yield Target(*addresses)
 
 
 @pytest.fixture(scope="module")
 def kafka_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    with one_node(tmp_path_factory.mktemp("kafka"), f"kafka:{COMBINED}") as target:
-        yield target
+    with one_node(tmp_path_factory.mktemp("kafka"), f"kafka:{COMBINED}") as addresses:
+        yield Target(*addresses)
 
 
 @pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "fenceline"])
