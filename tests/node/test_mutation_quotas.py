@@ -16,6 +16,7 @@ import pytest
 from fenceline.client.admin.admin import Admin
 from fenceline.client.admin.client_quotas import ClientQuotaAlteration, EntityQuotas
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
+from fenceline.testing.mixed_cluster import BROKER, CONTROLLER, MixedCluster
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
@@ -178,6 +179,17 @@ def node_with_mutation_quota() -> Iterator[EmbeddedNode]:
         yield node
 
 
+@pytest.fixture(scope="module")
+def broker_with_mutation_quota(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Its port; the controller is another node."""
+    root = tmp_path_factory.mktemp("nodes")
+    with MixedCluster(root, [BROKER, CONTROLLER], settings=WINDOWS) as cluster:
+        cluster.wait_ready()
+        port = cluster.nodes[0].port
+        limit(f"127.0.0.1:{port}")
+        yield port
+
+
 def limit(bootstrap: str) -> None:
     set_quota(int(bootstrap.rpartition(":")[2]), None, RATE)
 
@@ -215,10 +227,17 @@ def _with_prefix(fields: Mapping[str, Any], client_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_answers_are_those_of_kafka(name: str, answer: Answer, node_with_mutation_quota: EmbeddedNode) -> None:
+def test_answers_are_those_of_kafka(
+    name: str, answer: Answer, node_with_mutation_quota: EmbeddedNode, broker_with_mutation_quota: int
+) -> None:
+    """A node that is its own controller, and a broker that forwards the requests."""
     client_id = name.replace(" ", "-").replace(",", "")
     theirs = answer("kafka_with_mutation_quota", lambda kafka: run(kafka.port, client_id, SCRIPTS[name]))
-    ours = run(node_with_mutation_quota.port, client_id, SCRIPTS[name])
+    check(name, run(node_with_mutation_quota.port, client_id, SCRIPTS[name]), theirs)
+    check(name, run(broker_with_mutation_quota, client_id, SCRIPTS[name]), theirs)
+
+
+def check(name: str, ours: list[Any], theirs: list[Any]) -> None:
     asked = [step for step in SCRIPTS[name] if step[0] in ROWS]
     for step, expected, (rows, tokens) in zip(asked, theirs, ours, strict=True):
         told = f"{step[0].name} {step[1]} {step[2]}"

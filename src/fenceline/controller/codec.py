@@ -270,7 +270,7 @@ def _created(request: CreateTopics, entity: Any) -> CreateTopicsAnswer:
             CreateTopicResult(
                 topic.name,
                 outcome,
-                topic.topic_id or ZERO_UUID,
+                getattr(topic, "topic_id", None) or ZERO_UUID,  # none before version 7
                 topic.num_partitions,
                 topic.replication_factor,
                 {each.name: each.value for each in topic.configs or () if each.config_source == _OF_THE_TOPIC},
@@ -328,7 +328,7 @@ MAPPINGS: Final[Mapping[type[Any], RemoteRequest]] = {
     AllocateProducerIds: RemoteRequest(ApiKey.ALLOCATE_PRODUCER_IDS, 0, 0, "ids", 10.0, _allocate, _allocated),
     AlterPartition: RemoteRequest(ApiKey.ALTER_PARTITION, 2, 3, "isr", 10.0, _alter_partition, _altered_partitions),
     AssignReplicasToDirs: RemoteRequest(ApiKey.ASSIGN_REPLICAS_TO_DIRS, 0, 0, "directories", 10.0, _assign, _assigned),
-    CreateTopics: RemoteRequest(ApiKey.CREATE_TOPICS, 7, 7, "clients", 30.0, _create_topics, _created),
+    CreateTopics: RemoteRequest(ApiKey.CREATE_TOPICS, 5, 7, "clients", 30.0, _create_topics, _created),
     IncrementalAlterConfigs: RemoteRequest(
         ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, 1, "clients", 30.0, _incremental, _altered
     ),

@@ -105,7 +105,9 @@ class ControllerChannel:
             raise PeerError(ErrorCode.NOT_CONTROLLER, "The active controller is another node.")
 
         async def ask(connection: PeerConnection) -> Any:
-            version = connection.version_for(mapping.key, mapping.low, mapping.high)
+            # Quotas treat clients of old versions differently (A61): the controller gets the client's, or the next.
+            high = mapping.high if client is None else max(mapping.low, min(mapping.high, client.api_version))
+            version = connection.version_for(mapping.key, mapping.low, high)
             fields = mapping.fields(request, version)
             if client is None:
                 entity = await connection.call(mapping.key, version, fields, _ANSWER_S)

@@ -87,6 +87,9 @@ async def handle_envelope(
         answer = {"error_code": error.code, "error_message": error.message}
     if active_epoch() != epoch and _has_leadership_error(answer):
         return _rejected(ErrorCode.NOT_CONTROLLER)
+    if inner.throttle_ms and isinstance(answer, dict):
+        # The broker that forwarded the request mutes its client.
+        answer = {**answer, "throttle_time": inner.throttle_ms}
     body = answer if isinstance(answer, bytes) else write_response(api.key, version, answer)
     frame = b"".join(encode_response_frame(key, version, header.correlation_id, body))
     return {"error_code": ErrorCode.NONE, "response_data": frame[4:]}
