@@ -210,3 +210,19 @@ def test_librdkafka_is_told_and_delivers_everything(node: EmbeddedNode, session:
     with RawConnection(node.port) as connection:
         answer = connection.call(ApiKey.FETCH, 11, session.fetch([("t", 0, 0, {"partition_max_bytes": 1})]))
     assert answer.responses[0].partitions[0].high_watermark == 5
+
+
+def test_a_client_that_exceeds_its_quota_of_changes_is_not_read(node: EmbeddedNode) -> None:
+    """It has no other quota."""
+    topic = {"name": "many", "num_partitions": 60, "replication_factor": 1}
+    with (
+        quotas(node, "builder", controller_mutation_rate=1),
+        RawConnection(node.port, client_id="builder") as maker,
+        RawConnection(node.port, client_id="other") as other,
+    ):
+        answer = maker.call(ApiKey.CREATE_TOPICS, 5, {"topics": [topic], "timeout": 30_000})
+        assert [row.error_code for row in answer.topics] == [0]
+        assert 40_000 < throttle_ms(answer) < 60_000
+        maker.send(ApiKey.API_VERSIONS, 0, {})
+        other.call(ApiKey.DELETE_TOPICS, 5, {"topic_names": ["many"], "timeout": 30_000})
+        assert not is_answered(maker)

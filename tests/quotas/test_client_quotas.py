@@ -68,6 +68,15 @@ def test_nothing_is_measured_without_a_quota() -> None:
     assert quotas.record(QuotaKind.FETCH, "anna", "app", 1e9, 0) == 0
 
 
+def test_clients_without_a_quota_are_known() -> None:
+    quotas = quotas_of({ANNA: {KEY: 100.0}, APP: {QuotaKind.MUTATION: 1.0}})
+    assert quotas.limits("anna", "other")
+    assert not quotas.limits("otto", "other")
+    assert quotas.limits("otto", "app")
+    quotas.follow({ANY_USER: {QuotaKind.REQUEST: 1.0}})
+    assert quotas.limits("otto", "other")
+
+
 def test_clients_of_a_user_share_its_quota_and_those_of_a_default_do_not() -> None:
     quotas = quotas_of({ANNA: {KEY: 100.0}, ANY_CLIENT: {KEY: 100.0}})
     assert quotas.record(KEY, "anna", "one", 1_000, 0) == 0

@@ -44,9 +44,11 @@ class NodeQuotas:
         """Whether any client has a quota."""
         return self._quotas.is_active
 
-    def of(self, principal: Principal, client_id: str | None, mute: Callable[[int], None]) -> PeerQuotas:
-        """Those of the sender of a request. `mute`: its connection is not read for so many milliseconds."""
-        return PeerQuotas(self._quotas, self._clock, principal.name, client_id or "", mute)
+    def of(self, principal: Principal, client_id: str | None, mute: Callable[[int], None]) -> PeerQuotas | None:
+        """Those of the sender of a request; None: it has none. `mute`: its connection is not read for so many
+        milliseconds."""
+        user, client = principal.name, client_id or ""
+        return PeerQuotas(self._quotas, self._clock, user, client, mute) if self._quotas.limits(user, client) else None
 
     def mutations(self, principal: Principal, client_id: str | None, *, is_strict: bool) -> RequestMutations | None:
         """What a request of the sender may change in the metadata; None: it is not limited."""

@@ -52,7 +52,7 @@ class RequestContext:
     rights: RequestRights | None = None
     """What the sender may do; None if the node has no authorizer."""
     quotas: PeerQuotas | None = None
-    """Those of the sender; None if no client has any."""
+    """Those of the sender; None if it has none."""
     throttle_ms: int = 0
     """For how long the sender is throttled: in the answer, and its connection is not read for so long."""
     mutations: RequestMutations | None = None

@@ -83,6 +83,7 @@ class ClientQuotas:
         self._buckets: UntilIdle[Bucket, TokenBucket] = UntilIdle()
         self.is_active = False
         """Whether clients have quotas; otherwise nothing here needs to be called."""
+        self._limited: dict[tuple[str, str], bool] = {}
         self._fetch_window_s = (windows.samples - 1) * windows.sample_ms / 1_000
         self._has_request_quota = False
 
@@ -100,7 +101,19 @@ class ClientQuotas:
         """The quotas of the metadata have changed. Usage is kept."""
         found = {kind: usage.set_quotas(quotas) for kind, usage in self._usage.items()}
         self.is_active = any(found.values())
+        self._limited.clear()
         self._has_request_quota = found[QuotaKind.REQUEST]
+
+    def limits(self, user: str, client_id: str) -> bool:
+        """Whether the client has a quota."""
+        client = (user, client_id)
+        found = self._limited.get(client)
+        if found is None:
+            if len(self._limited) >= _MOST_KNOWN:
+                self._limited.clear()
+            found = any(usage.applied(user, client_id) is not None for usage in self._usage.values())
+            self._limited[client] = found
+        return found
 
     # -- bytes and time ------------------------------------------------------------------------------------------------
 

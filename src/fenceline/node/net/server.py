@@ -496,6 +496,8 @@ class Server:
         what it would send; others are muted when they are answered."""
         peer = quotas.of(connection.principal, context.client_id, connection.mute)
         context.quotas = connection.limited = peer
+        if peer is None:
+            return
         if key in _OF_BROKERS:
             peer.is_exempt = True
             return

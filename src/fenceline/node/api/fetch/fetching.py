@@ -142,6 +142,8 @@ class FetchHandler:
         if _handle_plain is not None and (rights is None or rights.on_cluster(AclOperation.CLUSTER_ACTION, quiet=True)):
             plain = _handle_plain(self, context, body)
             if plain is not None:
+                if context.quotas is not None:
+                    context.quotas.is_exempt = True
                 return plain
         request = parse_request(context.api_version, body)
         if context.quotas is not None:
