@@ -20,8 +20,6 @@ RULES: Final = ROOT / "docs" / "rules"
 COVERAGE: Final = RULES / "coverage.md"
 CODE: Final = ("src", "benchmarks")
 TESTS: Final = ("tests",)
-NOT_BUILT: Final = ("transactions.md", "security.md")
-"""Pages about parts that are not built (docs/skipped.md)."""
 
 _RULE: Final = re.compile(r'^- <a id="(\w+)"></a>\*\*([A-Z]\d+[a-e]?)\*\* (.*(?:\n  .*)*)', re.MULTILINE)
 _ID: Final = r"[{prefixes}]\d{{1,2}}[a-e]?"
@@ -35,10 +33,6 @@ Made by `make rules` from docstrings, comments, messages and test names; do not 
 rule, alone or in a range. A citation says where to look, not that the rule is kept in full.
 
 ## Rules that no test cites
-
-[transactions.md](transactions.md) and [security.md](security.md) belong to later work and are not listed: a
-transaction coordinator, TLS, SASL, an authorizer and client quotas are not built ([skipped.md](../skipped.md)). The
-tables below have the parts of the two pages that are built, where code cites them.
 """
 _ABOUT_CITATIONS: Final = ("tests/rules_coverage.py", "tests/test_rules_pages.py")
 """Not read: what they cite are examples."""
@@ -97,7 +91,7 @@ class _Forms(NamedTuple):
 def _forms() -> _Forms:
     prefixes = "".join(sorted({rule.id[0] for rule in rules()}))
     id_ = _ID.format(prefixes=prefixes)
-    item = rf"(?<![\w.])({id_})(?:`?-`?({id_}))?(?!\w)"
+    item = rf"(?<![\w.])({id_})(?:`?(?:-| to )`?({id_}))?(?!\w)"
     items = rf"{id_}(?:(?:, |-){id_})*"
     page = "|".join(re.escape(page.removesuffix(".md")) for page in pages())
     # A page, and the ids that follow it without a word between: `epochs.md E1, E4-E6` or `epochs.md` E1.
@@ -224,8 +218,6 @@ def _link(rule: Rule) -> str:
 def _uncited(cited: Mapping[str, list[str]], by_code: Mapping[str, list[str]]) -> Iterator[str]:
     """By page: what code cites and no test, and what neither cites."""
     for page in pages():
-        if page in NOT_BUILT:
-            continue
         missing = [rule for rule in rules() if rule.page == page and rule.id not in cited]
         for title, here in (
             ("cited by code", [rule for rule in missing if rule.id in by_code]),

@@ -6,7 +6,7 @@ import pytest
 
 from fenceline.metadata.image import QuotaEntity
 from fenceline.quotas.client_quotas import ClientQuotas, MutationQuota, QuotaKind
-from fenceline.quotas.entities import AppliedQuota, applied_quota, connection_quota
+from fenceline.quotas.entities import AddressQuotas, AppliedQuota, applied_quota
 from fenceline.quotas.rates import Windows
 
 KEY = QuotaKind.PRODUCE
@@ -48,9 +48,45 @@ def test_the_quota_of_an_address() -> None:
         (("ip", "1.2.3.4"),): {"connection_creation_rate": 5.0},
         (("ip", None),): {"connection_creation_rate": 9.0},
     }
-    assert connection_quota(quotas, "connection_creation_rate", "1.2.3.4") == 5
-    assert connection_quota(quotas, "connection_creation_rate", "1.2.3.5") == 9
-    assert connection_quota({}, "connection_creation_rate", "1.2.3.4") is None
+    address_quotas = AddressQuotas("connection_creation_rate")
+    assert address_quotas.of(quotas, "1.2.3.4") == 5
+    assert address_quotas.of(quotas, "1.2.3.5") == 9
+    assert address_quotas.of({}, "1.2.3.4") is None
+    assert address_quotas.of(quotas, "1.2.3.4") == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "applies"),
+    [
+        ("2001:DB8::1", "2001:db8::1", True),
+        ("2001:db8:0:0:0:0:0:1", "2001:db8::1", True),
+        ("::ffff:1.2.3.4", "1.2.3.4", True),
+        ("1.2.3.4", "::ffff:1.2.3.4", True),
+        ("fe80::1", "fe80::1%eth0", True),
+        ("2001:db8::2", "2001:db8::1", False),
+        ("localhost", "127.0.0.1", False),
+    ],
+)
+def test_addresses_have_many_forms(name: str, address: str, applies: bool) -> None:
+    found = AddressQuotas("connection_creation_rate").of({(("ip", name),): {"connection_creation_rate": 5.0}}, address)
+    assert found == (5 if applies else None)
+
+
+def test_the_lowest_quota_of_an_address_with_several_names_applies() -> None:
+    quotas = {(("ip", name),): {"rate": value} for name, value in (("::1", 3.0), ("0::1", 2.0), ("0:0::1", 4.0))}
+    assert AddressQuotas("rate").of(quotas, "::1") == 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_limits_nobody(value: float) -> None:
+    """Kafka's controller stores NaN."""
+    quotas = quotas_of({ANNA: dict.fromkeys(QuotaKind, value), ANY_USER: dict.fromkeys(QuotaKind, 1.0)})
+    assert quotas.record(QuotaKind.FETCH, "anna", "app", 1e9, 0) == 0
+    assert quotas.most_to_fetch("anna", "app") is None
+    assert quotas.mutations("anna", "app", 0, is_strict=True) is None
+    assert quotas.most_to_fetch("otto", "app") is not None
+    named = {(("ip", "1.2.3.4"),): {"rate": value}, (("ip", None),): {"rate": 1.0}}
+    assert AddressQuotas("rate").of(named, "1.2.3.4") is None
 
 
 def quotas_of(quotas: dict[QuotaEntity, dict[str, float]]) -> ClientQuotas:

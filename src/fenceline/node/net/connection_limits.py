@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from fenceline.config.connections import OVERRIDES, PER_IP, connection_overrides
 from fenceline.errors import OperatorError
-from fenceline.quotas.entities import connection_quota
+from fenceline.quotas.entities import AddressQuotas
 from fenceline.quotas.rates import WindowedRate, Windows
 from fenceline.quotas.until_idle import UntilIdle
 
@@ -76,6 +76,7 @@ class ConnectionLimits:
         """By address."""
         self._rates: dict[str, WindowedRate] = {}
         """By listener, and of all under ""."""
+        self._address_quotas = AddressQuotas(TYPE_KEY)
         self._address_rates: UntilIdle[str, WindowedRate] = UntilIdle()
         self._listeners: dict[str, _Limits] = {}
         self.settings_changed()
@@ -128,7 +129,7 @@ class ConnectionLimits:
 
     def _pace(self, listener: str, address: str, own: _Limits) -> Admission:
         now_ms, longest_ms = self._now_ms(), self._windows.sample_ms
-        quota = connection_quota(self._quotas(), TYPE_KEY, address)
+        quota = self._address_quotas.of(self._quotas(), address)
         if quota is not None:
             rate = self._address_rates.of(address, self._new_rate, now_ms)
             rate.record(1, now_ms)
