@@ -123,6 +123,42 @@ def test_controller_listeners_are_not_for_clients() -> None:
     assert config.advertised_listeners == config.listeners
 
 
+@pytest.mark.parametrize("roles", ["broker,controller", "controller", "broker"])
+@pytest.mark.parametrize(
+    ("protocols", "client", "controller"),
+    [
+        (None, "PLAINTEXT", "PLAINTEXT"),
+        ("PLAINTEXT:PLAINTEXT,CONTROLLER:SSL", "PLAINTEXT", "SSL"),
+        ("PLAINTEXT:SSL", "PLAINTEXT", None),
+        (None, "SSL", None),
+        (None, "SASL_SSL", None),
+    ],
+)
+def test_controllers_are_unencrypted_only_without_any_security(
+    roles: str, protocols: str | None, client: str, controller: str | None
+) -> None:
+    """security.md A1: nobody is surprised by a listener without encryption."""
+    addresses = {"broker": f"{client}://:9092", "controller": "CONTROLLER://:9093"}
+    settings = {
+        "process.roles": roles,
+        "listeners": ",".join(addresses[role] for role in roles.split(",")),
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.bootstrap.servers": "one:9093",
+        "inter.broker.listener.name": client,
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        **({"listener.security.protocol.map": protocols} if protocols else {}),
+    }
+    if roles == "controller":
+        del settings["inter.broker.listener.name"]
+        if protocols is None:
+            controller = "PLAINTEXT"
+    if controller is None:
+        with pytest.raises(OperatorError, match=r"CONTROLLER in .* has no security protocol"):
+            NodeConfig.load(None, settings, {})
+    else:
+        assert NodeConfig.load(None, settings, {}).security_protocol("CONTROLLER") == controller
+
+
 def test_the_first_listed_controller_listener_comes_first() -> None:
     """Other voters know this node by it."""
     config = NodeConfig.load(

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from fenceline.errors import OperatorError
 
 SECURITY_PROTOCOLS: Final[Mapping[str, int]] = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
+SECURED: Final = tuple(SECURITY_PROTOCOLS)[1:]
 """Names and the numbers they have on the wire and in broker registrations."""
 
 _ADDRESS: Final = re.compile(
@@ -47,6 +48,18 @@ def parse_protocol_map(text: str) -> dict[str, str]:
     return pairs
 
 
+def protocol_of(name: str, key: str, protocols: Mapping[str, str]) -> str:
+    """Of a listener. Raises OperatorError if it is not in the map: it must not be unencrypted unnoticed (A1)."""
+    found = protocols.get(name)
+    if found is None:
+        raise OperatorError(
+            f"listener {name} in {key} has no security protocol in listener.security.protocol.map",
+            f"Add {name}:PROTOCOL to listener.security.protocol.map, and the other listeners if the key is not set;"
+            f" protocols are {', '.join(SECURITY_PROTOCOLS)}.",
+        )
+    return found
+
+
 def parse_listeners(key: str, items: Sequence[str], protocols: Mapping[str, str]) -> tuple[ListenerConfig, ...]:
     """The addresses of one property. Raises OperatorError: bad syntax, a repeated name or port, no protocol."""
     found: list[ListenerConfig] = []
@@ -55,12 +68,8 @@ def parse_listeners(key: str, items: Sequence[str], protocols: Mapping[str, str]
         if match is None or int(match["port"]) > 65535:
             raise OperatorError(f"invalid listener {item!r} in {key}", "Use the form NAME://host:port.")
         name = match["name"].upper()
-        if name not in protocols:
-            raise OperatorError(
-                f"listener {name} in {key} has no security protocol in listener.security.protocol.map",
-                f"Add {name}:PLAINTEXT to listener.security.protocol.map.",
-            )
-        found.append(ListenerConfig(name, match["v6"] or match["host"] or "", int(match["port"]), protocols[name]))
+        protocol = protocol_of(name, key, protocols)
+        found.append(ListenerConfig(name, match["v6"] or match["host"] or "", int(match["port"]), protocol))
     for what, values in (("name", [one.name for one in found]), ("port", [one.port for one in found if one.port])):
         if len(set(values)) != len(values) and (what == "name" or key == "listeners"):
             raise OperatorError(f"each {what} in {key} must be unique: {', '.join(items)}")

@@ -31,11 +31,13 @@ from fenceline.config.connections import check_connections
 from fenceline.config.cordoned import CORDONED, cordoned_dirs
 from fenceline.config.definitions import ConfigType, ConfigValue, InvalidConfig, parse_type
 from fenceline.config.listeners import (
+    SECURED,
     ListenerConfig,
     check_roles,
     is_any_address,
     parse_listeners,
     parse_protocol_map,
+    protocol_of,
 )
 from fenceline.config.properties import read_properties
 from fenceline.config.providers import PROVIDERS, resolve
@@ -308,8 +310,14 @@ def _typed(
     protocols = parse_protocol_map(str(value("listener.security.protocol.map") or ""))
     names_in_order = tuple(name.upper() for name in items("controller.listener.names"))
     controller_names = set(names_in_order)
+    opened = {item.partition(":")[0].strip().upper() for item in items("listeners")}
+    is_plain = "listener.security.protocol.map" not in raw and not (opened | controller_names) & set(SECURED)
     for name in controller_names:
-        protocols.setdefault(name, "PLAINTEXT")
+        # A listener that this node neither opens nor connects to has no protocol that matters.
+        if is_plain or (name not in opened and "controller" in roles):
+            protocols.setdefault(name, "PLAINTEXT")
+    for name in names_in_order if roles == {"broker"} else ():
+        protocol_of(name, "controller.listener.names", protocols)
     everything = parse_listeners("listeners", items("listeners"), protocols)
     listeners = tuple(one for one in everything if one.name not in controller_names)
     controller_listeners = tuple(one for name in names_in_order for one in everything if one.name == name)
