@@ -32,6 +32,7 @@ from fenceline.client import (
     LossReceipt,
     LostRecordsReader,
 )
+from fenceline.client.admin.client_quotas import ClientQuotaAlteration
 from fenceline.client.core.fetched import to_records
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import EVIDENCE_RESOURCE, LOSSES_TOPIC
@@ -178,14 +179,17 @@ def test_ordinary_consumer_does_not_find_it(node: EmbeddedNode, lost: Lost) -> N
 
 def ask(port: int, receipt: str, version: int, *, index: int = 0, **fields: Any) -> Any:
     """The only partition of the answer to a plain Fetch."""
+    return answered(port, receipt, version, index=index, **fields).responses[0].partitions[0]
+
+
+def answered(port: int, receipt: str, version: int, *, index: int = 0, client_id: str = "raw", **fields: Any) -> Any:
     partition = {"partition": index, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
     topics = [{"topic": f"{EVIDENCE_RESOURCE}/{receipt}", "partitions": [partition]}]
     request = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "session_epoch": -1}
     if version < 7:
         request.pop("session_epoch")
-    with RawConnection(port) as connection:
-        answer = connection.call(ApiKey.FETCH, version, {**request, "topics": topics, **fields})
-    return answer.responses[0].partitions[0]
+    with RawConnection(port, client_id=client_id) as connection:
+        return connection.call(ApiKey.FETCH, version, {**request, "topics": topics, **fields})
 
 
 def test_every_version_by_name(node: EmbeddedNode, lost: Lost) -> None:
@@ -193,6 +197,19 @@ def test_every_version_by_name(node: EmbeddedNode, lost: Lost) -> None:
     assert len({bytes(answer.records) for answer in answers}) == 1
     assert {answer.error_code for answer in answers} == {0}
     assert {answer.high_watermark for answer in answers} == {lost.receipt.end_offset_exclusive}
+
+
+def test_readers_have_their_quota(node: EmbeddedNode, lost: Lost) -> None:
+    """An answer is sent, then its connection is not read: other answers are not delayed."""
+    with Admin(node.bootstrap) as admin:
+        client = {"client-id": "greedy"}
+        admin.alter_client_quotas([ClientQuotaAlteration(client, {"consumer_byte_rate": 1.0})])
+        eventually(lambda: admin.describe_client_quotas(client), "the node knows the quota", wait_s=30)
+        answer = answered(node.port, lost.receipt.id, 12, client_id="greedy")
+        assert answer.throttle_time.total_seconds() > 0
+        assert answer.responses[0].partitions[0].error_code == 0
+        assert answered(node.port, lost.receipt.id, 12).throttle_time.total_seconds() == 0
+        admin.alter_client_quotas([ClientQuotaAlteration(client, {"consumer_byte_rate": None})])
 
 
 def test_sessions_and_followers_have_no_evidence(node: EmbeddedNode, lost: Lost) -> None:

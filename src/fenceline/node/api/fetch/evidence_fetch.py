@@ -112,7 +112,8 @@ class EvidenceFetch:
                 lease.sending(
                     partial(pending.drop, "the peer does not read its response while other fetches wait for memory")
                 )
-            body = encode_response(context.api_version, FetchResponse([fetched]))
+            response = FetchResponse([fetched], throttle_ms=_throttle_ms(context, fetched))
+            body = encode_response(context.api_version, response)
             pending.complete(frame_of(ApiKey.FETCH, context, body), None if lease is None else lease.release)
 
         answering.add_done_callback(answered)
@@ -174,6 +175,17 @@ class EvidenceFetch:
         except BaseException:
             lease.release()
             raise
+
+
+def _throttle_ms(context: RequestContext, fetched: FetchedPartition) -> int:
+    """The quota of the reader: this answer is sent, and its connection then muted."""
+    quotas = context.quotas
+    if quotas is None:
+        return context.throttle_ms
+    throttle_ms = max(context.throttle_ms, quotas.fetched(len(fetched.records or b"")))
+    if throttle_ms:
+        quotas.mute(throttle_ms)
+    return throttle_ms
 
 
 def _require(rights: RequestRights | None, *names: str) -> None:
