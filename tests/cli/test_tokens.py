@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from fenceline.cli.app import app
 from fenceline.client import Admin
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.node import EmbeddedNode
 from tests.support.password_node import password_client, password_node
 
@@ -87,11 +88,14 @@ def test_wrong_principals(place: Place, arguments: list[str]) -> None:
 
 
 def test_other_commands_log_in_as_well(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file has the brokers' address too; an option comes first."""
     where = ["-b", place.node.bootstrap]
     runner = CliRunner()
     before = ["--command-config", place.file("anna")]
-    assert runner.invoke(app, [*before, "topics", "create", "hello", *where]).exit_code == 0
-    assert runner.invoke(app, [*before, "produce", "hello", *where], input="a\nb\n").exit_code == 0
+    assert runner.invoke(app, [*before, "topics", "create", "hello"]).exit_code == 0
+    assert runner.invoke(app, [*before, "produce", "hello"], input="a\nb\n").exit_code == 0
+    elsewhere = runner.invoke(app, [*before, "topics", "list", "-b", f"127.0.0.1:{free_port()}"])
+    assert (elsewhere.exit_code, "No broker answered" in elsewhere.output) == (1, True)
     monkeypatch.setenv("FENCELINE_COMMAND_CONFIG", place.file("anna"))
     consumed = runner.invoke(app, ["consume", "hello", "--count", "2", *where])
     assert (consumed.exit_code, "a" in consumed.output) == (0, True), consumed.output

@@ -58,6 +58,7 @@ def test_proof_of_another_size_is_wrong(proof: str) -> None:
     [
         (FINAL.replace(b"c=biws", b"c=eSws"), "channel binding"),
         (FINAL.replace(b"k0,p", b"k1,p"), "nonce"),
+        (FINAL.replace(b"r=rOprNGfwEbeRWgbNEkqO", b"r=rOprNGfwEbeRWgbNEkqOrOprNGfwEbeRWgbNEkqO"), "repeats its nonce"),
     ],
 )
 def test_answer_to_another_challenge_is_refused(final: bytes, what: str) -> None:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from fenceline.client.admin.admin import Admin
     from fenceline.client.core.metadata import TopicMetadata
 
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+DEFAULT_BOOTSTRAP = ""
+"""The address in the file of --command-config, or this one:"""
+_DEFAULT_ADDRESS = "127.0.0.1:9092"
 TIMEOUT_MS = 10_000
 """How long a command waits for a broker."""
 _NOTICE_AFTER_S = 1.5
@@ -41,7 +43,12 @@ _DEFAULT_WIDTH = 160
 
 Bootstrap = Annotated[
     str,
-    typer.Option("--bootstrap", "-b", envvar="FENCELINE_BOOTSTRAP", help="HOST:PORT of any broker", show_default=True),
+    typer.Option(
+        *("--bootstrap", "-b"),
+        envvar="FENCELINE_BOOTSTRAP",
+        help="HOST:PORT of any broker",
+        show_default=f"that of --command-config, or {_DEFAULT_ADDRESS}",
+    ),
 ]
 Controllers = Annotated[
     str | None,
@@ -83,7 +90,7 @@ def fail(message: str, advice: str = "") -> None:
 @contextmanager
 def admin_of(bootstrap: str, controllers: str | None = None) -> Iterator[Admin]:
     """An admin client for one command, connected to brokers or controllers; prints its errors."""
-    notice = f"no answer from {controllers or bootstrap} yet; waiting {TIMEOUT_MS // 1000} s at most"
+    notice = f"no answer from {controllers or bootstrap or 'the brokers'} yet; waiting {TIMEOUT_MS // 1000} s at most"
     with readable_errors(), waiting_notice(notice), plain_admin(bootstrap, controllers) as admin:
         yield admin
 
@@ -111,8 +118,10 @@ def client_settings(bootstrap: str, controllers: str | None = None) -> dict[str,
 
     path = _command_config.get()
     found: dict[str, Any] = {} if path is None else dict(read_properties(path))
-    found.pop("bootstrap.servers", None)
-    return {**found, **({"bootstrap.controllers": controllers} if controllers else {"bootstrap.servers": bootstrap})}
+    own = found.pop("bootstrap.servers", None)
+    if controllers:
+        return {**found, "bootstrap.controllers": controllers}
+    return {**found, "bootstrap.servers": bootstrap or own or _DEFAULT_ADDRESS}
 
 
 @contextmanager

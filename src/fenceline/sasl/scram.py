@@ -181,6 +181,8 @@ class ServerFirst:
     def verify(self, final: ClientFinal) -> bytes | None:
         """The server's last message, or None if the client does not know the password. Takes the same time for each
         wrong proof. Raises MalformedMessage."""
+        if final.nonce == self.client.nonce + self.nonce:
+            raise MalformedMessage("the client repeats its nonce, as librdkafka before 2.6.1 does: update it")
         if final.nonce != self.nonce:
             raise MalformedMessage("the last message has another nonce")
         if final.binding != self.client.header.encode():
