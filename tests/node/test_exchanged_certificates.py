@@ -96,7 +96,8 @@ def test_start_with_a_file_that_is_gone_keeps_the_certificate_of_the_node(served
     served.second.unlink()
     served.restart()
     assert served.shows(served.first)
-    assert "certificates not exchanged" in served.node.errors
+    # A thread of this process reads the line.
+    eventually(lambda: "certificates not exchanged" in served.node.errors, "the line is there", wait_s=60)
     assert str(served.second) in served.node.errors
 
 

@@ -60,6 +60,7 @@ class Node:
             principal=lambda connection, certificate: ANONYMOUS,
             begin_authentication=lambda connection: None,
             unregister=lambda connection, size: None,
+            note_closed=lambda connection, reason: None,
             metrics=SimpleNamespace(received_bytes=0),
             max_request_bytes=1000,
             is_short_of_memory=False,
