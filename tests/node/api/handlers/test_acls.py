@@ -3,25 +3,20 @@ controller behind them. Rules: security.md A40, A46 to A48; controller.md C42.""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
 import pytest
 
-from fenceline.config.node import NodeConfig
 from fenceline.errors import ErrorCode
 from fenceline.node.api.handlers import acls
-from fenceline.node.context import NodeView, RequestContext
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.wire.acl_codes import ANY, MATCH, AclOperation, PatternType, Permission, ResourceType
 from fenceline.wire.apis import ApiKey
-from fenceline.wire.entities import read_request, read_response, write_request, write_response
-from fenceline.wire.errors import MalformedRequest
-from tests.controller.helpers import Cluster
-from tests.support.raw import ConnectionClosed, RawConnection, plain
+from tests.support.handler_sides import ControllerHandlers, KafkaBroker, Step
+from tests.support.raw import ConnectionClosed, plain
 from tests.support.recorded import Answer, as_recorded
 
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
@@ -29,7 +24,6 @@ LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
 READ, WRITE, ALL = AclOperation.READ, AclOperation.WRITE, AclOperation.ALL
 ALLOW, DENY = Permission.ALLOW, Permission.DENY
 
-Step = tuple[ApiKey, int, dict[str, Any]]
 Call = Callable[[ApiKey, int, Mapping[str, Any]], Any]
 """The entity of the answer; raises ConnectionClosed."""
 
@@ -224,76 +218,30 @@ def open_kafka() -> Iterator[ApacheKafka]:
         yield kafka
 
 
-class KafkaSide:
-    """Opens a new connection when one is closed."""
+def settle(side: KafkaBroker) -> None:
+    """Wait until the broker knows all changes."""
+    barrier = acl(resource_name="barrier", principal="User:barrier")
+    found = wanted(principal="User:barrier")
 
-    def __init__(self, kafka: ApacheKafka) -> None:
-        self._port = kafka.port
+    def is_there() -> bool:
+        return bool(side.call(ApiKey.DESCRIBE_ACLS, 3, found).resources)
 
-    def call(self, key: ApiKey, version: int, fields: Mapping[str, Any]) -> Any:
-        with RawConnection(self._port) as connection:
-            return connection.call(key, version, fields)
-
-    def settle(self) -> None:
-        """Wait until the broker knows all changes: it applies them in order."""
-        barrier = acl(resource_name="barrier", principal="User:barrier")
-        found = wanted(principal="User:barrier")
-        for step, is_there in ((create(barrier), True), (delete(found), False)):
-            self.call(*step)
-            deadline = time.monotonic() + 60
-            while bool(self.call(ApiKey.DESCRIBE_ACLS, 3, found).resources) is not is_there:
-                assert time.monotonic() < deadline, "the broker does not follow"
+    side.carry_out(create(barrier), is_there)
+    side.carry_out(delete(found), lambda: not is_there())
 
 
-class OwnSide:
-    """The handlers of a node that is the active controller."""
-
-    def __init__(self, *, is_enabled: bool = True) -> None:
-        self.cluster = Cluster()
-        node = NodeView(1, "cluster", NodeConfig.load(None, {}, {}), lambda: self.cluster.image)
-        made = acls.apis(node, self._submit, self._subscribe, is_enabled=is_enabled)
-        self._apis = {api.key: api for api in made}
-
-    def _subscribe(self, listener: Callable[..., None]) -> None:
-        replay = self.cluster.controller.replay
-
-        def followed(*given: Any) -> Any:
-            image, delta = replay(*given)
-            listener(image, delta)
-            return image, delta
-
-        self.cluster.controller.replay = followed  # type: ignore[method-assign]
-
-    async def _submit(self, request: Any) -> Any:
-        return self.cluster.ask(request)
-
-    def call(self, key: ApiKey, version: int, fields: Mapping[str, Any]) -> Any:
-        api = self._apis[key]
-        request = read_request(key, version, write_request(key, version, fields))
-        assert api.check is not None
-        try:
-            api.check(request)
-        except MalformedRequest as error:
-            raise ConnectionClosed(str(error)) from None
-        answer = api.handler(RequestContext(version, 1, "test", "peer", "host", "PLAINTEXT"), request)
-        if not isinstance(answer, dict | bytes):
-
-            async def later() -> Any:
-                return await answer
-
-            answer = asyncio.run(later())
-        assert isinstance(answer, dict)
-        return read_response(key, version, write_response(key, version, answer))
+def handlers(*, is_enabled: bool = True) -> ControllerHandlers:
+    return ControllerHandlers(partial(acls.apis, is_enabled=is_enabled))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_answers_are_those_of_kafka(name: str, answer: Answer) -> None:
     def asked(kafka: ApacheKafka) -> list[Any]:
-        side = KafkaSide(kafka)
-        return run(side.call, SCRIPTS[name], side.settle)
+        side = KafkaBroker(kafka)
+        return run(side.call, SCRIPTS[name], partial(settle, side))
 
     theirs = answer("authorizing_kafka", asked)
-    for step, expected, found in zip(SCRIPTS[name], theirs, run(OwnSide().call, SCRIPTS[name]), strict=True):
+    for step, expected, found in zip(SCRIPTS[name], theirs, run(handlers().call, SCRIPTS[name]), strict=True):
         assert as_recorded(found) == expected, f"{step[0].name} v{step[1]} {str(step[2])[:300]}"
 
 
@@ -309,7 +257,7 @@ def test_answers_are_those_of_kafka(name: str, answer: Answer) -> None:
 )
 def test_only_filters_have_any(name: str, code: int, reason: str) -> None:
     """Kafka fails the whole request with UNKNOWN_SERVER_ERROR."""
-    side = OwnSide()
+    side = handlers()
     [answer] = run(side.call, [create(acl(), acl(**{name: code}))])
     assert answer["results"] == [
         [1, {"error_code": 0, "error_message": ""}],
@@ -322,14 +270,14 @@ def test_without_an_authorizer(answer: Answer) -> None:
     steps = [describe(), create(acl(), acl()), delete(wanted(), wanted()), create(acl(resource_type=0))]
 
     def asked(kafka: ApacheKafka) -> list[Any]:
-        return run(KafkaSide(kafka).call, steps)
+        return run(KafkaBroker(kafka).call, steps)
 
-    assert as_recorded(run(OwnSide(is_enabled=False).call, steps)) == answer("open_kafka", asked)
+    assert as_recorded(run(handlers(is_enabled=False).call, steps)) == answer("open_kafka", asked)
 
 
 def test_size_of_an_answer_is_limited() -> None:
     """Filters that match the same ACLs again and again. Kafka has no limit."""
-    side = OwnSide()
+    side = handlers()
     rules = [acl(resource_name=f"n{number}") for number in range(1_000)]
     [_, answer] = run(side.call, [create(*rules), delete(*[wanted()] * 101)])
     assert {each["error_code"] for each in answer["filter_results"]} == {ErrorCode.INVALID_REQUEST}
@@ -338,7 +286,7 @@ def test_size_of_an_answer_is_limited() -> None:
 
 def test_size_of_the_records_is_limited() -> None:
     """Kafka answers UNKNOWN_SERVER_ERROR to the larger request."""
-    side = OwnSide()
+    side = handlers()
     rules = [acl(resource_name=f"{number}".ljust(30_000)) for number in range(290)]
     too_large, fits = run(side.call, [create(*rules), create(*rules[:270])])
     assert {each["error_code"] for _, each in too_large["results"]} == {ErrorCode.POLICY_VIOLATION}

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import pytest
 
-from fenceline.config.node import NodeConfig
 from fenceline.errors import ErrorCode
 from fenceline.node.api.handlers import client_quotas
-from fenceline.node.context import NodeView, RequestContext
+from fenceline.node.context import RequestContext
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.wire.apis import ApiKey
-from fenceline.wire.entities import read_request, read_response, write_request, write_response
-from tests.controller.helpers import Cluster
-from tests.support.raw import RawConnection, plain
+from fenceline.wire.entities import read_request, write_request
+from tests.support.handler_sides import ControllerHandlers, KafkaBroker, Step
+from tests.support.raw import plain
 from tests.support.recorded import Answer, as_recorded
 
-Step = tuple[ApiKey, int, dict[str, Any]]
 Call = Callable[[ApiKey, int, Mapping[str, Any]], Any]
 Parts = tuple[tuple[str, str | None], ...]
 
@@ -322,59 +320,34 @@ def kafka_with_quotas() -> Iterator[ApacheKafka]:
         yield kafka
 
 
-class KafkaSide:
-    def __init__(self, kafka: ApacheKafka) -> None:
-        self._port = kafka.port
+def settle(side: KafkaBroker) -> None:
+    """Wait until the broker knows all changes."""
+    barrier = (("client-id", "barrier"),)
 
-    def call(self, key: ApiKey, version: int, fields: Mapping[str, Any]) -> Any:
-        with RawConnection(self._port) as connection:
-            return connection.call(key, version, fields)
+    def is_there() -> bool:
+        return bool(side.call(*describe(("client-id", EXACT, "barrier"))).entries)
 
-    def settle(self) -> None:
-        """Wait until the broker knows all changes: it applies them in order."""
-        barrier = (("client-id", "barrier"),)
-        for value in (1.0, None):
-            self.call(*alter(entry(barrier, **{PRODUCE: value})))
-            deadline = time.monotonic() + 60
-            while bool(self.call(*describe(("client-id", EXACT, "barrier"))).entries) is (value is None):
-                assert time.monotonic() < deadline, "the broker does not follow"
+    side.carry_out(alter(entry(barrier, **{PRODUCE: 1.0})), is_there)
+    side.carry_out(alter(entry(barrier, **{PRODUCE: None})), lambda: not is_there())
 
 
-class OwnSide:
-    """The handlers of a node that is the active controller."""
-
-    def __init__(self) -> None:
-        self.cluster = Cluster()
-        node = NodeView(1, "cluster", NodeConfig.load(None, {}, {}), lambda: self.cluster.image)
-        self._apis = {api.key: api for api in client_quotas.apis(node, self._submit)}
-
-    async def _submit(self, request: Any, client: object = None) -> Any:
-        return self.cluster.ask(request)
-
-    def handler(self, key: ApiKey) -> Callable[..., Any]:
-        return self._apis[key].handler
-
-    def call(self, key: ApiKey, version: int, fields: Mapping[str, Any]) -> Any:
-        request = read_request(key, version, write_request(key, version, fields))
-        context = RequestContext(version, 1, "test", "peer", "host", "PLAINTEXT")
-        answer = self.handler(key)(context, request)
-        found: Any = answer if isinstance(answer, dict) else asyncio.run(answer)  # type: ignore[arg-type]
-        return read_response(key, version, write_response(key, version, found))
+def handlers() -> ControllerHandlers:
+    return ControllerHandlers(lambda node, submit, subscribe: client_quotas.apis(node, submit))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_answers_are_those_of_kafka(name: str, answer: Answer) -> None:
     def asked(kafka: ApacheKafka) -> list[Any]:
-        side = KafkaSide(kafka)
-        return run(side.call, SCRIPTS[name], side.settle)
+        side = KafkaBroker(kafka)
+        return run(side.call, SCRIPTS[name], partial(settle, side))
 
     theirs = answer("kafka_with_quotas", asked)
-    for step, expected, found in zip(SCRIPTS[name], theirs, run(OwnSide().call, SCRIPTS[name]), strict=True):
+    for step, expected, found in zip(SCRIPTS[name], theirs, run(handlers().call, SCRIPTS[name]), strict=True):
         assert as_recorded(found) == expected, f"{step[0].name} {str(step[2])[:300]}"
 
 
 def test_an_entity_that_is_named_twice_is_not_changed() -> None:
-    side = OwnSide()
+    side = handlers()
     twice = alter(entry(ANNA, **{PRODUCE: 1.0}), entry(ANNA, **{FETCH: 2.0}), entry(ANNA_APP, **{FETCH: 3.0}))
     changed, described = run(side.call, [twice, describe()])
     assert {tuple(row["entity"]): row["error"][0] for row in changed["entries"]} == {
@@ -387,7 +360,7 @@ def test_an_entity_that_is_named_twice_is_not_changed() -> None:
 @pytest.mark.parametrize("name", ["1.2.3", "1", "01.2.3.4", "[::1]", "localhost"])
 def test_addresses_need_all_their_parts(name: str) -> None:
     """Kafka takes 1.2.3 for 1.2.0.3, as Java does, and resolves names."""
-    changed, described = run(OwnSide().call, [alter(entry((("ip", name),), **{CONNECTIONS: 1.0})), describe()])
+    changed, described = run(handlers().call, [alter(entry((("ip", name),), **{CONNECTIONS: 1.0})), describe()])
     assert [row["error"][0] for row in changed["entries"]] == [ErrorCode.INVALID_REQUEST]
     assert described["entries"] == []
 
@@ -395,7 +368,7 @@ def test_addresses_need_all_their_parts(name: str) -> None:
 @pytest.mark.parametrize("key", [PRODUCE, TIME])
 def test_not_a_number_is_refused(key: str) -> None:
     """Kafka stores it; nothing is above such a quota."""
-    changed, described = run(OwnSide().call, [alter(entry(ANNA, **{key: float("nan")})), describe()])
+    changed, described = run(handlers().call, [alter(entry(ANNA, **{key: float("nan")})), describe()])
     assert [row["error"] for row in changed["entries"]] == [(42, f"Quota {key} must be greater than 0")]
     assert described["entries"] == []
 
@@ -405,7 +378,7 @@ def test_a_type_that_an_entity_has_twice_is_refused(names: tuple[str | None, ...
     """Kafka takes the last one."""
     parts = tuple(("user", name) for name in names)
     steps = [alter(entry(parts, **{PRODUCE: 1.0}), entry(ANNA_APP, **{PRODUCE: 1.0})), describe(("user", EXACT, "a"))]
-    side = OwnSide()
+    side = handlers()
     found = [plain(side.call(*step))["entries"] for step in steps]
     assert [row["error_code"] for row in found[0]] == [ErrorCode.INVALID_REQUEST, ErrorCode.NONE]
     assert found[1] == []
@@ -413,7 +386,7 @@ def test_a_type_that_an_entity_has_twice_is_refused(names: tuple[str | None, ...
 
 def test_size_of_the_records_is_limited() -> None:
     """Kafka answers UNKNOWN_SERVER_ERROR to the larger request."""
-    side = OwnSide()
+    side = handlers()
     long = [entry((("user", f"{number}".ljust(30_000)),), **{PRODUCE: 1.0}) for number in range(290)]
     too_large, fits = (plain(side.call(*alter(*some)))["entries"] for some in (long, long[:270]))
     assert {row["error_code"] for row in too_large} == {ErrorCode.POLICY_VIOLATION}
@@ -422,7 +395,7 @@ def test_size_of_the_records_is_limited() -> None:
 
 
 def test_other_requests_get_their_turn_while_many_quotas_are_described() -> None:
-    side = OwnSide()
+    side = handlers()
     side.call(*alter(*users(5_000, **{PRODUCE: 1.0})))
     key, version, fields = describe(("user", EXACT, "u1"))
     request = read_request(key, version, write_request(key, version, fields))
