@@ -1,4 +1,4 @@
-"""Kafka's command line tools, one after the other in one JVM: a call costs milliseconds instead of a JVM's start.
+"""Kafka's command line tools and clients in one JVM, one after the other: a call costs milliseconds, not a JVM's start.
 
 Owns the JVM. A tool runs as its script would run it: what it prints on either way is kept up to its first exit, whose
 code is the tool's; what it does from then on a real process would no longer have done. One call at a time.
@@ -7,6 +7,7 @@ code is the tool's; what it does from then on a real process would no longer hav
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -70,13 +71,15 @@ class _Exit:
 class ToolJvm:
     """Use as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
+        """`options`: of the JVM."""
+        self._options = options
         self._lock = threading.Lock()
 
     def __enter__(self) -> ToolJvm:
         port, self._process = launch_gateway(
             classpath=str(DEFAULT_JARS / "server" / "*"),
-            javaopts=["-Xmx512m", *QUICK_START],
+            javaopts=["-Xmx512m", *QUICK_START, *self._options],
             die_on_exit=True,
             return_proc=True,
         )
@@ -128,3 +131,28 @@ class ToolJvm:
                 if ending.first is None:
                     raise
             return ending.first or Told(0, self._printed.toString())
+
+    def round_trip(self, properties: Mapping[str, str], topic: str, value: bytes) -> bytes:
+        """A record written to partition 0 by Kafka's producer, read back by its consumer. Raises Py4JJavaError."""
+        jvm = self._gateway.jvm
+        given = jvm.java.util.Properties()
+        for key, text in properties.items():
+            given.put(key, text)
+        for role, suffix in (("serializer", "Serializer"), ("deserializer", "Deserializer")):
+            for part in ("key", "value"):
+                given.put(f"{part}.{role}", f"org.apache.kafka.common.serialization.ByteArray{suffix}")
+        clients = jvm.org.apache.kafka.clients
+        producer = clients.producer.KafkaProducer(given)
+        try:
+            record = clients.producer.ProducerRecord(topic, jvm.java.lang.Integer(0), None, value)
+            offset = producer.send(record).get().offset()
+        finally:
+            producer.close(jvm.java.time.Duration.ZERO)
+        consumer = clients.consumer.KafkaConsumer(given)
+        try:
+            partition = jvm.org.apache.kafka.common.TopicPartition(topic, 0)
+            consumer.assign([partition])
+            consumer.seek(partition, offset)
+            return bytes(consumer.poll(jvm.java.time.Duration.ofSeconds(60)).iterator().next().value())
+        finally:
+            consumer.close()

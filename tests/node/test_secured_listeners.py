@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fenceline.client import Admin, Consumer, Producer, TopicPartition
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.node import EmbeddedNode
 from fenceline.wire.apis import ApiKey
@@ -138,6 +138,17 @@ def test_peer_without_a_certificate(secured: Secured) -> None:
         pytest.raises(ssl.SSLError, match=r"(?i)certificate.required"),
     ):
         tls.recv(100)  # TLS 1.3 reports a missing certificate here
+
+
+@on("SSL")
+def test_own_client_without_a_certificate(secured: Secured) -> None:
+    """It does not try until its time is over."""
+    settings = {
+        key: value for key, value in secured.settings().items() if "certificate" not in key and "key" not in key
+    }
+    with Admin(settings) as admin, pytest.raises(OperatorError, match="certificate required") as error:
+        admin.describe_cluster(timeout_ms=600_000)
+    assert "ssl.certificate.location" in error.value.advice
 
 
 @on("SSL", "SASL_SSL")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import trustme
@@ -19,10 +20,11 @@ class TestAuthority:
         self.ca = folder / "ca.pem"
         self._authority.cert_pem.write_to_path(str(self.ca))
 
-    def identity(self, name: str, *hosts: str, file: str = "") -> Path:
-        """A PEM file with a key and the chain of a certificate for these hosts, with the common name `name`."""
+    def identity(self, name: str, *hosts: str, file: str = "", until: datetime | None = None) -> Path:
+        """A PEM file with a key and the chain of a certificate for these hosts, with the common name `name`. `until`:
+        when it expires."""
         issued = self._authority.issue_cert(
-            *(hosts or (f"{name}.test",)), common_name=name, organization_unit_name="tests"
+            *(hosts or (f"{name}.test",)), common_name=name, organization_unit_name="tests", not_after=until
         )
         path = self._folder / f"{file or name}.pem"
         # Apache Kafka reads keys in the form of PKCS#8 only (security.md A6).

@@ -24,9 +24,9 @@ class TokenEndpoint:
 
     def __init__(self, folder: Path, *, identity: Path | None = None, lifetime_s: float = 300) -> None:
         """`identity`: PEM file of key and certificate; with it the endpoint has TLS."""
-        self._key = ECKey.generate_key("P-256", {"kid": "key"})
         self.keys = folder / "keys.json"
-        self.keys.write_text(json.dumps(KeySet([self._key]).as_dict(private=False)))
+        self._key_id = ""
+        self.rotate()
         self.lifetime_s = lifetime_s
         self.requests: list[dict[str, str]] = []
         self.answer: Callable[[], tuple[int, bytes, dict[str, str]]] | None = None
@@ -48,6 +48,12 @@ class TokenEndpoint:
         self._server.shutdown()
         self._server.server_close()
 
+    def rotate(self) -> None:
+        """Sign with another key from now on, and publish that one only."""
+        self._key_id += "key"
+        self._key = ECKey.generate_key("P-256", {"kid": self._key_id})
+        self.keys.write_text(json.dumps(KeySet([self._key]).as_dict(private=False)))
+
     def token(self, **claims: Any) -> str:
         now_s = time.time()
         found = {
@@ -58,7 +64,7 @@ class TokenEndpoint:
             "exp": now_s + self.lifetime_s,
             **claims,
         }
-        return jwt.encode({"alg": "ES256", "kid": "key"}, found, self._key, ["ES256"])
+        return jwt.encode({"alg": "ES256", "kid": self._key_id}, found, self._key, ["ES256"])
 
     def settings(self) -> dict[str, str]:
         """Properties of a node that accepts its tokens."""

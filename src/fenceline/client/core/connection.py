@@ -87,6 +87,8 @@ class Connection(asyncio.BufferedProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._reason: Exception | None = None
+        self.alert: str | None = None
+        """Of TLS, with which the broker ended the connection: of TLS 1.3 the first one comes after the handshake."""
         self._held_back: deque[_HeldBack] | None = None
         """Requests that wait, while the connection logs in again."""
         self._session_timer: asyncio.TimerHandle | None = None
@@ -219,6 +221,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if isinstance(exc, ssl.SSLError) and "ALERT" in (exc.reason or ""):
+            self.alert = exc.reason.replace("_", " ").lower()
         if self._reason is None:
             detail = f": {exc}" if exc else " (the broker closed it)"
             self._reason = ConnectionLost(f"the connection to {self.peer} was lost{detail}")
@@ -374,6 +378,15 @@ async def open_connection(
         await _fetch_api_versions(connection, config)
         if config["security.protocol"].startswith("SASL"):
             await connection.authenticate(login or ClientLogin(config), int(config["request.timeout.ms"]))
+    except ConnectionLost:
+        connection.close()
+        if connection.alert is not None:
+            raise OperatorError(
+                f"{peer} refused this client's certificate, or the lack of one: {connection.alert}",
+                "Check ssl.certificate.location and ssl.key.location, or ssl.keystore.*: the broker must trust the"
+                " authority of the certificate, which must not have expired.",
+            ) from None
+        raise
     except BaseException:
         connection.close()
         raise
