@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
 
+from fenceline.tls.decryption import decrypt_into
 from fenceline.tls.server_contexts import reason_of
 
 if TYPE_CHECKING:
@@ -201,14 +202,20 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         """Give the protocol what is decrypted, until it pauses reading."""
         protocol, tls = self._protocol, self._tls
         assert protocol is not None, "the handshake is complete"
-        try:
-            while not self._is_reading_paused and not self._is_closing:
-                protocol.buffer_updated(tls.recv_into(protocol.get_buffer(-1), _MAX_RECORD_BYTES))
-        except SSL.WantReadError:
+        while not self._is_reading_paused and not self._is_closing:
+            count, ended = decrypt_into(tls, memoryview(protocol.get_buffer(-1)))
+            if count:
+                protocol.buffer_updated(count)
+            if ended is not None:
+                self._deliver_end(ended)
+                return
+
+    def _deliver_end(self, ended: SSL.Error) -> None:
+        if isinstance(ended, SSL.WantReadError):
             self._flush()  # the library answers some messages by itself
-        except SSL.ZeroReturnError:
+        elif isinstance(ended, SSL.ZeroReturnError):
             self.close()  # the peer has said that it is done
-        except SSL.Error:
+        else:
             # Renegotiation, a damaged record: the library's alert says which.
             self._flush()
             self._close_raw()
