@@ -9,6 +9,7 @@ MODULES = {
     "fenceline.log.compaction._compaction": "src/fenceline/log/compaction/_compaction.pyx",
     "fenceline.node.api.fetch._plain_fetch": "src/fenceline/node/api/fetch/_plain_fetch.pyx",
     "fenceline.node.api.produce._plain_produce": "src/fenceline/node/api/produce/_plain_produce.pyx",
+    "fenceline.tls._decryption": "src/fenceline/tls/_decryption.pyx",
     "fenceline.wire._plain_fetch": "src/fenceline/wire/_plain_fetch.pyx",
 }
 

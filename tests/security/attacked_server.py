@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -92,20 +93,24 @@ class Peer:
         self.high_water_bytes = 1 << 62
         """Of what is sent and not taken."""
         self._is_full = False
+        self.low_water_bytes = 1
+        """What must have arrived before the server sees some of it."""
+        self._arrived = bytearray()
         protocol.connection_made(self)  # type: ignore[arg-type]
 
     def receive(self, content: bytes) -> bool:
-        """The server receives `content`; whether it took all of it, and serves on."""
-        left = memoryview(content)
-        while left:
+        """The server receives `content`; whether it took all that its socket reported, and serves on."""
+        self._arrived += content
+        while self._arrived and len(self._arrived) >= self.low_water_bytes:
             if self.is_closed or self._is_paused:
+                self._arrived.clear()
                 return False
             buffer = memoryview(self._protocol.get_buffer(-1))
-            count = min(len(left), len(buffer))
+            count = min(len(self._arrived), len(buffer))
             assert count > 0, "the server reads no further, and has not said so"
-            buffer[:count] = left[:count]
+            buffer[:count] = self._arrived[:count]
+            del self._arrived[:count]
             self._protocol.buffer_updated(count)
-            left = left[count:]
         return not self.is_closed
 
     @property
@@ -134,7 +139,11 @@ class Peer:
     # --- the transport ----------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return (self._host, 1) if name == "peername" else default
+        return {"peername": (self._host, 1), "socket": self}.get(name, default)
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        assert (level, option) == (socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+        self.low_water_bytes = value
 
     def write(self, content: bytes) -> None:
         self.sent.append(bytes(content))

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from OpenSSL import SSL
 
+from fenceline.tls import decryption
 from fenceline.tls.decryption import decrypt_into
 from tests.tls.exchange import Exchange, client, context
+
+
+@pytest.fixture(autouse=True, params=[pytest.param("compiled", marks=pytest.mark.compiled), "python"])
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "python":
+        monkeypatch.setattr(decryption, "_native", None)
+    elif decryption._native is None:
+        pytest.skip("the compiled loop is missing")
 
 
 def test_many_small_records_are_decrypted_at_once() -> None:
@@ -15,7 +25,7 @@ def test_many_small_records_are_decrypted_at_once() -> None:
     target = bytearray(1 << 16)
     count, ended = decrypt_into(exchange.server, memoryview(target))
     assert bytes(target[:count]) == b"".join(contents)
-    assert isinstance(ended, SSL.WantReadError)
+    assert ended is None
     target.extend(b"x")  # no view of it is left
 
 

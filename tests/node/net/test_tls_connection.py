@@ -150,6 +150,44 @@ def test_a_peer_that_reads_no_answers_to_key_updates_is_not_read(tmp_path: Path)
     with_server(tmp_path, story)
 
 
+@pytest.mark.parametrize("record_bytes", [1, 10, 1_000, 16_384])
+@pytest.mark.parametrize("segment_bytes", [1_460, 30_000, 1 << 20])
+def test_a_large_request_is_read_in_large_steps(record_bytes: int, segment_bytes: int, tmp_path: Path) -> None:
+    """And its end as soon as it is there."""
+
+    def story(server: AttackedServer) -> None:
+        client, peer = Client(server), server.connect("SSL")
+        assert peer.receive(client.hello)
+        assert peer.receive(client.finish(peer))
+        client.read(peer)
+        small = record_bytes < 1_000
+        for name_bytes in (0, 60_000, 80_000, 100_000) if small else (0, 79_990, 81_900, 300_000, 3_000_000):
+            request = _request(name_bytes)
+            for at in range(0, len(request), record_bytes):
+                client.tls.write(request[at : at + record_bytes])
+            content, steps = client.outgoing.read(), []
+            for at in range(0, len(content), segment_bytes):
+                assert peer.receive(content[at : at + segment_bytes])
+                steps.append(peer.low_water_bytes)
+            assert client.read(peer)[4:8] == struct.pack(">i", 7), name_bytes
+            assert peer.low_water_bytes == 1
+            if name_bytes >= 100_000 and segment_bytes < 1 << 20:
+                assert max(steps) == 32 << 10
+        peer.end()
+
+    with_server(tmp_path, story)
+
+
+def _request(name_bytes: int) -> bytes:
+    """ApiVersions of a client with a long name."""
+    head = struct.pack(">hhih", ApiKey.API_VERSIONS, 3, 7, -1) + b"\0"
+    size, left = b"", name_bytes + 1
+    while left > 0x7F:
+        size, left = size + bytes((left & 0x7F | 0x80,)), left >> 7
+    content = head + size + bytes((left,)) + b"n" * name_bytes + b"\x021\0"
+    return struct.pack(">i", len(content)) + content
+
+
 def _key_update(secret: bytes, sequence: int) -> bytes:
     """A record of TLS_AES_256_GCM_SHA384 that asks for an answer (RFC 8446, 4.6.3)."""
     content = b"\x18\0\0\x01\x01\x16"

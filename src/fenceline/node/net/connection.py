@@ -438,6 +438,8 @@ class ServerConnection(asyncio.BufferedProtocol):
                 )
                 return
             if available < _SIZE_PREFIX_BYTES + size:
+                if isinstance(transport, TlsConnection):
+                    transport.expect(_SIZE_PREFIX_BYTES + size - available)
                 if not self._make_room(_SIZE_PREFIX_BYTES + size):
                     return
                 break

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
 
-from fenceline.tls.decryption import decrypt_into
+from fenceline.tls.decryption import MAX_RECORD_BYTES, decrypt_into
 from fenceline.tls.server_contexts import reason_of
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 _RECEIVE_BYTES: Final = 64 << 10
 _received: Final = memoryview(bytearray(_RECEIVE_BYTES))
 """Shared by all connections of the process: what is received is given to the TLS library before the loop goes on."""
+_LOW_WATER_BYTES: Final = 32 << 10
 _RECORD_HEADER_BYTES: Final = 5
 _HANDSHAKE_RECORD: Final = 22
-_MAX_RECORD_BYTES: Final = 16 << 10
-_PIECE_BYTES: Final = 7 * _MAX_RECORD_BYTES
+_PIECE_BYTES: Final = 7 * MAX_RECORD_BYTES
 """What is encrypted at once: it stays in the processor's cache, and below the size from which memory is mapped."""
 _RECORD_OVERHEAD_BYTES: Final = 64
 """At most, in every version and with every cipher."""
@@ -51,6 +52,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         "_is_closing",
         "_is_reading_paused",
         "_is_writing_paused",
+        "_low_water_bytes",
         "_made",
         "_protocol",
         "_raw",
@@ -83,6 +85,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._is_closing = False
         self._is_reading_paused = False
         self._is_writing_paused = False
+        self._low_water_bytes = 1
+        """What must have arrived before the socket is read."""
         self._deadline = asyncio.get_running_loop().call_later(handshake_timeout_s, self._time_out)
 
     # --- the socket's side ----------------------------------------
@@ -150,7 +154,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         hello += _received[:nbytes]
         if hello[0] == _HANDSHAKE_RECORD:
             size_bytes = int.from_bytes(hello[3:_RECORD_HEADER_BYTES], "big")
-            if len(hello) < _RECORD_HEADER_BYTES + size_bytes <= _RECORD_HEADER_BYTES + _MAX_RECORD_BYTES:
+            if len(hello) < _RECORD_HEADER_BYTES + size_bytes <= _RECORD_HEADER_BYTES + MAX_RECORD_BYTES:
                 return False
         self._tls = SSL.Connection(self._context, None)
         self._tls.set_accept_state()
@@ -203,24 +207,27 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         protocol, tls = self._protocol, self._tls
         assert protocol is not None, "the handshake is complete"
         while not self._is_reading_paused and not self._is_closing:
-            count, ended = decrypt_into(tls, memoryview(protocol.get_buffer(-1)))
+            target = memoryview(protocol.get_buffer(-1))
+            assert target, "the protocol pauses when its buffer is full"
+            count, ended = decrypt_into(tls, target)
             if count:
                 protocol.buffer_updated(count)
             if ended is not None:
                 self._deliver_end(ended)
                 return
+            if count < len(target):
+                break
+        self._flush()  # the library answers some messages by itself
 
     def _deliver_end(self, ended: SSL.Error) -> None:
-        if isinstance(ended, SSL.WantReadError):
-            self._flush()  # the library answers some messages by itself
-        elif isinstance(ended, SSL.ZeroReturnError):
+        if isinstance(ended, SSL.ZeroReturnError):
             self.close()  # the peer has said that it is done
         else:
             # Renegotiation, a damaged record: the library's alert says which.
             self._flush()
             self._close_raw()
 
-    def _flush(self, most_bytes: int = _MAX_RECORD_BYTES) -> None:
+    def _flush(self, most_bytes: int = MAX_RECORD_BYTES) -> None:
         """Send what the library has for the peer; `most_bytes`: what that can be, or the size of a step."""
         assert self._raw is not None, "the handshake has begun"
         with contextlib.suppress(SSL.WantReadError):  # there is nothing
@@ -231,6 +238,20 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
                     return
 
     # --- the protocol's side ----------------------------------------
+
+    def expect(self, missing_bytes: int) -> None:
+        """The protocol can do nothing before it has so many bytes more; to be called whenever it is so.
+
+        The socket is then read in large steps: a client writes each of its small records by itself, and a server that
+        is faster would wake up for each of them.
+        """
+        # Of what is missing, the TLS library may have a part of a record; encrypted, the rest is not smaller.
+        low_water_bytes = _LOW_WATER_BYTES if missing_bytes >= _RECEIVE_BYTES + MAX_RECORD_BYTES else 1
+        if low_water_bytes == self._low_water_bytes or self._raw is None:
+            return
+        self._low_water_bytes = low_water_bytes
+        with contextlib.suppress(OSError):  # the connection is about to end
+            self._raw.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.writelines((data,))
@@ -244,7 +265,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             while left:
                 count = send(left[:_PIECE_BYTES])
                 left = left[count:]
-                waiting_bytes += count + (count // _MAX_RECORD_BYTES + 1) * _RECORD_OVERHEAD_BYTES
+                waiting_bytes += count + (count // MAX_RECORD_BYTES + 1) * _RECORD_OVERHEAD_BYTES
                 if waiting_bytes >= _PIECE_BYTES:
                     self._flush(waiting_bytes)
                     waiting_bytes = 0
