@@ -11,10 +11,10 @@ import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import confluent_kafka
 import pytest
@@ -24,149 +24,45 @@ from aiokafka.abc import AbstractTokenProvider as AioTokens
 from kafka.net.sasl.oauth import AbstractTokenProvider as PythonTokens
 
 import kafka
-from fenceline.client import Admin, Consumer, NewTopic, Producer, TopicPartition
+from fenceline.client import Consumer, Producer, TopicPartition
 from fenceline.errors import PeerError
-from fenceline.sasl.delegation_tokens import token_password
-from fenceline.sasl.jaas import OAUTH_MODULE, PLAIN_MODULE, SCRAM_MODULE
-from fenceline.testing.apache_kafka import free_port
-from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
 from tests.conftest import need_apache_kafka
 from tests.kafka.tool_jvm import ToolJvm
-from tests.support.certificates import TestAuthority
-from tests.support.password_node import TOKEN_SECRET
-from tests.support.token_endpoint import TokenEndpoint
+from tests.support.logins import (
+    CERTIFICATE,
+    OAUTH,
+    PASSWORDS,
+    PLAIN,
+    SCRAM_512,
+    TOKEN,
+    Login,
+    Place,
+    java_settings,
+    librdkafka_settings,
+    place_of_logins,
+    set_password,
+)
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
-SCRAM_256, SCRAM_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
-PLAIN, OAUTH, CERTIFICATE, TOKEN = "PLAIN", "OAUTHBEARER", "certificate", "delegation token"
-PASSWORDS: Final = (PLAIN, SCRAM_256, SCRAM_512)
 
-
-class Login(NamedTuple):
-    """`secret`: a password, a token of OAUTHBEARER, the path of a certificate and its key, or a token's hmac."""
-
-    kind: str
-    secret: str
-    user: str = "anna"
-    patience_s: float = 60
-    """For kafka-python, which tries wrong secrets again until it gives up."""
-
-    @property
-    def mechanism(self) -> str:
-        return SCRAM_256 if self.kind == TOKEN else self.kind
-
-
-class Place(NamedTuple):
-    node: EmbeddedNode
-    with_certificates: str
-    authority: TestAuthority
-    issuer: TokenEndpoint
+@dataclass(frozen=True)
+class PlaceWithJvm(Place):
     jvm: ToolJvm
-
-    def address(self, login: Login) -> str:
-        return self.with_certificates if login.kind == CERTIFICATE else self.node.bootstrap
-
-    def right(self, kind: str) -> Login:
-        if kind == OAUTH:
-            return Login(kind, self.issuer.token())
-        if kind == CERTIFICATE:
-            return Login(kind, str(self.authority.identity("anna")))
-        if kind == TOKEN:
-            with Admin(librdkafka_settings(self, Login(PLAIN, "secret"))) as admin:
-                made = admin.create_delegation_token()
-            return Login(kind, token_password(made.hmac), made.token_id)
-        return Login(kind, "secret")
-
-    def wrong(self, kind: str, folder: Path) -> Iterator[Login]:
-        if kind == OAUTH:
-            yield Login(kind, self.issuer.token(exp=time.time() - 1))
-            yield Login(kind, self.issuer.token(aud="another"))
-            yield Login(kind, self.issuer.token()[:-6] + "AAAAAA")
-            yield Login(kind, "eyJhbGciOiJub25lIn0." + self.issuer.token().split(".")[1] + ".")
-        elif kind == CERTIFICATE:
-            yield Login(kind, str(TestAuthority(folder).identity("anna")))
-            yield Login(kind, str(self.authority.identity("anna", file="expired", until=datetime.now(UTC) - DAY)))
-        elif kind == TOKEN:
-            right = self.right(kind)
-            yield right._replace(secret=right.secret[:-6] + "AAAAA=")
-            with Admin(librdkafka_settings(self, Login(PLAIN, "secret"))) as admin:
-                admin.expire_delegation_token(right.secret)
-            yield right
-        else:
-            yield Login(kind, "wrong")
-            yield Login(kind, "wrong", "nobody")
-
-
-DAY: Final = timedelta(days=1)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlaceWithJvm]:
     need_apache_kafka()
-    folder = tmp_path_factory.mktemp("clients")
-    authority = TestAuthority(folder)
-    users = 'username="broker" password="of the broker" user_broker="of the broker" user_anna="secret"'
-    port, other = free_port(), free_port()
-    listeners = f"SASL_SSL://127.0.0.1:{port},SSL://127.0.0.1:{other}"
-    with TokenEndpoint(folder) as issuer:
-        overrides = {
-            "listeners": listeners,
-            "advertised.listeners": listeners,
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(authority.identity("broker", "127.0.0.1")),
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": str(authority.ca),
-            "listener.name.ssl.ssl.client.auth": "required",
-            "sasl.enabled.mechanisms": ",".join((*PASSWORDS, OAUTH)),
-            "sasl.mechanism.inter.broker.protocol": PLAIN,
-            "listener.name.sasl_ssl.plain.sasl.jaas.config": f"{PLAIN_MODULE} required {users};",
-            "delegation.token.secret.key": TOKEN_SECRET,
-            **issuer.settings(),
-        }
-        allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={issuer.url}"
-        with (
-            EmbeddedNode(security_protocol="SASL_SSL", port=port, overrides=overrides) as node,
-            ToolJvm(allowed) as jvm,
-        ):
-            made = Place(node, f"127.0.0.1:{other}", authority, issuer, jvm)
-            with Admin(librdkafka_settings(made, Login(PLAIN, "secret"))) as admin:
-                admin.create_topics([NewTopic("t", 1, 1)])
-            set_password(made, "secret")
-            yield made
-
-
-def set_password(place: Place, password: str) -> None:
-    from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
-
-    admin = AdminClient(librdkafka_settings(place, Login(PLAIN, "secret")))
-    for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
-        credential = ScramCredentialInfo(mechanism, 4096)
-        changed = admin.alter_user_scram_credentials(
-            [UserScramCredentialUpsertion("anna", credential, password.encode())]
-        )
-        for each in changed.values():
-            each.result(30)
+    with (
+        place_of_logins(tmp_path_factory.mktemp("clients")) as made,
+        ToolJvm(f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={made.issuer.url}") as jvm,
+    ):
+        yield PlaceWithJvm(**vars(made), jvm=jvm)
 
 
 # --- clients: each writes a record, and returns what it reads at its offset ----------------------------------------
-
-
-def librdkafka_settings(place: Place, login: Login) -> dict[str, Any]:
-    """Also of our client."""
-    found: dict[str, Any] = {"bootstrap.servers": place.address(login), "ssl.ca.location": str(place.authority.ca)}
-    if login.kind == CERTIFICATE:
-        return {
-            **found,
-            "security.protocol": "SSL",
-            "ssl.certificate.location": login.secret,
-            "ssl.key.location": login.secret,
-        }
-    found |= {"security.protocol": "SASL_SSL", "sasl.mechanism": login.mechanism}
-    if login.kind == OAUTH:
-        return {**found, "oauth_cb": lambda _: (login.secret, time.time() + 300)}
-    return {**found, "sasl.username": login.user, "sasl.password": login.secret}
 
 
 def by_librdkafka(place: Place, login: Login, value: bytes) -> bytes:
@@ -209,29 +105,8 @@ def by_kcat(place: Place, login: Login, value: bytes) -> bytes:
     return run("-C", "-t", "t", "-p", "0", "-o", "-1", "-c", "1", "-q").rstrip(b"\n")
 
 
-def by_java(place: Place, login: Login, value: bytes) -> bytes:
-    properties: dict[str, str] = {
-        "bootstrap.servers": place.address(login),
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": str(place.authority.ca),
-        "max.block.ms": "30000",
-    }
-    if login.kind == CERTIFICATE:
-        properties |= {"security.protocol": "SSL", "ssl.keystore.type": "PEM", "ssl.keystore.location": login.secret}
-    else:
-        properties |= {"security.protocol": "SASL_SSL", "sasl.mechanism": login.mechanism}
-        user = f'username="{login.user}" password="{login.secret}"'
-        properties["sasl.jaas.config"] = {
-            PLAIN: f"{PLAIN_MODULE} required {user};",
-            TOKEN: f'{SCRAM_MODULE} required {user} tokenauth="true";',
-            OAUTH: f'{OAUTH_MODULE} required clientId="anna" clientSecret="{login.secret}";',
-        }.get(login.kind, f"{SCRAM_MODULE} required {user};")
-        if login.kind == OAUTH:
-            properties["sasl.oauthbearer.token.endpoint.url"] = place.issuer.url
-            properties["sasl.login.callback.handler.class"] = (
-                "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
-            )
-    return place.jvm.round_trip(properties, "t", value)
+def by_java(place: PlaceWithJvm, login: Login, value: bytes) -> bytes:
+    return place.jvm.round_trip(java_settings(place, login), "t", value)
 
 
 def python_settings(place: Place, login: Login, tokens: Any) -> dict[str, Any]:
@@ -305,7 +180,7 @@ def by_own_client(place: Place, login: Login, value: bytes) -> bytes:
                 return bytes(record.value or b"")
 
 
-CLIENTS: Final[Mapping[str, tuple[Callable[[Place, Login, bytes], bytes], tuple[str, ...]]]] = MappingProxyType(
+CLIENTS: Final[Mapping[str, tuple[Callable[[PlaceWithJvm, Login, bytes], bytes], tuple[str, ...]]]] = MappingProxyType(
     {
         "librdkafka": (by_librdkafka, (*PASSWORDS, OAUTH, CERTIFICATE)),
         # The librdkafka of kcat is older than 2.6.1, which Kafka 4 and Fenceline refuse with SCRAM.
@@ -321,7 +196,7 @@ PAIRS: Final = [(client, kind) for client, (_, kinds) in CLIENTS.items() for kin
 
 
 @pytest.mark.parametrize(("client", "kind"), PAIRS)
-def test_right_and_wrong_secrets(place: Place, client: str, kind: str, tmp_path: Path) -> None:
+def test_right_and_wrong_secrets(place: PlaceWithJvm, client: str, kind: str, tmp_path: Path) -> None:
     use, _ = CLIENTS[client]
     value = f"{client} {kind} {time.time()}".encode()
     asks_the_issuer = (client, kind) == ("java", OAUTH)
@@ -340,7 +215,7 @@ def test_unsigned_tokens_are_refused(place: Place) -> None:
 
 
 @pytest.mark.parametrize("client", [name for name, (_, kinds) in CLIENTS.items() if SCRAM_512 in kinds])
-def test_changed_passwords(place: Place, client: str) -> None:
+def test_changed_passwords(place: PlaceWithJvm, client: str) -> None:
     use, _ = CLIENTS[client]
     set_password(place, "another")
     try:
