@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import subprocess
 import time
+from pathlib import Path
+from typing import Final
 
-from benchmarks.harness import Figures, resident_mb, scratch
-from fenceline.testing.apache_kafka import ApacheKafka, free_port, java_command
+from benchmarks.harness import SIDES, STARTERS, Figures, Side, resident_mb, scratch, source_of
+from fenceline.testing.apache_kafka import free_port, java_command
 from fenceline.testing.node import EmbeddedNode
+
+_SETTLING_S: Final = 2.0
 
 
 def metadata_request() -> bytes:
@@ -34,30 +39,32 @@ def first_answer_s(port: int, *, timeout_s: float = 60) -> float:
 
 
 def run(figures: Figures, repeats: int) -> None:
-    figure = "spawn to first Metadata answer"
-    with scratch() as directory:
-        for side in ("fenceline", "kafka"):
-            root = directory / side
-            port = free_port()
-            subject = (
-                EmbeddedNode(data_dir=root, port=port) if side == "fenceline" else ApacheKafka(data_dir=root, port=port)
-            )
-            subject.start()
-            time.sleep(2)
-            figures.add("resident memory, idle", side, resident_mb(subject.pid), "MB")
-            subject.stop()
-            command = (
-                subject.command()
-                if isinstance(subject, EmbeddedNode)
-                else java_command("kafka.Kafka", str(root / "server.properties"))
-            )
-            for attempt in range(repeats + 1):
+    with scratch() as folder:
+        starts = {side: _prepared(side, folder) for side in SIDES}
+        for attempt in range(repeats + 1):
+            for side, (command, port) in starts.items():
                 started = time.perf_counter()
-                process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                environment = {**os.environ, **source_of(side)}
+                quiet = subprocess.DEVNULL
+                process = subprocess.Popen(command, stdout=quiet, stderr=quiet, env=environment)
                 try:
                     first_answer_s(port)
-                    if attempt:
-                        figures.add(figure, side, time.perf_counter() - started, "s")
+                    taken_s = time.perf_counter() - started
+                    time.sleep(_SETTLING_S)
+                    memory_mb = resident_mb(process.pid)
                 finally:
                     process.terminate()
                     process.wait()
+                if attempt:
+                    figures.add("spawn to first Metadata answer", side, taken_s, "s")
+                    figures.add("resident memory, idle", side, memory_mb, "MB")
+
+
+def _prepared(side: Side, folder: Path) -> tuple[list[str], int]:
+    """Formats a directory of this side; returns the command that starts its node, and the port."""
+    root, port = folder / side, free_port()
+    subject = STARTERS[side](data_dir=root, port=port)
+    subject.close()
+    if isinstance(subject, EmbeddedNode):
+        return subject.command(), port
+    return java_command("kafka.Kafka", str(root / "server.properties")), port

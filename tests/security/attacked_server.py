@@ -28,9 +28,8 @@ from fenceline.node.context import NodeView
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.certificates import NodeCertificates
 from fenceline.node.net.connection_limits import ConnectionLimits
-from fenceline.node.net.sasl import ListenersSasl
+from fenceline.node.net.listening import sasl_of, tls_of
 from fenceline.node.net.server import Server
-from fenceline.node.net.tls import ListenersTls
 from fenceline.node.net.tls_connection import TlsConnection
 from fenceline.sasl.scram import DIGESTS, NUMBERS
 from fenceline.security.added_users import added_user
@@ -209,7 +208,7 @@ class AttackedServer:
         self.errors: list[str] = []
         """Lines of the log that say that the node has a bug."""
         self.trust = ssl.create_default_context(cafile=str(authority.ca))
-        self._listeners_sasl = ListenersSasl.of(config, config.listeners, lambda: image, loop)
+        self._listeners_sasl = sasl_of(config, config.listeners, lambda: image, loop)
         self._limits = ConnectionLimits(config.text, config.of_listener_only, dict, loop.monotonic_ms)
         self._server = Server(
             (),
@@ -218,7 +217,7 @@ class AttackedServer:
             self._limits,
             metrics=self.metrics,
             threads=threads,
-            tls=ListenersTls.of(config, NodeCertificates(config), config.listeners),
+            tls=tls_of(config, NodeCertificates(config), config.listeners),
             sasl=self._listeners_sasl,
         )
 

@@ -21,7 +21,7 @@ from fenceline.errors import ErrorCode, OperatorError
 from fenceline.node.api.permissions.table import PERMISSIONS
 from fenceline.node.api.produce.transactional import has_transactional
 from fenceline.node.api.tables import raw_apis
-from fenceline.node.net.sasl import ListenersSasl
+from fenceline.node.net.listening import sasl_of
 from fenceline.oauth.token_endpoint import ClientCredentials
 from fenceline.records.arrow import ArrowDecoder
 from fenceline.records.batch import Codec, TimestampType
@@ -176,7 +176,7 @@ def test_a_node_without_keys_for_tokens_does_not_start() -> None:
         {},
     )
     with pytest.raises(OperatorError, match="has no keys"):
-        ListenersSasl.of(config, config.listeners, Mock(), Mock())
+        sasl_of(config, config.listeners, Mock(), Mock())
 
 
 # --- bytes ----------------------------------------

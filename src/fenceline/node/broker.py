@@ -60,11 +60,10 @@ from fenceline.node.losses.keeper import LossCollector
 from fenceline.node.losses.lost_transactions import LostTransactions
 from fenceline.node.metadata.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import MetricsEndpoint, NodeMetrics, open_endpoint
+from fenceline.node.net import listening
 from fenceline.node.net.connection_limits import ConnectionLimits
 from fenceline.node.net.dialing import dial_brokers
-from fenceline.node.net.sasl import ListenersSasl
 from fenceline.node.net.server import Server, ServerLimits
-from fenceline.node.net.tls import ListenersTls
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.replication.metrics import ReplicationCollector
 from fenceline.node.replication.replicas import log_recovery_report
@@ -514,8 +513,8 @@ class Broker:
             threads=self.disk_threads,
             forward=channel.forward if channel is not None else None,
             has_urgent_requests=self._fetching.reads.load_pace.has_urgent_requests,
-            tls=ListenersTls.of(config, self.quorum.certificates, config.listeners),
-            sasl=ListenersSasl.of(config, config.listeners, lambda: self.image, self.clock),
+            tls=listening.tls_of(config, self.quorum.certificates, config.listeners),
+            sasl=listening.sasl_of(config, config.listeners, lambda: self.image, self.clock),
             authorization=authorization,
             quotas=self.quorum.quotas,
         )

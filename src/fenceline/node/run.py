@@ -80,10 +80,12 @@ def _raise_file_limit() -> None:
 
 
 async def _serve(config: NodeConfig) -> int:
+    gc.disable()  # what modules consist of is permanent: to look at it again and again is a tenth of the start
     if config.is_broker:
         from fenceline.node.broker import Broker as Node
     else:
         from fenceline.node.controller_node import ControllerNode as Node  # type: ignore[assignment]
+    gc.enable()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from fenceline.node.net import listening
 from fenceline.node.net.connection_limits import ConnectionLimits
-from fenceline.node.net.sasl import ListenersSasl
 from fenceline.node.net.server import Server, ServerLimits
-from fenceline.node.net.tls import ListenersTls
 from fenceline.quorum.control_records import VoterEndpoint
 
 if TYPE_CHECKING:
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.certificates import NodeCertificates
     from fenceline.node.net.connection import ServerConnection
+    from fenceline.node.net.sasl import ListenersSasl
     from fenceline.node.net.server import RawApi, RightsOfPeers
+    from fenceline.node.net.tls import ListenersTls
     from fenceline.wire.apis import ApiKey
 
 RECEIVE_BUDGET_BYTES: Final = 128 << 20
@@ -110,8 +111,8 @@ class ControllerListener:
             ),
             metrics=metrics,
             threads=threads,
-            tls=ListenersTls.of(config, certificates, config.controller_listeners),
-            sasl=ListenersSasl.of(config, config.controller_listeners, lambda: controller.image, clock),
+            tls=listening.tls_of(config, certificates, config.controller_listeners),
+            sasl=listening.sasl_of(config, config.controller_listeners, lambda: controller.image, clock),
             authorization=authorization,
         )
         controller.subscribe(self._server.credentials_changed)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from fenceline.config.broker import PER_LISTENER_CONFIGS, listener_prefix
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.metadata.image import ConfigResource, ConfigResourceType
-from fenceline.node.net.watched_context import Context, MakeContext, WatchedContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.metadata.changes import Delta
     from fenceline.metadata.image import MetadataImage
+    from fenceline.node.net.watched_context import Context, MakeContext, WatchedContext
     from fenceline.tls.settings import Lookup
 
 _NOTHING: Final[Mapping[str, str]] = {}
@@ -59,6 +59,8 @@ class NodeCertificates:
     def watch(self, listener: str, make: MakeContext[Context], *, is_own: bool) -> WatchedContext[Context]:
         """The context for a listener of this node (`is_own`), or for connections to listeners of this name. Raises
         OperatorError for unusable certificates."""
+        from fenceline.node.net.watched_context import WatchedContext
+
         watched = WatchedContext(
             self._lookup(listener, _NOTHING),
             listener,

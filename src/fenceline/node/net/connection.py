@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from fenceline.log.core.disk import FileSlice
 from fenceline.node.logs import Logger
-from fenceline.node.net.copying import CopySender
 from fenceline.node.net.sending import FileSender, Part
-from fenceline.node.net.tls_connection import TlsConnection
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.frame import MalformedRequest
 from fenceline.wire.principal import ANONYMOUS, Principal
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
 
     from fenceline.node.client_limits import PeerQuotas
     from fenceline.node.metrics import NodeMetrics
+    from fenceline.node.net.copying import CopySender
+    from fenceline.node.net.tls_connection import TlsConnection
     from fenceline.security.acls import AskingPeer
     from fenceline.security.authentication import SaslConversation
 
@@ -129,13 +129,6 @@ class ConnectionOwner(Protocol):
     def is_short_of_memory(self) -> bool: ...
 
 
-def _sends_files(transport: asyncio.Transport | None) -> bool:
-    """Whether files can be sent and their completion observed; a simulated transport has no socket."""
-    return isinstance(transport, TlsConnection) or (
-        transport is not None and transport.get_extra_info("socket") is not None
-    )
-
-
 class ServerConnection(asyncio.BufferedProtocol):
     """Framing and back-pressure for one socket. Requests go to `Server.handle`."""
 
@@ -150,6 +143,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_sender",
         "_server",
         "_start",
+        "_tls",
         "_transport",
         "_view",
         "_waiting",
@@ -176,6 +170,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._start = 0
         self._end = 0
         self._transport: asyncio.Transport | None = None
+        self._tls: TlsConnection | None = None
+        """The transport, if it encrypts."""
         self._waiting: deque[PendingAnswer] = deque()
         """Responses that are owed, in the order in which they are sent."""
         self._paused_writing = False
@@ -204,6 +200,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
         self._transport = transport  # type: ignore[assignment]
+        self._tls = transport.get_extra_info("tls")
         peername = transport.get_extra_info("peername")
         if peername:
             self.host = str(peername[0])
@@ -268,7 +265,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         sender = self._sender
         if sender is None:
             threads = self._server.threads
-            if isinstance(transport, TlsConnection):
+            if self._tls is not None:
+                from fenceline.node.net.copying import CopySender
+
                 sender = CopySender(transport, threads, sent=self._files_sent, failed=self._files_failed)
             else:
                 sender = FileSender(
@@ -301,6 +300,12 @@ class ServerConnection(asyncio.BufferedProtocol):
             on_sent()
 
     @property
+    def _sends_files(self) -> bool:
+        """Whether files can be sent and their completion observed; a simulated transport has no socket."""
+        transport = self._transport
+        return self._tls is not None or (transport is not None and transport.get_extra_info("socket") is not None)
+
+    @property
     def _is_sending_files(self) -> bool:
         return self._sender is not None and self._sender.is_busy
 
@@ -314,8 +319,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         waiting.popleft()
         transport = self._transport
-        if on_sent is not None and buffers is not None and _sends_files(transport):
-            assert transport is not None, "it sends files"
+        if on_sent is not None and buffers is not None and transport is not None and self._sends_files:
             # The lease is released when the response has been sent.
             self._on_sent = on_sent
             if self._send_files(transport, buffers):
@@ -438,8 +442,8 @@ class ServerConnection(asyncio.BufferedProtocol):
                 )
                 return
             if available < _SIZE_PREFIX_BYTES + size:
-                if isinstance(transport, TlsConnection):
-                    transport.expect(_SIZE_PREFIX_BYTES + size - available)
+                if self._tls is not None:
+                    self._tls.expect(_SIZE_PREFIX_BYTES + size - available)
                 if not self._make_room(_SIZE_PREFIX_BYTES + size):
                     return
                 break

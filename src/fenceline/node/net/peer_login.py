@@ -15,8 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.node.net.listening import WITH_SASL
 from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost
-from fenceline.node.net.sasl import OAUTHBEARER, PLAIN, SUPPORTED, WITH_SASL, login_module, unsupported
+from fenceline.node.net.sasl import OAUTHBEARER, PLAIN, SUPPORTED, login_module, unsupported
 from fenceline.oauth.kept_token import KeptToken
 from fenceline.oauth.token_endpoint import ClientCredentials, TokenUnavailable, request_token
 from fenceline.sasl.oauthbearer import BearerToken, oauth_exchange

@@ -40,12 +40,10 @@ from fenceline.security.sasl_server import (
 from fenceline.wire.principal import Principal
 
 if TYPE_CHECKING:
-    from fenceline.config.listeners import ListenerConfig
     from fenceline.config.node import NodeConfig
     from fenceline.metadata.image import MetadataImage
     from fenceline.node.clock import Clock
 
-WITH_SASL: Final = ("SASL_PLAINTEXT", "SASL_SSL")
 PLAIN: Final = "PLAIN"
 OAUTHBEARER: Final = "OAUTHBEARER"
 _MODULES: Final = {PLAIN: PLAIN_MODULE, **dict.fromkeys(DIGESTS, SCRAM_MODULE), OAUTHBEARER: OAUTH_MODULE}
@@ -87,18 +85,6 @@ class ListenersSasl:
         self._token_credentials: dict[tuple[str, str], Credential] = {}
         """By mechanism and token id: they are slow to compute."""
         self._listeners = {name: _mechanisms(config, name, clock) for name in listeners}
-
-    @classmethod
-    def of(
-        cls,
-        config: NodeConfig,
-        listeners: Iterable[ListenerConfig],
-        image: Callable[[], MetadataImage],
-        clock: Clock,
-    ) -> ListenersSasl | None:
-        """None if none of these listeners has SASL. Raises OperatorError."""
-        names = [each.name for each in listeners if each.security_protocol in WITH_SASL]
-        return cls(config, names, image, clock) if names else None
 
     def now_ms(self) -> tuple[int, int]:
         """Of the monotonic clock, and since the epoch."""

@@ -28,7 +28,6 @@ from fenceline.errors import OperatorError, PeerError
 from fenceline.node.context import Answer, Api, RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import INITIAL_BUFFER_BYTES, PendingAnswer, ServerConnection
-from fenceline.node.net.tls_connection import TlsConnection
 from fenceline.node.repeated_lines import RepeatedLines, shape
 from fenceline.security.acls import AskingPeer
 from fenceline.security.authentication import SaslStep
@@ -216,6 +215,8 @@ class Server:
         context = self._tls.context(listener) if self._tls is not None else None
         if context is None:
             return ServerConnection(self, listener)
+        from fenceline.node.net.tls_connection import TlsConnection
+
         return TlsConnection(
             context,
             lambda: ServerConnection(self, listener, is_counted=True),

@@ -1,6 +1,7 @@
 """The TLS of a node's listeners, and of its own connections to other nodes.
 
-Owns which context a connection gets, and whose it is. Opens no socket.
+Owns which context a connection gets, and whose it is. Opens no socket. Not loaded by a node without
+TLS (`listening`).
 
 Rules: security.md A2, A3, A5 to A10.
 """
@@ -10,8 +11,9 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from fenceline.node.net.listening import WITH_TLS
 from fenceline.security.name_rules import NameRule, parse_name_rules, user_of_name
 from fenceline.tls.client_contexts import client_context
 from fenceline.tls.server_contexts import server_context
@@ -20,12 +22,9 @@ from fenceline.wire.principal import ANONYMOUS, Principal
 if TYPE_CHECKING:
     from OpenSSL import SSL
 
-    from fenceline.config.listeners import ListenerConfig
     from fenceline.config.node import NodeConfig
     from fenceline.node.net.certificates import NodeCertificates
     from fenceline.node.net.watched_context import WatchedContext
-
-WITH_TLS: Final = ("SSL", "SASL_SSL")
 
 
 class _Listener(NamedTuple):
@@ -43,14 +42,6 @@ class ListenersTls:
         for name in listeners:
             rules = parse_name_rules(config.for_listener(name)("ssl.principal.mapping.rules") or "")
             self._listeners[name] = _Listener(certificates.watch(name, server_context, is_own=True), rules)
-
-    @classmethod
-    def of(
-        cls, config: NodeConfig, certificates: NodeCertificates, listeners: Iterable[ListenerConfig]
-    ) -> ListenersTls | None:
-        """None if none of these listeners has TLS. Raises OperatorError."""
-        names = [each.name for each in listeners if each.security_protocol in WITH_TLS]
-        return cls(config, certificates, names) if names else None
 
     def context(self, listener: str) -> SSL.Context | None:
         """For new connections; None without TLS."""

@@ -316,11 +316,13 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._raw.set_write_buffer_limits(high, low)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`peer_certificate`: the DER bytes of the peer's certificate, None if it showed none. There is no `socket`:
-        bytes that go around the TLS library would not be encrypted."""
+        """`tls`: this connection. `peer_certificate`: the DER bytes of the peer's certificate, None if it showed none.
+        There is no `socket`: bytes that go around the TLS library would not be encrypted."""
         if name == "peer_certificate":
             certificate = self._tls.get_peer_certificate(as_cryptography=True)
             return None if certificate is None else certificate.public_bytes(Encoding.DER)
+        if name == "tls":
+            return self
         if name == "peername" and self._raw is not None:
             return self._raw.get_extra_info(name, default)
         return default
