@@ -65,7 +65,7 @@ class Through:
 
     def write(self, value: str) -> None:
         rows = self._spark.createDataFrame([(value,)], "value string")
-        rows.write.format(self._word).options(**self._options).option("topic", "t").save()
+        rows.write.format(self._word).mode("append").options(**self._options).option("topic", "t").save()
 
     def read(self) -> set[str]:
         """The values in the topic."""
