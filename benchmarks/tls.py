@@ -34,10 +34,7 @@ def run(figures: Figures, repeats: int) -> None:
             "inter.broker.listener.name": "PLAINTEXT",
             "ssl.enabled.protocols": "TLSv1.3",
             "ssl.client.auth": "required",
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(authority.identity("broker", "127.0.0.1")),
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": str(authority.ca),
+            **authority.broker_settings(),
         }
         client = authority.identity("client")
         with both(overrides=settings) as subjects:

@@ -57,10 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("secured")
     authority = TestAuthority(folder)
     overrides = {
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(authority.identity("broker", "127.0.0.1")),
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": str(authority.ca),
+        **authority.broker_settings(),
         "sasl.enabled.mechanisms": ",".join(("PLAIN", *MECHANISMS)),
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": ADMIN,

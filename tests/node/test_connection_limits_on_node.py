@@ -129,10 +129,7 @@ def test_an_address_above_its_quota_is_not_served(node: EmbeddedNode) -> None:
 def test_connections_that_shake_hands_count(tmp_path: Path) -> None:
     authority = TestAuthority(tmp_path)
     settings = {
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(authority.identity("broker", "127.0.0.1")),
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": str(authority.ca),
+        **authority.broker_settings(),
         "max.connections.per.ip": str(LIMIT),
     }
     with EmbeddedNode(security_protocol="SSL", overrides=settings) as node:

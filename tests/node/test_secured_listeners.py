@@ -217,10 +217,7 @@ def test_start_is_refused_with_the_reason(tmp_path: Path, changes: dict[str, str
 
     authority = TestAuthority(tmp_path)
     overrides = {
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(authority.identity("broker", "127.0.0.1")),
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": str(authority.ca),
+        **authority.broker_settings(),
         "sasl.enabled.mechanisms": "PLAIN",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": JAAS,

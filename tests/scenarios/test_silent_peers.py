@@ -46,10 +46,7 @@ class Node:
     def __init__(self, folder: Path, protocol: str, overrides: dict[str, str]) -> None:
         authority = TestAuthority(folder)
         secured = {
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(authority.identity("broker", "127.0.0.1")),
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": str(authority.ca),
+            **authority.broker_settings(),
             "sasl.enabled.mechanisms": "PLAIN",
             "sasl.mechanism.inter.broker.protocol": "PLAIN",
             f"listener.name.{protocol.lower()}.plain.sasl.jaas.config": JAAS,

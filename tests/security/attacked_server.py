@@ -189,10 +189,7 @@ class AttackedServer:
             prefix + "sasl.oauthbearer.jwks.endpoint.url": keys.as_uri(),
             prefix + "sasl.oauthbearer.jwks.endpoint.refresh.ms": str(2**31 - 1),
             "delegation.token.secret.key": "of the tokens",
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(authority.identity("broker", "127.0.0.1")),
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": str(authority.ca),
+            **authority.broker_settings(),
             "ssl.client.auth": "requested",
             **changes,
         }

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONNECTOR = DEFAULT_JARS / "connector"
+NEEDS_CONNECTOR = pytest.mark.skipif(
+    not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`"
+)
 
 
 @pytest.fixture(scope="package")

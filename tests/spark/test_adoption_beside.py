@@ -18,7 +18,7 @@ from pyspark_fenceline import export_checkpoint, lag_of
 from pyspark_fenceline.common.connect import connect
 from pyspark_fenceline.errors import LossKind, parse
 from pyspark_fenceline.source.losses_table import known_losses
-from tests.spark.conftest import CONNECTOR
+from tests.spark.conftest import NEEDS_CONNECTOR
 from tests.spark.cut_log import restart_cut
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.spark,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`"),
+    NEEDS_CONNECTOR,
 ]
 HOUR_MS = 3_600_000
 

@@ -15,7 +15,7 @@ import pytest
 from fenceline.ids import TopicPartition
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from pyspark_fenceline.errors import LossKind, losses_of, parse
-from tests.spark.conftest import CONNECTOR, Broker
+from tests.spark.conftest import NEEDS_CONNECTOR, Broker
 from tests.spark.cut_log import restart_cut
 from tests.spark.sinks import OURS, THEIRS, Row, Sinks
 
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.kafka,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`"),
+    NEEDS_CONNECTOR,
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.errors import LossKind, losses_of, parse
-from tests.spark.conftest import CONNECTOR, Broker
+from tests.spark.conftest import NEEDS_CONNECTOR, Broker
 from tests.spark.sinks import OURS, THEIRS, Row, Sinks
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.kafka,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`"),
+    NEEDS_CONNECTOR,
 ]
 GO_ON: dict[str, dict[str, Any]] = {OURS: {"onExpired": "continue"}, THEIRS: {"failOnDataLoss": False}}
 

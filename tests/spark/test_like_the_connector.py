@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spark.conftest import CONNECTOR, Broker
+from tests.spark.conftest import NEEDS_CONNECTOR, Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.kafka,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`"),
+    NEEDS_CONNECTOR,
 ]
 
 

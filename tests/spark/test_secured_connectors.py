@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.conftest import CONNECTOR
+from tests.spark.conftest import NEEDS_CONNECTOR
 from tests.spark.sinks import OURS, THEIRS
 from tests.support.logins import (
     CERTIFICATE,
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.kafka,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`"),
+    NEEDS_CONNECTOR,
 ]
 ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
 

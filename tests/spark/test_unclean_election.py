@@ -18,7 +18,7 @@ from fenceline.testing.waiting import eventually
 from pyspark_fenceline.auditing import repair_files
 from pyspark_fenceline.errors import Loss, LossKind, losses_of, parse
 from tests.scheduling import CLUSTERS
-from tests.spark.conftest import CONNECTOR
+from tests.spark.conftest import NEEDS_CONNECTOR
 from tests.spark.queries import keep_equal, tracked
 from tests.spark.sinks import OURS, THEIRS, Row, Sinks
 from tests.support.unclean_story import FIRST, KEPT, LOST, SECOND, WAIT_S, UncleanStory, cluster_of
@@ -54,7 +54,7 @@ def found_in(losses: tuple[Loss, ...] | list[Loss] | None) -> list[tuple[LossKin
     return [(loss.kind, loss.divergent_offset, loss.offset) for loss in losses or ()]
 
 
-@pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`")
+@NEEDS_CONNECTOR
 def test_the_connector_continues_and_the_source_fails(spark: SparkSession, story: UncleanStory, tmp_path: Path) -> None:
     kept, lost = story.part()
     sinks = Sinks(spark, story.bootstrap, story.tp.topic, tmp_path)

@@ -20,6 +20,15 @@ class TestAuthority:
         self.ca = folder / "ca.pem"
         self._authority.cert_pem.write_to_path(str(self.ca))
 
+    def broker_settings(self) -> dict[str, str]:
+        """Properties of a node on 127.0.0.1 that shows a certificate of this authority, and trusts those of it."""
+        return {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(self.identity("broker", "127.0.0.1")),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.ca),
+        }
+
     def identity(self, name: str, *hosts: str, file: str = "", until: datetime | None = None) -> Path:
         """A PEM file with a key and the chain of a certificate for these hosts, with the common name `name`. `until`:
         when it expires."""

@@ -96,10 +96,7 @@ def place_of_logins(folder: Path) -> Iterator[Place]:
         overrides = {
             "listeners": listeners,
             "advertised.listeners": listeners,
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(authority.identity("broker", "127.0.0.1")),
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": str(authority.ca),
+            **authority.broker_settings(),
             "listener.name.ssl.ssl.client.auth": "required",
             "sasl.enabled.mechanisms": ",".join((*PASSWORDS, OAUTH)),
             "sasl.mechanism.inter.broker.protocol": PLAIN,

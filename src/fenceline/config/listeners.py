@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from fenceline.errors import OperatorError
 
 SECURITY_PROTOCOLS: Final[Mapping[str, int]] = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
-SECURED: Final = tuple(SECURITY_PROTOCOLS)[1:]
 """Names and the numbers they have on the wire and in broker registrations."""
+SECURED: Final = tuple(SECURITY_PROTOCOLS)[1:]
 
 _ADDRESS: Final = re.compile(
     r"(?P<name>[^:/]+)://(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)"

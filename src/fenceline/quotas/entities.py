@@ -57,7 +57,7 @@ def _levels(user: str, client_id: str) -> tuple[tuple[QuotaEntity, Bucket], ...]
 
 class AddressQuotas:
     """Those of IP addresses, whatever form their names have: an IPv6 address can be written in many. The lowest one
-    applies if an address has several names. Host names, which Kafka's controller accepts, are nobody's."""
+    applies if an address has several names. Host names, which Kafka's controller accepts, match no address."""
 
     def __init__(self, key: str) -> None:
         self._key = key

@@ -14,7 +14,7 @@ import pyspark_fenceline
 from fenceline.errors import OperatorError
 from fenceline.testing.node import EmbeddedNode
 from pyspark_fenceline.auditing.transform import RowMapping
-from tests.spark.conftest import CONNECTOR, Broker
+from tests.spark.conftest import NEEDS_CONNECTOR, Broker
 from tests.spark.cut_log import restart_cut
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def test_rows_without_an_epoch_are_compared_with_the_transform_output(spark: Spa
         ]
 
 
-@pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`")
+@NEEDS_CONNECTOR
 def test_a_table_of_sparks_own_connector_is_adopted(spark: SparkSession, tmp_path: Path) -> None:
     topic = "cut"
     with EmbeddedNode() as node:
