@@ -28,7 +28,7 @@ from fenceline.local_cluster.control import ControlServer
 from fenceline.local_cluster.cuts import NetworkCut, NetworkCuts
 from fenceline.local_cluster.layout import ClusterLayout, NodePlace
 from fenceline.local_cluster.probe import ProbedQuorum, known_brokers, quorum_status
-from fenceline.local_cluster.process import NodeProcess, trim_log, wait_for_leftovers
+from fenceline.local_cluster.process import NodeProcess, Spawn, spawn_interpreter, trim_log, wait_for_leftovers
 
 READY_WAIT_S: Final = 60.0
 STOP_WAIT_S: Final = 10.0
@@ -73,7 +73,8 @@ class LocalCluster(ChildProcesses):
     cluster. `nodes` (3 in a new folder) are brokers, and controllers as well unless `controllers` adds that many nodes
     for this role. `port` is that of node 1, the others follow; 0 selects free ones. `secure` gives a new
     cluster certificates and users (`secured`). `overrides` are properties of every
-    node. `on_end` is called, from its own thread, when the process of a node has ended."""
+    node. `on_end` is called, from its own thread, when the process of a node has ended. `spawn` starts the process of a
+    node."""
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class LocalCluster(ChildProcesses):
         environment: Mapping[str, str] | None = None,
         log_level: str = "warning",
         on_end: Callable[[NodeEnded], None] | None = None,
+        spawn: Spawn = spawn_interpreter,
     ) -> None:
         self._wanted_nodes, self._wanted_controllers, self._wanted_port = nodes, controllers, port
         self._wants_security = secure
@@ -98,6 +100,7 @@ class LocalCluster(ChildProcesses):
         }
         self._log_level = log_level
         self._on_end = on_end
+        self._spawn_process = spawn
         self._layout: ClusterLayout | None = None
         self._processes: dict[int, NodeProcess] = {}
         self._changed = threading.Condition()
@@ -127,7 +130,7 @@ class LocalCluster(ChildProcesses):
 
     def pid(self, node: int) -> int:
         """The pid of a node that was started."""
-        return self._process(node).pid
+        return self.running(node).pid
 
     # --- the cluster's life ---------------------------------------------------------------------------------------
 
@@ -248,38 +251,65 @@ class LocalCluster(ChildProcesses):
         ]
         return quorum_status(ports, timeout_s=_PROBE_TIMEOUT_S, login=self.layout.login)
 
+    def running(self, node: int) -> NodeProcess:
+        """The process of a node. Raises OperatorError if there is no such node, or it does not run."""
+        self._place(node)
+        process = self._processes.get(node)
+        if process is None or not process.is_running:
+            raise OperatorError(f"Node {node} is not running", f"Start it with: fenceline cluster restart {node}")
+        return process
+
+    def is_running(self, node: int) -> bool:
+        """Whether the process of a node runs, paused or not. Raises OperatorError if there is no such node."""
+        self._place(node)
+        process = self._processes.get(node)
+        return process is not None and process.is_running
+
     def kill(self, node: int) -> None:
         """kill -9, and wait until it has ended. Raises OperatorError if it does not run."""
-        process = self._process(node)
+        process = self.running(node)
         process.ask_to_end(signal.SIGKILL)
         self._wait_ended([process], STOP_WAIT_S)
 
+    def stop_node(self, node: int, *, wait_s: float = STOP_WAIT_S) -> None:
+        """Stop a node cleanly (SIGTERM); kill it if it takes too long. Raises OperatorError if it does not run."""
+        process = self.running(node)
+        process.ask_to_end(signal.SIGTERM)
+        self._wait_ended([process], wait_s)
+        if process.is_running:
+            process.ask_to_end(signal.SIGKILL)
+            self._wait_ended([process], STOP_WAIT_S)
+
     def pause(self, node: int) -> None:
         """Freeze a node (SIGSTOP); its connections stay open and silent."""
-        self._process(node).pause()
+        self.running(node).pause()
 
     def resume(self, node: int) -> None:
         """Resume a paused node."""
-        self._process(node).resume()
+        self.running(node).resume()
 
     def restart(self, node: int, *, wait_s: float = READY_WAIT_S) -> None:
         """Stop a node cleanly if it runs, start it, and wait until it is ready and in its own metadata.
 
         Does not wait for a node that is cut off from clients. Raises OperatorError."""
-        place, process = self._place(node), self._processes.get(node)
-        if process is not None and process.is_running:
-            process.ask_to_end(signal.SIGTERM)
-            self._wait_ended([process], STOP_WAIT_S)
-            if process.is_running:
-                process.ask_to_end(signal.SIGKILL)
-                self._wait_ended([process], STOP_WAIT_S)
-        self._spawn(place)
-        if self._cuts is not None and (self._cuts.is_lost(None, node) or self._cuts.is_lost(node, None)):
-            return
+        self._place(node)
+        if self.is_running(node):
+            self.stop_node(node)
+        self.start_nodes([node], wait_s=wait_s)
+
+    def start_nodes(self, nodes: Iterable[int], *, wait_s: float = READY_WAIT_S) -> None:
+        """Start nodes that do not run, all at once, and wait as `restart`. Raises OperatorError."""
+        places = [self._place(node) for node in nodes]
+        for place in places:
+            self._spawn(place)
         deadline = time.monotonic() + wait_s
-        self._wait_ready(node, deadline)
-        if place.is_broker:
-            self._wait_known(place, frozenset({node}), deadline)
+        for place in places:
+            node = place.node_id
+            if self._cuts is not None and (self._cuts.is_lost(None, node) or self._cuts.is_lost(node, None)):
+                continue
+            self._wait_ready(node, deadline)
+            if place.is_broker:
+                self._wait_known(place, frozenset({node}), deadline)
         self._waits_for = ""
 
     def isolate(self, node: int, *, peers: Iterable[int] = (), inbound: bool = True, outbound: bool = True) -> None:
@@ -345,13 +375,6 @@ class LocalCluster(ChildProcesses):
                 return place
         raise OperatorError(f"There is no node {node}", f"The nodes are 1 to {len(self.layout.nodes)}.")
 
-    def _process(self, node: int) -> NodeProcess:
-        self._place(node)
-        process = self._processes.get(node)
-        if process is None or not process.is_running:
-            raise OperatorError(f"Node {node} is not running", f"Start it with: fenceline cluster restart {node}")
-        return process
-
     def _running_pids(self) -> dict[int, int]:
         return {node: process.pid for node, process in list(self._processes.items()) if process.is_running}
 
@@ -367,7 +390,11 @@ class LocalCluster(ChildProcesses):
             if process is not None and process.is_running:
                 raise OperatorError(f"Node {place.node_id} is already running")
             self._processes[place.node_id] = NodeProcess(
-                place, environment=self._environment, log_level=self._log_level, on_change=self._on_change
+                place,
+                environment=self._environment,
+                log_level=self._log_level,
+                on_change=self._on_change,
+                spawn=self._spawn_process,
             )
             if self._is_stopping:
                 self._processes[place.node_id].ask_to_end(signal.SIGKILL)

@@ -18,9 +18,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, Protocol
 
 from fenceline.local_cluster import reaper
 from fenceline.local_cluster.layout import NodePlace
@@ -29,6 +29,55 @@ LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 _TAIL_BYTES: Final = 16 * 1024
 _STOP_WAIT_S: Final = 1.0
+
+
+class ChildProcess(Protocol):
+    """A running process, as `subprocess.Popen`. `stdout` is a pipe."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    def send_signal(self, sig: int) -> None:
+        """Does nothing if the process has ended."""
+
+    def wait(self) -> int:
+        """The exit code; a negative value is the signal that ended it."""
+        ...
+
+
+class Spawn(Protocol):
+    """Starts the process of a node, which the system ends with ours.
+
+    `arguments` are those of `fenceline start`; standard error goes to `log`, standard output to a pipe."""
+
+    def __call__(
+        self, place: NodePlace, arguments: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
+    ) -> ChildProcess: ...
+
+
+def spawn_interpreter(
+    place: NodePlace, arguments: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
+) -> ChildProcess:
+    """`fenceline start` in a new interpreter."""
+    return spawn_command([sys.executable, "-m", "fenceline", "start", *arguments], environment, log)
+
+
+def spawn_command(
+    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], *, inherited: Sequence[int] = ()
+) -> ChildProcess:
+    """Any command; it inherits these descriptors."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=dict(environment),
+        # Ctrl-C at the terminal goes to the supervisor, which then stops the nodes itself.
+        start_new_session=True,
+        preexec_fn=_end_with(os.getpid()),
+        pass_fds=inherited,
+    )
 
 
 class NodeProcess:
@@ -41,6 +90,7 @@ class NodeProcess:
         environment: Mapping[str, str],
         log_level: str,
         on_change: Callable[[NodeProcess], None],
+        spawn: Spawn = spawn_interpreter,
     ) -> None:
         self.place = place
         self.is_ready = False
@@ -51,22 +101,11 @@ class NodeProcess:
         self.end_is_wanted = False
         """Whether its end was requested."""
         self._on_change = on_change
-        before_exec = _end_with(os.getpid())
-        command = [sys.executable, "-m", "fenceline", "start", "--config", str(place.properties_file)]
-        command += ["--log-level", log_level]
+        arguments = ["--config", str(place.properties_file), "--log-level", log_level]
         with place.log_file.open("ab") as log:
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=dict(environment),
-                # Ctrl-C at the terminal goes to the supervisor, which then stops the nodes itself.
-                start_new_session=True,
-                preexec_fn=before_exec,
-            )
-        self._is_reaped = before_exec is None
+            self._process = spawn(place, arguments, environment, log)
+        self._is_reaped = not sys.platform.startswith("linux")
         if self._is_reaped:
             reaper.watch_process(self.pid)
         place.pid_file.write_text(f"{self.pid}\n")

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 from fenceline.config.effective import effective_broker_config, effective_topic_config
 from fenceline.config.listeners import ListenerConfig
@@ -111,6 +111,8 @@ def server_limits(config: NodeConfig) -> ServerLimits:
 
 class Broker:
     """One node. `start` and `stop` are called once each, in that order."""
+
+    server_type: ClassVar[type[Server]] = Server
 
     def __init__(
         self,
@@ -504,7 +506,7 @@ class Broker:
             check_certificates=self.quorum.certificates.check,
         )
         channel = self.quorum.channel
-        return Server(
+        return self.server_type(
             apis,
             with_api_versions(node, controller, apis, raw_apis(producing, self._fetching)),
             server_limits(config),

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fenceline.config.node import NodeConfig
 from fenceline.errors import PeerError
-from fenceline.log.core.disk import OsDisk
+from fenceline.log.core.disk import Disk, OsDisk
 from fenceline.metadata.features import SUPPORTED
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.controller.driver import ControllerDriver
@@ -31,11 +31,15 @@ _DISK_THREADS: Final = 2
 class ControllerNode:
     """`start` and `stop` are called once each, in that order."""
 
-    def __init__(self, config: NodeConfig, *, clock: Clock | None = None, rng: Random | None = None) -> None:
+    def __init__(
+        self, config: NodeConfig, *, clock: Clock | None = None, rng: Random | None = None, disk: Disk | None = None
+    ) -> None:
+        """Omitted arguments default to this machine's."""
         self.config = config
         self.node_id: int = config.node_id
         self.clock: Clock = clock or SystemClock()
         self.rng = rng or Random()
+        self.disk = disk or OsDisk()
         self.disk_threads = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self.controller: ControllerDriver
         self._directories: Directories | None = None
@@ -58,7 +62,7 @@ class ControllerNode:
             await self._start()
 
     async def _start(self) -> None:
-        config, disk = self.config, OsDisk()
+        config, disk = self.config, self.disk
         self._directories = directories = open_directories(config, disk, self.rng)
         self._quorum = quorum = QuorumNode(
             config,

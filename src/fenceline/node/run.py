@@ -11,9 +11,9 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fenceline.config.broker import SCHEDULING_POLICY
 from fenceline.config.node import NodeConfig
@@ -46,8 +46,50 @@ def settings_from_options(overrides: Sequence[str], data_dir: Path | None, liste
     return settings
 
 
-def run_node(config_file: Path | None, overrides: Mapping[str, str]) -> int:
-    """Run a node until it is stopped; returns the process's exit code. Raises OperatorError."""
+class RunnableNode(Protocol):
+    """A broker or a controller, as a process runs it."""
+
+    @property
+    def ready_line(self) -> str: ...
+    async def start(self) -> None: ...
+    async def run_until(self, stop: asyncio.Event) -> None: ...
+    async def stop(self) -> None: ...
+
+
+def node_of(config: NodeConfig) -> RunnableNode:
+    """The node that the configuration describes."""
+    gc.disable()  # what modules consist of is permanent: to look at it again and again is a tenth of the start
+    try:
+        if config.is_broker:
+            from fenceline.node.broker import Broker
+
+            return Broker(config)
+        from fenceline.node.controller_node import ControllerNode
+
+        return ControllerNode(config)
+    finally:
+        gc.enable()
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, if it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def run_node(
+    config_file: Path | None,
+    overrides: Mapping[str, str],
+    *,
+    make: Callable[[NodeConfig], RunnableNode] = node_of,
+    make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop,
+) -> int:
+    """Run a node until it is stopped; returns the process's exit code. `make` is called in its event loop.
+
+    Raises OperatorError."""
     config = NodeConfig.load(config_file, overrides, os.environ)
     _raise_file_limit()
     set_policy(config.text(SCHEDULING_POLICY))
@@ -55,12 +97,8 @@ def run_node(config_file: Path | None, overrides: Mapping[str, str]) -> int:
         log.warning("configuration", detail=warning)
     if inert := config.without_effect:
         log.info("configuration", detail="keys without effect on this node", keys=", ".join(inert))
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(_serve(config))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config))
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        return runner.run(_serve(lambda: make(config)))
 
 
 def _report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -79,13 +117,7 @@ def _raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve(config: NodeConfig) -> int:
-    gc.disable()  # what modules consist of is permanent: to look at it again and again is a tenth of the start
-    if config.is_broker:
-        from fenceline.node.broker import Broker as Node
-    else:
-        from fenceline.node.controller_node import ControllerNode as Node  # type: ignore[assignment]
-    gc.enable()
+async def _serve(make: Callable[[], RunnableNode]) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -97,7 +129,7 @@ async def _serve(config: NodeConfig) -> int:
     loop.set_exception_handler(_report_unhandled)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    node = Node(config)
+    node = make()
     starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:

@@ -102,6 +102,12 @@ def millis(duration: timedelta | int) -> int:
     return duration if isinstance(duration, int) else duration // _MILLISECOND
 
 
+def message_schema(api_key: int, *, is_request: bool) -> Message:
+    """The schema of a message, of all versions. Raises ValueError for unknown keys, ModuleNotFoundError for an API that
+    nothing here names."""
+    return _schema(api_key, is_request)
+
+
 def unknown_fields(api_key: int, fields: Mapping[str, Any], *, is_request: bool = False) -> list[str]:
     """Dotted paths of names in `fields` that no version of the message has; for tests, to find misspellings."""
     return sorted(set(_unknown(_schema(api_key, is_request).root, fields, "")))

@@ -322,3 +322,24 @@ def test_unsubscribing_leaves_the_group(bootstrap: str, make_topic: MakeTopic, u
         assert admin.describe_groups([group])[group].state == "Empty"
         consumer.assign([TopicPartition(topic, 0)])
         assert consumer.poll(10) == []
+
+
+@pytest.mark.parametrize("ends", ["close", "unsubscribe"])
+def test_a_member_that_is_still_joining_leaves(
+    bootstrap: str, make_topic: MakeTopic, unique: Unique, admin: Admin, ends: str
+) -> None:
+    """Its join waits for a member that does not poll. The group must not wait for its session instead."""
+    topic, group = make_topic(1), unique("group")
+    with Consumer(bootstrap, group_id=group, **{"heartbeat.interval.ms": 100}) as first:
+        first.subscribe([topic])
+        _until(lambda: first.poll(50) == [] and len(first.assignment()) == 1, "assigned")
+        joining = Consumer(bootstrap, group_id=group)
+        joining.subscribe([topic])
+        _until(
+            lambda: joining.poll(50) == [] and len(admin.describe_groups([group])[group].members) == 2,
+            "the second member joins",
+        )
+        getattr(joining, ends)()
+        _until(lambda: len(admin.describe_groups([group])[group].members) == 1, "it has left")
+        joining.close()
+        _until(lambda: first.poll(50) == [] and len(first.assignment()) == 1, "assigned again")

@@ -55,6 +55,10 @@ class Admin(BlockingClient[AsyncAdmin]):
     describe_delegation_tokens = blocking(AsyncAdmin.describe_delegation_tokens)
     describe_client_quotas = blocking(AsyncAdmin.describe_client_quotas)
     alter_client_quotas = blocking(AsyncAdmin.alter_client_quotas)
+    remove_members = blocking(AsyncAdmin.remove_members)
+    elect_leaders = blocking(AsyncAdmin.elect_leaders)
+    reassign_partitions = blocking(AsyncAdmin.reassign_partitions)
+    list_reassignments = blocking(AsyncAdmin.list_reassignments)
 
 
 __all__ = ["Admin", "AsyncAdmin", "ConfigEntry", "NewTopic"]

@@ -17,6 +17,7 @@ from fenceline.client.admin.brokers import BrokersAdmin
 from fenceline.client.admin.client_quotas import ClientQuotasAdmin
 from fenceline.client.admin.delegation_tokens import DelegationTokensAdmin
 from fenceline.client.admin.groups import GroupsAdmin
+from fenceline.client.admin.leadership import LeadershipAdmin
 from fenceline.client.admin.quorum import QuorumAdmin
 from fenceline.client.admin.replicas import ReplicasAdmin
 from fenceline.client.admin.transactions import TransactionsAdmin
@@ -108,6 +109,7 @@ class AsyncAdmin(
     AclsAdmin,
     DelegationTokensAdmin,
     ClientQuotasAdmin,
+    LeadershipAdmin,
 ):
     """Create it inside a running loop; close it with `await close()` or use it as an async context manager."""
 

@@ -6,7 +6,7 @@ Owns requests to group coordinators without membership.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fenceline.client.admin.admin_requests import AdminRequests
 from fenceline.client.core.deadline import Deadline
@@ -23,6 +23,11 @@ from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
+
+_FIRST_THAT_LISTS_MEMBERS: Final = 3
+"""Version of LeaveGroup."""
+_LEAVES: Final = -1
+"""The member epoch of a member that leaves."""
 
 
 class GroupListing(NamedTuple):
@@ -219,3 +224,56 @@ class GroupsAdmin(AdminRequests):
                         raise PeerError(code, f"{topic.name}-{partition.partition_index}: {code.name}")
 
         await self.cluster.retrying(deadline, attempt)
+
+    async def remove_members(
+        self, group_id: str, member_ids: Collection[str] | None = None, *, timeout_ms: float | None = None
+    ) -> list[str]:
+        """Remove members (None: all) from a group of either protocol, as if they had left; the removed ones.
+
+        A removed member finds out with its next request, and may join again. Raises PeerError (UNKNOWN_MEMBER_ID)."""
+        deadline = self._deadline(timeout_ms)
+        group = (await self.describe_groups([group_id], timeout_ms=deadline.left_ms))[group_id]
+        known = [member.member_id for member in group.members]
+        wanted = known if member_ids is None else list(member_ids)
+        if group.state in ("Dead", "Empty") or not wanted:
+            return []
+        remove = (
+            self._remove_classic if await self._is_classic(group_id, deadline) else self._remove_of_consumer_protocol
+        )
+        await remove(group_id, wanted, deadline)
+        return wanted
+
+    async def _is_classic(self, group_id: str, deadline: Deadline) -> bool:
+        found = {group.group_id: group.group_type for group in await self.list_groups(timeout_ms=deadline.left_ms)}
+        return found.get(group_id, "").lower() != "consumer"
+
+    async def _remove_classic(self, group_id: str, member_ids: Sequence[str], deadline: Deadline) -> None:
+        async def attempt() -> None:
+            fields = {
+                "group_id": group_id,
+                "members": [{"member_id": each, "group_instance_id": None, "reason": "removed"} for each in member_ids],
+            }
+            response = await ask_coordinator(
+                self.cluster, group_id, ApiKey.LEAVE_GROUP, fields, deadline, min_version=_FIRST_THAT_LISTS_MEMBERS
+            )
+            code = error_code(response.error_code)
+            raise_group_error(self.cluster, group_id, code, f"removing members of group {group_id}")
+            for member in response.members:
+                code = error_code(member.error_code)
+                if code is not ErrorCode.NONE:
+                    raise PeerError(code, f"member {member.member_id} of group {group_id}: {code.name}")
+
+        await self.cluster.retrying(deadline, attempt)
+
+    async def _remove_of_consumer_protocol(self, group_id: str, member_ids: Sequence[str], deadline: Deadline) -> None:
+        for member_id in member_ids:
+
+            async def attempt(member_id: str = member_id) -> None:
+                fields = {"group_id": group_id, "member_id": member_id, "member_epoch": _LEAVES}
+                response = await ask_coordinator(
+                    self.cluster, group_id, ApiKey.CONSUMER_GROUP_HEARTBEAT, fields, deadline
+                )
+                code = error_code(response.error_code)
+                raise_group_error(self.cluster, group_id, code, f"removing member {member_id}", response.error_message)
+
+            await self.cluster.retrying(deadline, attempt)

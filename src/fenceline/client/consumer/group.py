@@ -202,14 +202,17 @@ class GroupMember:
         )
 
     async def leave(self, deadline: Deadline, reason: str) -> None:
-        """Send LeaveGroup, so that the group does not wait for the session timeout. Static members do not leave."""
+        """Send LeaveGroup, so that the group does not wait for the session timeout; a member that is still joining
+        leaves, too. Static members do not leave."""
         await self._stop_heartbeats()
-        if self.member_id and self._instance_id is None and self.generation_id >= 0:
+        # The coordinator takes no other request on a connection while a JoinGroup waits there.
+        purpose = Purpose.CONTROL if await self._stop_joining() else Purpose.GROUP
+        if self.member_id and self._instance_id is None:
             member = {"member_id": self.member_id, "group_instance_id": None, "reason": reason}
             fields = {"group_id": self.group_id, "member_id": self.member_id, "members": [member]}
             try:
                 await ask_coordinator(
-                    self._cluster, self.group_id, ApiKey.LEAVE_GROUP, fields, deadline, purpose=Purpose.GROUP
+                    self._cluster, self.group_id, ApiKey.LEAVE_GROUP, fields, deadline, purpose=purpose
                 )
             except (PeerError, OperatorError) as error:
                 _log.info("group %s: LeaveGroup failed: %s", self.group_id, error)
@@ -218,10 +221,17 @@ class GroupMember:
 
     async def close(self) -> None:
         await self._stop_heartbeats()
+        await self._stop_joining()
+
+    async def _stop_joining(self) -> bool:
+        """Cancel a join in progress; whether there was one."""
         joining, self._joining = self._joining, None
-        if joining is not None:
-            joining.cancel()
-            await asyncio.gather(joining, return_exceptions=True)
+        if joining is None:
+            return False
+        was_running = not joining.done()
+        joining.cancel()
+        await asyncio.gather(joining, return_exceptions=True)
+        return was_running
 
     # -- joining
 

@@ -52,12 +52,21 @@ async def ask_coordinator(
     *,
     purpose: Purpose = Purpose.CONTROL,
     extra_ms: float = 0,
+    min_version: int = 0,
 ) -> Any:
     """One request to the group's coordinator. After a connection error the cached coordinator is dropped; the caller
     retries."""
     node_id = await cluster.coordinator(group_id, deadline)
     try:
-        return await cluster.call(node_id, api_key, fields, deadline=deadline, purpose=purpose, extra_ms=extra_ms)
+        return await cluster.call(
+            node_id,
+            api_key,
+            fields,
+            deadline=deadline,
+            purpose=purpose,
+            extra_ms=extra_ms,
+            min_version=min_version,
+        )
     except (ConnectionLost, TimedOut):
         cluster.forget_coordinator(group_id)
         raise

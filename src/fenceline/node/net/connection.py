@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fenceline.node.client_limits import PeerQuotas
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.copying import CopySender
-    from fenceline.node.net.tls_connection import TlsConnection
     from fenceline.security.acls import AskingPeer
     from fenceline.security.authentication import SaslConversation
 
@@ -52,6 +51,17 @@ MAX_PIPELINED: Final = 64
 _API_KEY_BYTES: Final = 2
 
 
+class AnswerTaker(Protocol):
+    """Who sends the response of a `PendingAnswer`: its connection."""
+
+    def answer_pending(
+        self, pending: PendingAnswer, buffers: Sequence[Part] | None, on_sent: Callable[[], None] | None = None
+    ) -> None: ...
+    def fail_pending(self, pending: PendingAnswer, reason: str) -> None: ...
+    def close(self, reason: str, *, quiet: bool = False) -> None: ...
+    def abort(self) -> None: ...
+
+
 class PendingAnswer:
     """A response that is not ready yet. Completed at most once; dropped when the peer disconnects.
 
@@ -61,8 +71,8 @@ class PendingAnswer:
     __slots__ = ("_abandon", "_answered", "_connection", "lets_follow", "outcome")
 
     def __init__(self, *, lets_follow: bool = False) -> None:
-        self._connection: ServerConnection | None = None
-        self._answered: ServerConnection | None = None
+        self._connection: AnswerTaker | None = None
+        self._answered: AnswerTaker | None = None
         self._abandon: Callable[[], object] | None = None
         self.lets_follow = lets_follow
         self.outcome: Sequence[Part] | str | None = None
@@ -99,7 +109,7 @@ class PendingAnswer:
         """Call `callback` when the peer disconnects before the response is ready; None: no callback."""
         self._abandon = callback
 
-    def attach(self, connection: ServerConnection) -> None:
+    def attach(self, connection: AnswerTaker) -> None:
         self._connection = connection
 
     def abandon(self) -> None:
@@ -129,6 +139,15 @@ class ConnectionOwner(Protocol):
     def is_short_of_memory(self) -> bool: ...
 
 
+class SocketLayer(Protocol):
+    """A transport on top of that of the socket, such as TLS, through which every byte must go. It returns itself for
+    `get_extra_info("layer")`."""
+
+    def expect(self, missing_bytes: int) -> None:
+        """The connection can do nothing before it has so many bytes more; called whenever it is so."""
+        ...
+
+
 class ServerConnection(asyncio.BufferedProtocol):
     """Framing and back-pressure for one socket. Requests go to `Server.handle`."""
 
@@ -136,6 +155,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_buffer",
         "_closes_when_sent",
         "_end",
+        "_layer",
         "_muted",
         "_on_sent",
         "_paused_reading",
@@ -143,7 +163,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_sender",
         "_server",
         "_start",
-        "_tls",
         "_transport",
         "_view",
         "_waiting",
@@ -170,8 +189,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._start = 0
         self._end = 0
         self._transport: asyncio.Transport | None = None
-        self._tls: TlsConnection | None = None
-        """The transport, if it encrypts."""
+        self._layer: SocketLayer | None = None
+        """The transport, if it is not the socket's own."""
         self._waiting: deque[PendingAnswer] = deque()
         """Responses that are owed, in the order in which they are sent."""
         self._paused_writing = False
@@ -200,7 +219,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
         self._transport = transport  # type: ignore[assignment]
-        self._tls = transport.get_extra_info("tls")
+        self._layer = transport.get_extra_info("layer")
         peername = transport.get_extra_info("peername")
         if peername:
             self.host = str(peername[0])
@@ -265,7 +284,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         sender = self._sender
         if sender is None:
             threads = self._server.threads
-            if self._tls is not None:
+            if self._layer is not None:
                 from fenceline.node.net.copying import CopySender
 
                 sender = CopySender(transport, threads, sent=self._files_sent, failed=self._files_failed)
@@ -303,7 +322,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _sends_files(self) -> bool:
         """Whether files can be sent and their completion observed; a simulated transport has no socket."""
         transport = self._transport
-        return self._tls is not None or (transport is not None and transport.get_extra_info("socket") is not None)
+        return self._layer is not None or (transport is not None and transport.get_extra_info("socket") is not None)
 
     @property
     def _is_sending_files(self) -> bool:
@@ -442,8 +461,8 @@ class ServerConnection(asyncio.BufferedProtocol):
                 )
                 return
             if available < _SIZE_PREFIX_BYTES + size:
-                if self._tls is not None:
-                    self._tls.expect(_SIZE_PREFIX_BYTES + size - available)
+                if self._layer is not None:
+                    self._layer.expect(_SIZE_PREFIX_BYTES + size - available)
                 if not self._make_room(_SIZE_PREFIX_BYTES + size):
                     return
                 break

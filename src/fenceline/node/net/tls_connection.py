@@ -250,8 +250,11 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if low_water_bytes == self._low_water_bytes or self._raw is None:
             return
         self._low_water_bytes = low_water_bytes
+        plain = self._raw.get_extra_info("socket")
+        if plain is None:
+            return
         with contextlib.suppress(OSError):  # the connection is about to end
-            self._raw.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.writelines((data,))
@@ -316,12 +319,12 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._raw.set_write_buffer_limits(high, low)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`tls`: this connection. `peer_certificate`: the DER bytes of the peer's certificate, None if it showed none.
-        There is no `socket`: bytes that go around the TLS library would not be encrypted."""
+        """`layer`: this connection (`SocketLayer`). `peer_certificate`: the DER bytes of the peer's certificate, None
+        if it showed none. There is no `socket`: bytes that go around the TLS library would not be encrypted."""
         if name == "peer_certificate":
             certificate = self._tls.get_peer_certificate(as_cryptography=True)
             return None if certificate is None else certificate.public_bytes(Encoding.DER)
-        if name == "tls":
+        if name == "layer":
             return self
         if name == "peername" and self._raw is not None:
             return self._raw.get_extra_info(name, default)

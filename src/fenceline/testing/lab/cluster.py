@@ -1,0 +1,330 @@
+"""A cluster for tests: nodes as processes of this machine, with faults, situations, a timeline and loss receipts.
+
+Owns one cluster from its start to its end, the clients with which the laboratory itself asks it, and its folder. Never
+relays bytes between an application and the nodes.
+
+    with LabCluster(3) as cluster:
+        topic = cluster.create_topic()
+        lost = cluster.situations.unclean_election(topic, lose=50).lost
+        assert sum(receipt.records for receipt in cluster.losses(topic)) == 50
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from fenceline.errors import OperatorError
+from fenceline.local_cluster.cluster import LocalCluster, NodeEnded
+from fenceline.local_cluster.layout import NodePlace
+from fenceline.local_cluster.process import ChildProcess
+from fenceline.local_cluster.secured import ADMIN, MECHANISM
+from fenceline.testing.lab import forking
+from fenceline.testing.lab.control import NodeControl
+from fenceline.testing.lab.faults import ClusterFaults
+from fenceline.testing.lab.timeline import ClusterTimeline
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import IO
+
+    from fenceline.client import Admin, ConsumerRecord, LossReceipt, LostRecordsReader
+    from fenceline.testing.lab.situations import Situations
+
+READY_WAIT_S: Final = 60.0
+_KNOWN_WAIT_S: Final = 1.0
+QUICK_PROPERTIES: Final[Mapping[str, str]] = {
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "broker.session.timeout.ms": "1500",
+    "broker.heartbeat.interval.ms": "200",
+    "replica.lag.time.max.ms": "1500",
+    "controller.quorum.election.timeout.ms": "300",
+    "controller.quorum.fetch.timeout.ms": "600",
+    "controller.quorum.election.backoff.max.ms": "200",
+    "replica.socket.timeout.ms": "2000",
+    "group.consumer.heartbeat.interval.ms": "200",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "log.retention.check.interval.ms": "100",
+    "log.segment.delete.delay.ms": "100",
+}
+"""Timeouts and sizes for tests; `properties` of a cluster win over them."""
+_names: Final = itertools.count(1)
+
+
+class LabCluster:
+    """Nodes 1 to N, which are brokers and controllers, unless `controllers` adds nodes for that role.
+
+    `properties` are of every node, as in Kafka's server.properties; `QUICK_PROPERTIES` are below them, and with
+    `quick=False` Kafka's defaults are. `security`: TLS and SCRAM users (`client_settings` has the login). `data_dir`
+    is kept, and continued if it holds a cluster; otherwise a temporary folder is deleted with the cluster. `port` is
+    that of node 1, the others follow; 0 selects free ones. Thread-safe."""
+
+    def __init__(
+        self,
+        nodes: int = 3,
+        *,
+        controllers: int = 0,
+        properties: Mapping[str, Any] | None = None,
+        security: bool = False,
+        quick: bool = True,
+        data_dir: Path | None = None,
+        port: int = 0,
+        log_level: str = "info",
+    ) -> None:
+        self.timeline = ClusterTimeline()
+        self._controls: dict[int, NodeControl] = {}
+        self._reported = threading.Condition()
+        self._knowing: dict[str, set[int]] = {}
+        """By new topic, the brokers that have reported it."""
+        self.faults = ClusterFaults(self)
+        given = {key: _text(value) for key, value in (properties or {}).items()}
+        base = dict(QUICK_PROPERTIES) if quick else {}
+        base["unclean.leader.election.enable"] = "false"
+        self.processes = LocalCluster(
+            nodes,
+            controllers=controllers or None,
+            data_dir=data_dir,
+            port=port,
+            secure=security,
+            overrides={**base, **given},
+            log_level=log_level,
+            on_end=self._node_ended,
+            spawn=self._spawn,
+        )
+        self._admin: Admin | None = None
+        self._receipts: LostRecordsReader | None = None
+        self._situations: Situations | None = None
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self, *, wait_s: float = READY_WAIT_S) -> Self:
+        """Start the nodes, and wait until the cluster is complete. Raises OperatorError; nothing runs then."""
+        try:
+            self.processes.start(wait_s=wait_s)
+        except BaseException:
+            self.close()
+            raise
+        self.timeline.add("cluster ready", nodes=len(self.processes.layout.nodes))
+        return self
+
+    def close(self) -> None:
+        """Kill the nodes, and remove the folder if it is temporary. May be called twice."""
+        self.faults.forget_all()
+        for client in (self._admin, self._receipts):
+            if client is not None:
+                with contextlib.suppress(OperatorError, OSError):
+                    client.close()
+        self._admin = self._receipts = None
+        self.processes.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The addresses of the brokers, separated by commas."""
+        return self.processes.bootstrap
+
+    @property
+    def client_settings(self) -> dict[str, Any]:
+        """For clients that take librdkafka's names, such as confluent-kafka and `fenceline.client`: the addresses, and
+        the login of a user that may do everything."""
+        settings: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
+        login = self.processes.layout.login
+        if login is not None:
+            settings |= {
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": MECHANISM,
+                "sasl.username": ADMIN,
+                "sasl.password": login.password(ADMIN),
+                "ssl.ca.location": str((login.folder / "ca.pem").absolute()),
+            }
+        return settings
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(place.node_id for place in self.processes.layout.nodes)
+
+    @property
+    def broker_ids(self) -> tuple[int, ...]:
+        return tuple(place.node_id for place in self.processes.layout.brokers)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the cluster; each node has `node-N` with `node.log` and `data`."""
+        return self.processes.root
+
+    @property
+    def admin(self) -> Admin:
+        """A client of the cluster, for any thread. Not affected by faults of clients with a client id of their own."""
+        if self._admin is None:
+            from fenceline.client import Admin
+
+            self._admin = Admin(self.client_settings, **{"client.id": "fenceline-lab"})
+        return self._admin
+
+    @property
+    def situations(self) -> Situations:
+        """What an application must survive, each as one function."""
+        if self._situations is None:
+            from fenceline.testing.lab.situations import Situations
+
+            self._situations = Situations(self)
+        return self._situations
+
+    def control(self, node: int) -> NodeControl:
+        """The control channel of a node. Raises OperatorError if there is no such node."""
+        self.processes.is_running(node)
+        return self._control(node)
+
+    # --- nodes ----------------------------------------------------------------------------------------------------
+
+    def start_node(self, node: int, *, wait_s: float = READY_WAIT_S) -> None:
+        """Start a node; one that runs is restarted. Waits until it is ready. Raises OperatorError."""
+        self.faults.restored(node)
+        self.processes.restart(node, wait_s=wait_s)
+        self.timeline.add("started", node)
+
+    def revive(self, restart: Iterable[int] = ()) -> None:
+        """Start the nodes that do not run, and `restart` others; wait until the cluster is complete.
+
+        Raises OperatorError."""
+        for node in restart:
+            if self.processes.is_running(node):
+                self.processes.stop_node(node)
+        down = [node for node in self.nodes if not self.processes.is_running(node)]
+        if not down:
+            return
+        for node in down:
+            self.faults.restored(node)
+        self.processes.start_nodes(down)
+        for node in down:
+            self.timeline.add("started", node)
+        self.processes.wait_until_ready()
+
+    def log(self, node: int, *, start: int = 0) -> str:
+        """The log lines of a node, from a byte of its log file on."""
+        place = next(place for place in self.processes.layout.nodes if place.node_id == node)
+        with place.log_file.open("rb") as file:
+            file.seek(start)
+            return file.read().decode(errors="replace")
+
+    # --- topics ---------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str | None = None,
+        *,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        configs: Mapping[str, Any] | None = None,
+        assignments: Mapping[int, Sequence[int]] | None = None,
+    ) -> str:
+        """Create a topic, and wait until every broker knows it; returns its name, which is new if none is given.
+
+        All brokers, but at most three, have replicas, unless it is said otherwise. Raises PeerError."""
+        from fenceline.client import NewTopic
+
+        name = unique_name() if name is None else name
+        texts = {key: _text(value) for key, value in (configs or {}).items()}
+        if assignments is not None:
+            wanted = NewTopic(
+                name, assignments={each: list(found) for each, found in assignments.items()}, configs=texts
+            )
+        else:
+            factor = min(3, len(self.broker_ids)) if replication_factor is None else replication_factor
+            wanted = NewTopic(name, num_partitions=partitions, replication_factor=factor, configs=texts)
+        self.admin.create_topics([wanted])
+        self._await_known(name)
+        return name
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic. Raises PeerError."""
+        self.admin.delete_topics([name])
+
+    # --- losses ---------------------------------------------------------------------------------------------------
+
+    def losses(self, topic: str | None = None, *, wait_s: float = 0.0) -> list[LossReceipt]:
+        """The loss receipts of the cluster, or of a topic, oldest first; waits up to `wait_s` for the first one."""
+        ends_s = time.monotonic() + wait_s
+        while True:
+            found = [each for each in self._reader().receipts() if topic in (None, each.topic)]
+            if found or time.monotonic() >= ends_s:
+                return found
+            time.sleep(0.02)
+
+    def lost_records(self, receipt: LossReceipt) -> list[ConsumerRecord]:
+        """The records that a receipt is about, from the evidence. Raises OperatorError if there is none."""
+        return [record for piece in self._reader().read(receipt, arrow=False) for record in piece]
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _reader(self) -> LostRecordsReader:
+        if self._receipts is None:
+            from fenceline.client import LostRecordsReader
+
+            self._receipts = LostRecordsReader(self.client_settings, **{"client.id": "fenceline-lab"})
+        return self._receipts
+
+    def _control(self, node: int) -> NodeControl:
+        found = self._controls.get(node)
+        if found is None:
+            found = self._controls[node] = NodeControl(node, self._on_event, self.faults.decide)
+        return found
+
+    def _spawn(
+        self, place: NodePlace, arguments: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
+    ) -> ChildProcess:
+        control = self._control(place.node_id)
+        if not control.faults.peers:
+            layout = self.processes.layout
+            control.know_peers(
+                {f"{host}:{port}": node for (host, port), node in layout.listeners.items()},
+                [each.controller_port for each in layout.nodes if each.controller_port is not None],
+            )
+        with control.open() as its_end:
+            return forking.spawn_node(f"fenceline {place.node_id}", arguments, environment, log, its_end)
+
+    def _await_known(self, topic: str) -> None:
+        """Until every broker that runs has reported the topic. A broker that is cut off or paused cannot."""
+        wanted = {node for node in self.broker_ids if self.processes.status_of(node).state == "running"}
+        with self._reported:
+            self._reported.wait_for(lambda: wanted <= self._knowing.get(topic, set()), _KNOWN_WAIT_S)
+            self._knowing.pop(topic, None)
+
+    def _on_event(self, node: int, kind: str, fields: Mapping[str, Any]) -> None:
+        if kind == "topic created":
+            with self._reported:
+                self._knowing.setdefault(fields["topic"], set()).add(node)
+                self._reported.notify_all()
+        if kind == "request fault":
+            self.faults.was_hit(node, int(fields["fault"]))
+        self.timeline.add(kind, node, **fields)
+
+    def _node_ended(self, ended: NodeEnded) -> None:
+        if not ended.was_wanted:
+            self.timeline.add("died", ended.node, exit_code=ended.exit_code)
+
+
+def unique_name(prefix: str = "t") -> str:
+    """A name that no other topic has, in any process that shares a cluster."""
+    return f"{prefix}-{os.getpid()}-{next(_names)}-{time.time_ns() & 0xFFFFFF:06x}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
