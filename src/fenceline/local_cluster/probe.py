@@ -1,4 +1,4 @@
-"""Queries nodes for the brokers they know and the leader of the quorum, to see when a cluster is complete.
+"""Queries single nodes: for the brokers they know, for the leader of the quorum, to see when a cluster is complete.
 
 Owns one request on one short connection each. Never used by the server.
 """
@@ -37,7 +37,7 @@ class ProbedQuorum:
 
 def known_brokers(port: int, *, timeout_s: float, login: ClusterLogin | None = None) -> frozenset[int]:
     """The brokers in the metadata of the node at `port`: registered and not fenced. Empty without a response."""
-    answer = _ask(port, ApiKey.METADATA, _METADATA_VERSION, {"topics": ()}, timeout_s, login, is_client=True)
+    answer = ask_node(port, ApiKey.METADATA, _METADATA_VERSION, {"topics": ()}, timeout_s, login, is_client=True)
     return frozenset() if answer is None else frozenset(broker.node_id for broker in answer.brokers)
 
 
@@ -56,7 +56,7 @@ def quorum_status(
 
 def _quorum_of(port: int, timeout_s: float, login: ClusterLogin | None) -> ProbedQuorum | None:
     topics = ({"topic_name": "__cluster_metadata", "partitions": ({"partition_index": 0},)},)
-    answer = _ask(port, ApiKey.DESCRIBE_QUORUM, _DESCRIBE_QUORUM_VERSION, {"topics": topics}, timeout_s, login)
+    answer = ask_node(port, ApiKey.DESCRIBE_QUORUM, _DESCRIBE_QUORUM_VERSION, {"topics": topics}, timeout_s, login)
     if answer is None or answer.error_code or not answer.topics:
         return None
     partition = answer.topics[0].partitions[0]
@@ -72,7 +72,7 @@ def _quorum_of(port: int, timeout_s: float, login: ClusterLogin | None) -> Probe
     )
 
 
-def _ask(
+def ask_node(
     port: int,
     api: ApiKey,
     version: int,

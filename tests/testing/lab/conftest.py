@@ -37,5 +37,7 @@ def producer(cluster: LabCluster) -> Iterator[Producer]:
         yield made
 
 
-def leader_of(cluster: LabCluster, topic: str) -> int:
-    return cluster.admin.metadata([topic]).topics[topic].partitions[0].leader
+def isr_of(cluster: LabCluster, topic: str) -> set[int]:
+    """The replicas of partition 0 that are in sync."""
+    found = cluster.partition(topic)
+    return set() if found is None else set(found.isr)

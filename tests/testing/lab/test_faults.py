@@ -13,7 +13,7 @@ from fenceline.errors import OperatorError
 from fenceline.testing.lab.cluster import LabCluster
 from fenceline.testing.lab.faults import ActiveFault, ClusterFaults
 from fenceline.testing.waiting import eventually
-from tests.testing.lab.conftest import leader_of
+from tests.testing.lab.conftest import isr_of
 
 WAIT_S = 30
 
@@ -100,7 +100,7 @@ def test_a_delayed_request_waits(cluster: LabCluster, topic: str, producer: Prod
 @pytest.mark.parametrize("api", ["Produce", "Metadata"])
 def test_a_throttled_connection_is_not_read(cluster: LabCluster, topic: str, producer: Producer, api: str) -> None:
     send(producer, topic)
-    fault = cluster.faults.throttle(api, 300, leader_of(cluster, topic), client_id="app", times=1)
+    fault = cluster.faults.throttle(api, 300, cluster.leader(topic), client_id="app", times=1)
     if api == "Produce":
         send(producer, topic)
         began_s = time.monotonic()
@@ -110,11 +110,11 @@ def test_a_throttled_connection_is_not_read(cluster: LabCluster, topic: str, pro
 
 
 def test_a_count_goes_on_in_a_restarted_node(cluster: LabCluster, topic: str, producer: Producer) -> None:
-    leader = leader_of(cluster, topic)
+    leader = cluster.leader(topic)
     fault = cluster.faults.fail_requests("Produce", "NOT_LEADER_OR_FOLLOWER", leader, topic=topic, times=1)
     send(producer, topic)
     cluster.start_node(leader)
-    if leader_of(cluster, topic) != leader:
+    if cluster.leader(topic) != leader:
         cluster.situations.leader_moved(topic, to=leader)
     send(producer, topic)
     assert fault.hits == 1
@@ -132,7 +132,7 @@ def test_requests_of_a_session_name_their_topics(cluster: LabCluster, topic: str
             consumer.poll(100)
             consumer.poll(100)
             # The session's topics are named once there is a rule; a new session names them.
-            cluster.faults.reset(leader_of(cluster, topic), client_id="reader")
+            cluster.faults.reset(cluster.leader(topic), client_id="reader")
             eventually(lambda: consumer.poll(50) or fault.hits, wait_s=WAIT_S)
             assert fault.hits
 
@@ -148,13 +148,13 @@ def elapsed_s(work: Callable[[], object]) -> float:
 
 def test_a_delay_is_one_way(cluster: LabCluster, topic: str, producer: Producer) -> None:
     send(producer, topic)
-    with cluster.faults.delay(leader_of(cluster, topic), 0.1, jitter_s=0.01, client_id="app"):
+    with cluster.faults.delay(cluster.leader(topic), 0.1, jitter_s=0.01, client_id="app"):
         assert elapsed_s(lambda: send(producer, topic)) >= 0.2
 
 
 def test_a_delayed_follower_delays_acknowledgements_of_all(cluster: LabCluster, topic: str, producer: Producer) -> None:
     send(producer, topic)
-    leader = leader_of(cluster, topic)
+    leader = cluster.leader(topic)
     follower = next(node for node in cluster.nodes if node != leader)
     with cluster.faults.delay(follower, 0.1, peer=leader):
         assert elapsed_s(lambda: send(producer, topic)) >= 0.1
@@ -162,13 +162,13 @@ def test_a_delayed_follower_delays_acknowledgements_of_all(cluster: LabCluster, 
 
 def test_bandwidth_is_limited(cluster: LabCluster, topic: str, producer: Producer) -> None:
     send(producer, topic)
-    with cluster.faults.limit_bandwidth(leader_of(cluster, topic), 200_000, peer="clients"):
+    with cluster.faults.limit_bandwidth(cluster.leader(topic), 200_000, peer="clients"):
         assert elapsed_s(lambda: send(producer, topic, bytes(100_000))) >= 0.45
 
 
 def test_a_client_is_cut_off_and_others_are_not(cluster: LabCluster, topic: str, producer: Producer) -> None:
     send(producer, topic)
-    with cluster.faults.cut(leader_of(cluster, topic), client_id="app"):
+    with cluster.faults.cut(cluster.leader(topic), client_id="app"):
         lost = producer.send(topic, b"held", partition=0)
         with Producer({**cluster.client_settings, "client.id": "other"}) as other:
             send(other, topic)
@@ -180,7 +180,7 @@ def test_a_client_is_cut_off_and_others_are_not(cluster: LabCluster, topic: str,
 def test_one_way_cuts_of_clients(cluster: LabCluster, topic: str, producer: Producer, direction: str) -> None:
     """Requests that arrive are handled; what they append is the same, as the producer is idempotent."""
     send(producer, topic)
-    leader = leader_of(cluster, topic)
+    leader = cluster.leader(topic)
     with cluster.faults.cut(leader, clients=True, direction=direction):  # type: ignore[arg-type]
         pending = producer.send(topic, b"held", partition=0)
         (appended,) = Path(cluster.root).glob(f"node-{leader}/data/{topic}-0/*.log")
@@ -194,16 +194,13 @@ def test_one_way_cuts_of_clients(cluster: LabCluster, topic: str, producer: Prod
 def test_a_follower_that_is_cut_off_leaves_the_isr_and_returns(
     cluster: LabCluster, topic: str, producer: Producer
 ) -> None:
-    leader = leader_of(cluster, topic)
+    leader = cluster.leader(topic)
     follower = next(node for node in cluster.nodes if node != leader)
-
-    def isr() -> set[int]:
-        return set(cluster.admin.metadata([topic]).topics[topic].partitions[0].isr)
 
     with cluster.faults.cut(leader, peers=[follower]):
         send(producer, topic)
-        eventually(lambda: follower not in isr(), wait_s=WAIT_S)
-    eventually(lambda: follower in isr(), wait_s=WAIT_S)
+        eventually(lambda: follower not in isr_of(cluster, topic), wait_s=WAIT_S)
+    eventually(lambda: follower in isr_of(cluster, topic), wait_s=WAIT_S)
 
 
 def test_two_cuts_of_a_node_end_one_by_one(cluster: LabCluster) -> None:
@@ -217,13 +214,13 @@ def test_two_cuts_of_a_node_end_one_by_one(cluster: LabCluster) -> None:
 
 def test_connections_are_reset(cluster: LabCluster, topic: str, producer: Producer) -> None:
     send(producer, topic)
-    assert cluster.faults.reset(leader_of(cluster, topic), client_id="app") >= 1
+    assert cluster.faults.reset(cluster.leader(topic), client_id="app") >= 1
     assert send(producer, topic) == 1
 
 
 def test_a_half_open_connection_is_found_by_a_timeout(cluster: LabCluster, topic: str, producer: Producer) -> None:
     send(producer, topic)
-    with cluster.faults.half_open(leader_of(cluster, topic), client_id="app"):
+    with cluster.faults.half_open(cluster.leader(topic), client_id="app"):
         assert elapsed_s(lambda: send(producer, topic)) >= 0.9
 
 
@@ -232,7 +229,7 @@ def test_a_half_open_connection_is_found_by_a_timeout(cluster: LabCluster, topic
 
 def test_a_full_disk_takes_nothing_until_there_is_room(cluster: LabCluster, topic: str, producer: Producer) -> None:
     send(producer, topic)
-    leader = leader_of(cluster, topic)
+    leader = cluster.leader(topic)
     with cluster.faults.full_disk(leader):
         pending = producer.send(topic, b"held", partition=0)
         eventually(lambda: "no space left" in cluster.log(leader), wait_s=WAIT_S)
@@ -242,7 +239,7 @@ def test_a_full_disk_takes_nothing_until_there_is_room(cluster: LabCluster, topi
 
 def test_a_slow_disk_is_slow(cluster: LabCluster, topic: str, producer: Producer) -> None:
     send(producer, topic)
-    with cluster.faults.slow_disk(leader_of(cluster, topic), 0.2):
+    with cluster.faults.slow_disk(cluster.leader(topic), 0.2):
         assert elapsed_s(lambda: send(producer, topic)) >= 0.2
 
 
@@ -254,16 +251,16 @@ def test_a_disk_has_one_fault_at_a_time(cluster: LabCluster) -> None:
 
 def test_a_node_whose_disk_fails_is_replaced(cluster: LabCluster, topic: str, producer: Producer) -> None:
     send(producer, topic)
-    leader = leader_of(cluster, topic)
+    leader = cluster.leader(topic)
     with cluster.faults.failing_disk(leader):
         assert send(producer, topic) == 1
-        eventually(lambda: leader_of(cluster, topic) != leader, wait_s=WAIT_S)
+        eventually(lambda: cluster.leader(topic) != leader, wait_s=WAIT_S)
     assert cluster.processes.is_running(leader)
 
 
 def test_a_torn_write_ends_the_node_in_the_middle_of_it(cluster: LabCluster, topic: str, producer: Producer) -> None:
     send(producer, topic)
-    leader, mark = leader_of(cluster, topic), cluster.timeline.mark()
+    leader, mark = cluster.leader(topic), cluster.timeline.mark()
     (segment,) = Path(cluster.root).glob(f"node-{leader}/data/{topic}-0/*.log")
     before = segment.stat().st_size
     with cluster.faults.torn_write(leader, after_bytes=30, path=topic):
@@ -276,19 +273,19 @@ def test_a_torn_write_ends_the_node_in_the_middle_of_it(cluster: LabCluster, top
 def test_a_clock_that_is_set_forward_stamps_records(cluster: LabCluster) -> None:
     topic = cluster.create_topic(configs={"message.timestamp.type": "LogAppendTime"})
     with (
-        cluster.faults.step_clock(leader_of(cluster, topic), 3600),
-        cluster.faults.step_clock(leader_of(cluster, topic), 3600),
+        cluster.faults.step_clock(cluster.leader(topic), 3600),
+        cluster.faults.step_clock(cluster.leader(topic), 3600),
         Producer(cluster.client_settings) as producer,
     ):
         stamp_ms = producer.send(topic, b"value", partition=0).result(WAIT_S).timestamp
     assert stamp_ms / 1000 - time.time() > 7000
-    assert cluster.control(leader_of(cluster, topic)).faults.clock_ahead_ms == 0
+    assert cluster.control(cluster.leader(topic)).faults.clock_ahead_ms == 0
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_node_that_is_gone_comes_back(cluster: LabCluster, topic: str, producer: Producer, how: str) -> None:
     send(producer, topic)
-    leader = leader_of(cluster, topic)
+    leader = cluster.leader(topic)
     fault: ActiveFault = getattr(cluster.faults, how)(leader)
     assert not cluster.processes.is_running(leader)
     assert send(producer, topic) == 1
@@ -298,7 +295,7 @@ def test_a_node_that_is_gone_comes_back(cluster: LabCluster, topic: str, produce
 
 
 def test_a_paused_node_goes_on(cluster: LabCluster, topic: str, producer: Producer) -> None:
-    leader = leader_of(cluster, topic)
+    leader = cluster.leader(topic)
     with cluster.faults.pause(leader):
         pending = producer.send(topic, b"held", partition=0)
         assert cluster.processes.status_of(leader).state == "paused"
@@ -306,7 +303,7 @@ def test_a_paused_node_goes_on(cluster: LabCluster, topic: str, producer: Produc
 
 
 def test_a_slow_node_still_works(cluster: LabCluster, topic: str, producer: Producer) -> None:
-    with cluster.faults.slow_cpu(leader_of(cluster, topic), share=0.2):
+    with cluster.faults.slow_cpu(cluster.leader(topic), share=0.2):
         assert send(producer, topic) == 0
 
 
@@ -374,10 +371,10 @@ def test_all_faults_end_together(cluster: LabCluster, topic: str, producer: Prod
 
 def test_faults_survive_a_restart_of_the_node(cluster: LabCluster, topic: str, producer: Producer) -> None:
     send(producer, topic)
-    leader = leader_of(cluster, topic)
+    leader = cluster.leader(topic)
     with cluster.faults.delay(leader, 0.1, client_id="app"):
         cluster.start_node(leader)
-        if leader_of(cluster, topic) != leader:
+        if cluster.leader(topic) != leader:
             cluster.situations.leader_moved(topic, to=leader)
         send(producer, topic)
         assert elapsed_s(lambda: send(producer, topic)) >= 0.2

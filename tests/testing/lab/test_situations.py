@@ -11,11 +11,13 @@ import pytest
 
 from fenceline.client import Consumer, LogTruncationError, Producer, TopicPartition
 from fenceline.client.core.errors import OffsetOutOfRangeError
-from fenceline.errors import FencelineError, PeerError
+from fenceline.errors import ErrorCode, FencelineError
+from fenceline.local_cluster.probe import ask_node
 from fenceline.testing.lab.cluster import LabCluster
 from fenceline.testing.lab.situations import SituationImpossible
 from fenceline.testing.waiting import eventually
-from tests.testing.lab.conftest import leader_of
+from fenceline.wire.apis import ApiKey
+from tests.testing.lab.conftest import isr_of
 
 WAIT_S = 30
 
@@ -67,7 +69,7 @@ def test_an_unclean_election_loses_what_it_says(cluster: LabCluster, topic: str)
         assert [record.offset for record in made.lost] == [3, 4, 5, 6, 7]
         assert made.divergent_offset == 3
         assert made.new_epoch > made.old_epoch
-        assert leader_of(cluster, topic) == made.new_leader != made.old_leader
+        assert cluster.leader(topic) == made.new_leader != made.old_leader
         # A replica that was killed may not have written down how far records were committed.
         assert {receipt.loss_class for receipt in made.receipts} <= {"committed", "maybe_acknowledged"}
         assert {receipt.replica for receipt in made.receipts} == set(cluster.nodes) - {made.new_leader}
@@ -127,17 +129,17 @@ def test_a_topic_that_there_is_not(cluster: LabCluster) -> None:
 def test_an_isolated_leader_acknowledges_what_is_lost(cluster: LabCluster, topic: str) -> None:
     made = cluster.situations.isolated_leader(topic)
     assert made.new_epoch > made.epoch
-    assert leader_of(cluster, topic) == made.new_leader
+    assert cluster.leader(topic) == made.new_leader
     made.fault.undo()
     eventually(
-        lambda: made.node in cluster.admin.metadata([topic]).topics[topic].partitions[0].isr,
+        lambda: made.node in isr_of(cluster, topic),
         "it follows",
         wait_s=WAIT_S,
     )
 
 
 def test_a_leader_moves(cluster: LabCluster, topic: str) -> None:
-    before = leader_of(cluster, topic)
+    before = cluster.leader(topic)
     other = next(node for node in cluster.nodes if node != before)
     assert cluster.situations.leader_moved(topic, to=other).leader == other
     with pytest.raises(SituationImpossible, match="cannot become the leader"):
@@ -156,11 +158,17 @@ def test_a_broker_with_old_metadata_does_not_know_the_epoch(cluster: LabCluster,
     write(cluster, topic, 1)
     made = cluster.situations.lagging_broker(topic)
     assert made.epoch > made.known_epoch
-    tp = TopicPartition(topic, 0)
-    with pytest.raises(PeerError, match=r"UNKNOWN_LEADER_EPOCH|NOT_LEADER_OR_FOLLOWER"):
-        cluster.admin.offsets_for_leader_epoch({tp: (made.known_epoch, made.epoch)}, timeout_ms=300)
+    asked = {"partition": 0, "current_leader_epoch": made.epoch, "leader_epoch": made.known_epoch}
+    place = next(each for each in cluster.processes.layout.brokers if each.node_id == made.node)
+
+    def code() -> ErrorCode:
+        fields = {"replica_id": -1, "topics": [{"topic": topic, "partitions": [asked]}]}
+        answer = ask_node(place.port or 0, ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, fields, 5, None)
+        return ErrorCode(answer.topics[0].partitions[0].error_code)
+
+    assert code() is ErrorCode.UNKNOWN_LEADER_EPOCH
     made.fault.undo()
-    eventually(lambda: cluster.admin.offsets_for_leader_epoch({tp: (made.known_epoch, made.epoch)}), wait_s=WAIT_S)
+    eventually(lambda: code() is not ErrorCode.UNKNOWN_LEADER_EPOCH, wait_s=WAIT_S)
 
 
 # --- topics -----------------------------------------------------------------------------------------------------------
@@ -376,7 +384,7 @@ def test_the_disk_of_a_leader_is_full(cluster: LabCluster, topic: str) -> None:
     fault = cluster.situations.full_disk(topic)
     with Producer(cluster.client_settings) as producer:
         pending = producer.send(topic, b"value", partition=0)
-        leader = leader_of(cluster, topic)
+        leader = cluster.leader(topic)
         eventually(lambda: "no space left" in cluster.log(leader), wait_s=WAIT_S)
         assert not pending.done()
         fault.undo()

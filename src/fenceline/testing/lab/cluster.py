@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -57,6 +58,17 @@ QUICK_PROPERTIES: Final[Mapping[str, str]] = {
 }
 """Timeouts and sizes for tests; `properties` of a cluster win over them."""
 _names: Final = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """A partition as a broker knows it, at an offset of the metadata log. `leader` is -1 without one."""
+
+    known_at: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
 
 
 class LabCluster:
@@ -256,6 +268,28 @@ class LabCluster:
     def delete_topic(self, name: str) -> None:
         """Delete a topic. Raises PeerError."""
         self.admin.delete_topics([name])
+
+    def partition(self, topic: str, partition: int = 0) -> PartitionState | None:
+        """The newest state of a partition that a running broker knows; None if none knows it. Not affected by faults of
+        the network."""
+        states: list[PartitionState] = []
+        for node in self.broker_ids:
+            if self.processes.status_of(node).state != "running":
+                continue
+            with contextlib.suppress(OperatorError):  # it ends meanwhile
+                found = self.control(node).do("partition", topic=topic, partition=partition)["state"]
+                if found is not None:
+                    states.append(
+                        PartitionState(**{**found, "replicas": tuple(found["replicas"]), "isr": tuple(found["isr"])})
+                    )
+        return max(states, key=lambda state: state.known_at, default=None)
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """The node that leads a partition; -1 without a leader. Raises OperatorError if there is no such partition."""
+        found = self.partition(topic, partition)
+        if found is None:
+            raise OperatorError(f"There is no partition {topic}-{partition}", "Create the topic first: create_topic().")
+        return found.leader
 
     # --- losses ---------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
     from fenceline.testing.lab.cluster import LabCluster
+    from fenceline.testing.lab.control import NodeControl
 
 Direction = Literal["both", "in", "out"]
 Peer = int | Literal["clients", "nodes", ""]
@@ -224,7 +225,7 @@ class ClusterFaults:
         """The node forgets its connections, and the peers do not know: what they send is never answered. New
         connections work. At the end the old ones are reset."""
         chosen = asdict(LinkFault(0, _peer(peer), client_id))
-        count = self._cluster.control(node).do("forget", link=chosen)["count"]
+        count = self._running_control(node).do("forget", link=chosen)["count"]
 
         def undo() -> None:
             with contextlib.suppress(OperatorError):  # they end with a node that is down
@@ -235,7 +236,7 @@ class ClusterFaults:
     def reset(self, node: int, *, peer: Peer = "clients", client_id: str | None = None) -> int:
         """Reset the present connections once; returns their number."""
         chosen = asdict(LinkFault(0, _peer(peer), client_id))
-        count = int(self._cluster.control(node).do("reset", link=chosen)["count"])
+        count = int(self._running_control(node).do("reset", link=chosen)["count"])
         self._cluster.timeline.add("connections reset", node, count=count, peer=peer or None, client_id=client_id)
         return count
 
@@ -393,7 +394,7 @@ class ClusterFaults:
         with contextlib.suppress(OperatorError):  # it was killed meanwhile
             self._cluster.processes.resume(node)
 
-    def _running_control(self, node: int) -> Any:
+    def _running_control(self, node: int) -> NodeControl:
         self._cluster.processes.running(node)
         return self._cluster.control(node)
 

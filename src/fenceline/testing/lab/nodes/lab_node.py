@@ -139,7 +139,25 @@ class _LabNode:
                 return {}
             case "clients":
                 return {"clients": links.clients()}
+            case "partition":
+                return {"state": self._partition(str(order["topic"]), int(order["partition"]))}
         raise ValueError(f"unknown order {order!r}")
+
+    def _partition(self, topic: str, partition: int) -> dict[str, Any] | None:
+        """What this broker knows of a partition; None if it does not know it."""
+        if self.broker is None:
+            return None
+        image = self.broker.image
+        found = image.partition(topic, partition)
+        if found is None:
+            return None
+        return {
+            "known_at": image.offset,
+            "leader": found.leader,
+            "leader_epoch": found.leader_epoch,
+            "replicas": found.replicas,
+            "isr": found.isr,
+        }
 
     def _tore(self, path: str, size_bytes: int) -> None:
         self.channel.event("torn write", path=path, written_bytes=size_bytes)

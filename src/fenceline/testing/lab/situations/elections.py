@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 from fenceline.client import ConsumerRecord, LossReceipt, TopicPartition
 from fenceline.client.admin.leadership import ElectionKind
 from fenceline.errors import FencelineError
-from fenceline.testing.lab.fault_state import BROKERS, LinkFault
+from fenceline.testing.lab.fault_state import BROKERS, CONTROLLERS, LinkFault
 from fenceline.testing.lab.faults import ActiveFault
 from fenceline.testing.lab.situations.common import WAIT_S, SituationBase, SituationImpossible, values_of
 from fenceline.testing.waiting import eventually
 
 if TYPE_CHECKING:
-    from fenceline.client.core.metadata import PartitionMetadata
+    from fenceline.testing.lab.cluster import PartitionState
 
 _HOLD: Final = -1
 """The id of the laboratory's own faults of the network: they are no faults of the test."""
@@ -127,7 +127,7 @@ class ElectionSituations(SituationBase):
             held.append(other)
         old_epoch = self._partition(topic, partition).leader_epoch
         self._kill(old)
-        after = self._elect(topic, partition, survivor)
+        after = self._elect_uncleanly(topic, partition, survivor)
         self._release(held)
         written = tuple(self._write(topic, partition, values_of("new", then_write))) if then_write else ()
         self._cluster.start_node(old)
@@ -165,7 +165,7 @@ class ElectionSituations(SituationBase):
             topic, partition, before.leader, before.leader_epoch, after.leader, after.leader_epoch, fault
         )
 
-    def leader_moved(self, topic: str, partition: int = 0, *, to: int | None = None) -> PartitionMetadata:
+    def leader_moved(self, topic: str, partition: int = 0, *, to: int | None = None) -> PartitionState:
         """A clean change of the leader, to another replica in sync. Epochs that clients know are stale then."""
         before = self._with_replicas(topic, partition, 2)
         if to is not None and (to not in before.replicas or to == before.leader):
@@ -212,28 +212,31 @@ class ElectionSituations(SituationBase):
         return fault
 
     def lagging_broker(self, topic: str, partition: int = 0) -> LaggingBroker:
-        """The leader does not hear from the controllers, and clients hear of a newer leader epoch from other brokers:
-        requests with that epoch get UNKNOWN_LEADER_EPOCH from it."""
+        """A broker becomes the leader and does not hear of it, and clients do: requests with the new epoch get
+        UNKNOWN_LEADER_EPOCH from it. When its session ends (`broker.session.timeout.ms`), another one is elected."""
         before = self._with_replicas(topic, partition, 2)
-        node = next((each for each in before.isr if each != before.leader), None)
-        if node is None or len(self._cluster.nodes) < 3:
+        controller = self._controller()
+        if len(self._cluster.nodes) < 3 or not set(before.replicas) - {before.leader, controller}:
             raise SituationImpossible(
-                f"{topic}-{partition} has no replica in sync that could lead and lag", "Use three nodes and replicas."
+                f"No replica of {topic}-{partition} could lead and lag: the replicas are {list(before.replicas)}, node"
+                f" {before.leader} leads, and node {controller} is the controller",
+                "Use three nodes and three replicas.",
             )
-        control = self._cluster.control(node)
-        hold = LinkFault(0, listener="controllers", holds_incoming=True, holds_outgoing=True)
-        fault = self._cluster.faults.links(f"metadata of node {node} lags", node, [hold])
-        assert control.faults.links, "the fault is in force"
-        order = [node, *(each for each in before.replicas if each != node)]
+        ready = self._await_partition(
+            topic, partition, lambda it: bool(set(it.isr) - {it.leader, controller}), "another replica is in sync"
+        )
+        node = next(each for each in ready.isr if each not in (ready.leader, controller))
         tp = TopicPartition(topic, partition)
-        self._cluster.admin.reassign_partitions({tp: order})
-        self._cluster.admin.elect_leaders([tp])
+        self._order_replicas(tp, [node, *(each for each in before.replicas if each != node)])
+        hold = LinkFault(0, listener=CONTROLLERS, holds_incoming=True, holds_outgoing=True)
+        fault = self._cluster.faults.links("lagging metadata", node, [hold])
+        self._elect(tp, via=controller)
         after = self._await_partition(topic, partition, lambda it: it.leader == node, f"node {node} leads")
         return LaggingBroker(topic, partition, node, before.leader_epoch, after.leader_epoch, fault)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _with_replicas(self, topic: str, partition: int, count: int) -> PartitionMetadata:
+    def _with_replicas(self, topic: str, partition: int, count: int) -> PartitionState:
         found = self._partition(topic, partition)
         if len(found.replicas) < count:
             raise SituationImpossible(
@@ -242,7 +245,7 @@ class ElectionSituations(SituationBase):
             )
         return self._await_partition(topic, partition, lambda it: it.leader >= 0, "it has a leader")
 
-    def _losable(self, topic: str, partition: int) -> PartitionMetadata:
+    def _losable(self, topic: str, partition: int) -> PartitionState:
         found = self._with_replicas(topic, partition, 2)
         needed = int(self._config(topic, "min.insync.replicas") or "1")
         if needed > len(found.replicas) - 1:
@@ -263,7 +266,7 @@ class ElectionSituations(SituationBase):
     def _is_voter(self, node: int) -> bool:
         return any(each.is_controller for each in self._cluster.processes.layout.nodes if each.node_id == node)
 
-    def _survivor(self, found: PartitionMetadata) -> int:
+    def _survivor(self, found: PartitionState) -> int:
         """The first replica that does not lead: an unclean election takes the first that is alive."""
         return next(node for node in found.replicas if node != found.leader)
 
@@ -283,31 +286,31 @@ class ElectionSituations(SituationBase):
             control = self._cluster.control(node)
             control.set(control.faults.without(_HOLD))
 
-    def _elect(self, topic: str, partition: int, node: int) -> PartitionMetadata:
+    def _elect_uncleanly(self, topic: str, partition: int, node: int) -> PartitionState:
         tp = TopicPartition(topic, partition)
 
-        def elected() -> PartitionMetadata | None:
-            self._cluster.admin.elect_leaders([tp], ElectionKind.UNCLEAN, timeout_ms=5000)
+        def elected() -> PartitionState | None:
+            self._elect(tp, ElectionKind.UNCLEAN)
             found = self._partition(topic, partition)
             return found if found.leader == node else None
 
         return eventually(elected, f"node {node} is elected uncleanly for {topic}-{partition}", wait_s=WAIT_S)
 
-    def _move(self, topic: str, partition: int, node: int) -> PartitionMetadata:
+    def _move(self, topic: str, partition: int, node: int) -> PartitionState:
         tp = TopicPartition(topic, partition)
         found = self._partition(topic, partition)
-        self._cluster.admin.reassign_partitions({tp: [node, *(each for each in found.replicas if each != node)]})
-        self._cluster.admin.elect_leaders([tp])
+        self._order_replicas(tp, [node, *(each for each in found.replicas if each != node)])
+        self._elect(tp)
         return self._await_partition(topic, partition, lambda it: it.leader == node, f"node {node} leads")
 
     def _await_out_of_isr(self, topic: str, partition: int, node: int) -> None:
         self._await_partition(topic, partition, lambda it: node not in it.isr, f"node {node} is out of the ISR")
 
-    def _await_partition_elsewhere(self, topic: str, partition: int, node: int) -> PartitionMetadata:
+    def _await_partition_elsewhere(self, topic: str, partition: int, node: int) -> PartitionState:
         return self._await_partition(topic, partition, lambda it: it.leader not in (-1, node), "another one leads")
 
     def _lost(
-        self, before: PartitionMetadata, where: TopicPartition, offsets: tuple[int, int], known: Set[str]
+        self, before: PartitionState, where: TopicPartition, offsets: tuple[int, int], known: Set[str]
     ) -> tuple[tuple[LossReceipt, ...], tuple[LostRecord, ...]]:
         """The receipts of the range that was lost, of all replicas that had it, and its records, from the evidence of
         one of them."""

@@ -72,8 +72,8 @@ class GroupSituations(SituationBase):
             )
         tp = TopicPartition(CONSUMER_OFFSETS_TOPIC, partition)
         order = [others[0], *(node for node in before.replicas if node != others[0])]
-        self._cluster.admin.reassign_partitions({tp: order})
-        self._cluster.admin.elect_leaders([tp])
+        self._order_replicas(tp, order)
+        self._elect(tp)
         self._await_partition(CONSUMER_OFFSETS_TOPIC, partition, lambda it: it.leader == others[0], "it has moved")
         self._note("coordinator moved", group=group, old=before.leader, new=others[0])
         return CoordinatorMoved(group, before.leader, others[0])
