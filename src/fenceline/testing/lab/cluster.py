@@ -12,11 +12,10 @@ relays bytes between an application and the nodes.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -26,6 +25,7 @@ from fenceline.local_cluster.cluster import LocalCluster, NodeEnded
 from fenceline.local_cluster.layout import NodePlace
 from fenceline.local_cluster.process import ChildProcess
 from fenceline.local_cluster.secured import ADMIN, MECHANISM
+from fenceline.testing.kafka_helpers import KafkaHelpers, text_of
 from fenceline.testing.lab import forking
 from fenceline.testing.lab.control import NodeControl
 from fenceline.testing.lab.faults import ClusterFaults
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import IO
 
-    from fenceline.client import Admin, ConsumerRecord, LossReceipt, LostRecordsReader
+    from fenceline.client import ConsumerRecord, LossReceipt, LostRecordsReader
     from fenceline.testing.lab.situations import Situations
 
 READY_WAIT_S: Final = 60.0
@@ -57,7 +57,6 @@ QUICK_PROPERTIES: Final[Mapping[str, str]] = {
     "log.segment.delete.delay.ms": "100",
 }
 """Timeouts and sizes for tests; `properties` of a cluster win over them."""
-_names: Final = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class PartitionState:
     isr: tuple[int, ...]
 
 
-class LabCluster:
+class LabCluster(KafkaHelpers):
     """Nodes 1 to N, which are brokers and controllers, unless `controllers` adds nodes for that role.
 
     `properties` are of every node, as in Kafka's server.properties; `QUICK_PROPERTIES` are below them, and with
@@ -97,7 +96,7 @@ class LabCluster:
         self._knowing: dict[str, set[int]] = {}
         """By new topic, the brokers that have reported it."""
         self.faults = ClusterFaults(self)
-        given = {key: _text(value) for key, value in (properties or {}).items()}
+        given = {key: text_of(value) for key, value in (properties or {}).items()}
         base = dict(QUICK_PROPERTIES) if quick else {}
         base["unclean.leader.election.enable"] = "false"
         self.processes = LocalCluster(
@@ -111,7 +110,6 @@ class LabCluster:
             on_end=self._node_ended,
             spawn=self._spawn,
         )
-        self._admin: Admin | None = None
         self._receipts: LostRecordsReader | None = None
         self._situations: Situations | None = None
 
@@ -130,11 +128,11 @@ class LabCluster:
     def close(self) -> None:
         """Kill the nodes, and remove the folder if it is temporary. May be called twice."""
         self.faults.forget_all()
-        for client in (self._admin, self._receipts):
-            if client is not None:
-                with contextlib.suppress(OperatorError, OSError):
-                    client.close()
-        self._admin = self._receipts = None
+        self._close_clients()
+        if self._receipts is not None:
+            with contextlib.suppress(OperatorError, OSError):
+                self._receipts.close()
+            self._receipts = None
         self.processes.close()
 
     def __enter__(self) -> Self:
@@ -180,15 +178,6 @@ class LabCluster:
     def root(self) -> Path:
         """The folder of the cluster; each node has `node-N` with `node.log` and `data`."""
         return self.processes.root
-
-    @property
-    def admin(self) -> Admin:
-        """A client of the cluster, for any thread. Not affected by faults of clients with a client id of their own."""
-        if self._admin is None:
-            from fenceline.client import Admin
-
-            self._admin = Admin(self.client_settings, **{"client.id": "fenceline-lab"})
-        return self._admin
 
     @property
     def situations(self) -> Situations:
@@ -238,36 +227,15 @@ class LabCluster:
 
     # --- topics ---------------------------------------------------------------------------------------------------
 
-    def create_topic(
-        self,
-        name: str | None = None,
-        *,
-        partitions: int = 1,
-        replication_factor: int | None = None,
-        configs: Mapping[str, Any] | None = None,
-        assignments: Mapping[int, Sequence[int]] | None = None,
-    ) -> str:
-        """Create a topic, and wait until every broker knows it; returns its name, which is new if none is given.
-
-        All brokers, but at most three, have replicas, unless it is said otherwise. Raises PeerError."""
-        from fenceline.client import NewTopic
-
-        name = unique_name() if name is None else name
-        texts = {key: _text(value) for key, value in (configs or {}).items()}
-        if assignments is not None:
-            wanted = NewTopic(
-                name, assignments={each: list(found) for each, found in assignments.items()}, configs=texts
-            )
-        else:
-            factor = min(3, len(self.broker_ids)) if replication_factor is None else replication_factor
-            wanted = NewTopic(name, num_partitions=partitions, replication_factor=factor, configs=texts)
-        self.admin.create_topics([wanted])
+    def create_topic(self, name: str | None = None, **options: Any) -> str:
+        """As `KafkaHelpers.create_topic`; waits until every broker knows the topic. All brokers, but at most three,
+        have replicas, unless it is said otherwise. Raises PeerError."""
+        name = super().create_topic(name, **options)
         self._await_known(name)
         return name
 
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic. Raises PeerError."""
-        self.admin.delete_topics([name])
+    def _replication_factor(self) -> int:
+        return min(3, len(self.broker_ids))
 
     def partition(self, topic: str, partition: int = 0) -> PartitionState | None:
         """The newest state of a partition that a running broker knows; None if none knows it. Not affected by faults of
@@ -293,27 +261,37 @@ class LabCluster:
 
     # --- losses ---------------------------------------------------------------------------------------------------
 
-    def losses(self, topic: str | None = None, *, wait_s: float = 0.0) -> list[LossReceipt]:
-        """The loss receipts of the cluster, or of a topic, oldest first; waits up to `wait_s` for the first one."""
+    def losses(
+        self, topic: str | None = None, *, wait_s: float = 0.0, timeout_s: float | None = None
+    ) -> list[LossReceipt]:
+        """The loss receipts of the cluster, or of a topic, oldest first; waits up to `wait_s` for the first one.
+
+        `timeout_s`: of one request. Raises PeerError, OperatorError."""
         ends_s = time.monotonic() + wait_s
-        while True:
-            found = [each for each in self._reader().receipts() if topic in (None, each.topic)]
-            if found or time.monotonic() >= ends_s:
-                return found
-            time.sleep(0.02)
+        with self._reader(timeout_s) as reader:
+            while True:
+                found = [each for each in reader.receipts() if topic in (None, each.topic)]
+                if found or time.monotonic() >= ends_s:
+                    return found
+                time.sleep(0.02)
 
     def lost_records(self, receipt: LossReceipt) -> list[ConsumerRecord]:
         """The records that a receipt is about, from the evidence. Raises OperatorError if there is none."""
-        return [record for piece in self._reader().read(receipt, arrow=False) for record in piece]
+        with self._reader() as reader:
+            return [record for piece in reader.read(receipt, arrow=False) for record in piece]
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _reader(self) -> LostRecordsReader:
-        if self._receipts is None:
-            from fenceline.client import LostRecordsReader
+    def _reader(self, timeout_s: float | None = None) -> AbstractContextManager[LostRecordsReader]:
+        """The reader of receipts and evidence; with a timeout, one of its own, which is closed at the end."""
+        from fenceline.client import LostRecordsReader
 
+        if timeout_s is not None:
+            limit = {"default.api.timeout.ms": round(timeout_s * 1000), "request.timeout.ms": round(timeout_s * 1000)}
+            return LostRecordsReader(self.client_settings, **{"client.id": "fenceline-lab", **limit})
+        if self._receipts is None:
             self._receipts = LostRecordsReader(self.client_settings, **{"client.id": "fenceline-lab"})
-        return self._receipts
+        return contextlib.nullcontext(self._receipts)
 
     def _control(self, node: int) -> NodeControl:
         found = self._controls.get(node)
@@ -353,12 +331,3 @@ class LabCluster:
     def _node_ended(self, ended: NodeEnded) -> None:
         if not ended.was_wanted:
             self.timeline.add("died", ended.node, exit_code=ended.exit_code)
-
-
-def unique_name(prefix: str = "t") -> str:
-    """A name that no other topic has, in any process that shares a cluster."""
-    return f"{prefix}-{os.getpid()}-{next(_names)}-{time.time_ns() & 0xFFFFFF:06x}"
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
