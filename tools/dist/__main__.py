@@ -68,17 +68,19 @@ def main() -> int:
     options.add_argument("--only", action="append", metavar="3.12", help="only this Python; may be repeated")
     options.add_argument("--target", default="", metavar="TEXT", help="only platforms with this text in their name")
     options.add_argument("--no-checks", action="store_true", help="build, and install nothing")
+    options.add_argument("--no-demo", action="store_true", help="do not install Spark, and do not run the demo")
     given = options.parse_args()
     pythons = {name: each for name, each in find_pythons().items() if given.only is None or name in given.only}
     print("Pythons found: " + (", ".join(f"{each.name} ({each.executable})" for each in pythons.values()) or "none"))
     shutil.rmtree(DIST, ignore_errors=True)
     summary = Summary()
-    archives = _build(summary, pythons, [target for target in TARGETS if given.target in target.name])
+    releases = given.only or sorted({*WANTED, *pythons}, key=lambda text: [int(part) for part in text.split(".")])
+    archives = _build(summary, pythons, releases, [target for target in TARGETS if given.target in target.name])
     if archives is None:
         return 1
     if not given.no_checks:
-        _try(summary, list(pythons.values()), archives)
-    print(f"\n{summary.table()}\n\nThe archives are in {DIST.name}/.")
+        _try(summary, list(pythons.values()), archives, with_demo=not given.no_demo)
+    print(f"\n{summary.table()}\n\nThe archives are in {DIST}.")
     return int(summary.has_failed)
 
 
@@ -96,7 +98,9 @@ class Archives:
         return self.compiled.get(python.release, self.pure)
 
 
-def _build(summary: Summary, pythons: dict[str, Python], targets: list[Target]) -> Archives | None:
+def _build(
+    summary: Summary, pythons: dict[str, Python], releases: list[str], targets: list[Target]
+) -> Archives | None:
     print("Building:")
     built: dict[str, Path] = {}
 
@@ -113,21 +117,23 @@ def _build(summary: Summary, pythons: dict[str, Python], targets: list[Target]) 
     if not step("wheel any platform", partial(build.build_pure_wheel, source)):
         return None
     compiled: dict[str, Path] = {}
-    for release in sorted({*WANTED, *pythons}, key=lambda text: tuple(map(int, text.split(".")))):
+    for release in releases:
+        python = pythons.get(release)
+        if python is None:
+            summary.add(f"wheels {release}", "not built", "this Python was not found: on PATH, of pyenv or uv, in PYTHONS")
+            continue
+        if python.headers is None:
+            summary.add(f"wheels {release}", "not built", f"the C headers of Python {python.name} are not installed")
+            continue
         for target in targets:
             what = f"wheel {release} {target.name}"
-            python = pythons.get(release)
-            if python is None:
-                summary.add(what, "not built", f"no Python {release} found (on PATH, of pyenv or uv, in PYTHONS)")
-            elif python.headers is None:
-                summary.add(what, "not built", f"the C headers of Python {python.name} are not installed")
-            elif step(what, partial(build.build_wheel, source, python, target)) and target.is_here:
+            if step(what, partial(build.build_wheel, source, python, target)) and target.is_here:
                 compiled[release] = built[what]
     summary.step("descriptions", build.check_descriptions)
     return Archives(source, built["wheel any platform"], compiled, build.version_of(source))
 
 
-def _try(summary: Summary, pythons: list[Python], archives: Archives) -> None:
+def _try(summary: Summary, pythons: list[Python], archives: Archives, *, with_demo: bool) -> None:
     print("Trying:")
     if not pythons:
         summary.add("installations", "skipped", "no Python found")
@@ -141,7 +147,8 @@ def _try(summary: Summary, pythons: list[Python], archives: Archives) -> None:
     summary.step(f"source archive in Python {newest.release}", partial(_try_source, newest, archives))
     for extra in ("client", "arrow"):
         summary.step(f"fenceline[{extra}]", partial(_try_extra, newest, archives, extra))
-    summary.step(f"fenceline[spark] and demo in Python {newest.release}", partial(_try_spark, newest, archives))
+    if with_demo:
+        summary.step(f"fenceline[spark] and demo in Python {newest.release}", partial(_try_spark, newest, archives))
     summary.step("testing examples", partial(installed.check_examples, newest, archives.best(newest)))
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-CACHE: Final = ROOT / ".cache" / "dist"
-DIST: Final = ROOT / "dist"
+CACHE: Final = Path(os.environ.get("DIST_CACHE", ROOT / ".cache" / "dist"))
+DIST: Final = Path(os.environ.get("DIST_FOLDER", ROOT / "dist"))
 LOGS: Final = CACHE / "logs"
 _NETWORK: Final = re.compile(
     r"dns error|error sending request|failed to fetch|Could not connect|Connection refused|timed out|Max retries"
@@ -87,4 +87,4 @@ def _reason(text: str) -> str:
 
 
 def _short(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)

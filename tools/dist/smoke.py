@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import select
@@ -117,7 +118,7 @@ def check_node(folder: Path, *, arrow: bool) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("--version", required=True)
+    options.add_argument("--version", default=importlib.metadata.version("fenceline"))
     options.add_argument("--compiled", action="store_true")
     options.add_argument("--arrow", action="store_true", help="pyarrow is installed")
     given = options.parse_args()
