@@ -146,6 +146,7 @@ lint: setup  ## check formatting, lint, types and import contracts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy -p tools.dist
 	@$(BIN)/lint-imports
 
 audit: setup  ## look for known vulnerabilities of the locked dependencies; without network nothing is checked

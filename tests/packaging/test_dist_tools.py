@@ -171,10 +171,9 @@ def test_a_failure_has_a_reason_and_a_log(logs: Path, printed: str, reason: str)
 def test_a_step_sees_none_of_our_settings(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENCELINE_PURE_PYTHON", "1")
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    printed = commands.run("env", ["env"], environment={"FENCELINE_LOG_DIRS": "here"})
-    assert [line for line in printed.splitlines() if line.startswith(("FENCELINE_", "PYTHONPATH"))] == [
-        "FENCELINE_LOG_DIRS=here"
-    ]
+    printed = commands.run("env", ["env"], environment={"FENCELINE_LOG_DIRS": "here"}).splitlines()
+    assert [each for each in printed if each.startswith(("FENCELINE_", "PYTHONPATH"))] == ["FENCELINE_LOG_DIRS=here"]
+    assert "UV_PYTHON_DOWNLOADS=never" in printed
 
 
 def test_nothing_that_a_step_started_lives_longer(logs: Path) -> None:

@@ -130,6 +130,7 @@ def _build(
             if step(what, partial(build.build_wheel, source, python, target)) and target.is_here:
                 compiled[release] = built[what]
     summary.step("descriptions", build.check_descriptions)
+    summary.step("dependencies", partial(build.uncompiled_dependencies, built["wheel any platform"], releases, targets))
     return Archives(source, built["wheel any platform"], compiled, build.version_of(source))
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ _SOURCES: Final = (
     "CHANGELOG.md", "Containerfile", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "docs", "packaging",
     "pyproject.toml", "setup.py", "src",
 )  # fmt: skip
+_WITHOUT_WHEEL: Final = re.compile(r"([a-z0-9._-]+)==\S+ has no (?:usable )?wheels")
 _NOT_SOURCES: Final = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", "*.c")
 
 
@@ -89,6 +91,38 @@ def build_wheel(archive: Path, python: Python, target: Target) -> Path:
 def check_descriptions() -> None:
     """Whether a package index accepts and shows the descriptions of all archives. Raises StepFailed."""
     run("check descriptions", [tool("twine"), "check", "--strict", *sorted(DIST.glob("fenceline-*"))])
+
+
+def compiled_by_pip(wheel: Path, release: str, target: Target) -> list[str]:
+    """The dependencies that have no wheel for this Python and platform: pip compiles them, which needs a compiler."""
+    folder = CACHE / "dependencies"
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted, left_out = folder / "wanted.in", folder / "left-out.in"
+    wanted.write_text(f"fenceline @ {wheel.as_uri()}\n")
+    found: list[str] = []
+    while True:
+        left_out.write_text("".join(f'{name}; python_version < "3"\n' for name in found))
+        options = ["--only-binary", ":all:", "--python-version", release, "--python-platform", target.index_platform]
+        try:
+            run(f"dependencies {release} {target.name}", [uv(), "pip", "compile", *options, "--override", left_out, wanted])
+        except StepFailed as error:
+            missing = _WITHOUT_WHEEL.search(error.output)
+            if missing is None or missing[1] in found:
+                raise
+            found.append(missing[1])
+        else:
+            return found
+
+
+def uncompiled_dependencies(wheel: Path, releases: Sequence[str], targets: Sequence[Target]) -> str:
+    """For which Pythons and platforms pip has to compile a dependency, in words."""
+    found = {(release, target.name): compiled_by_pip(wheel, release, target) for release in releases for target in targets}
+    by_release = {
+        release: sorted({name for (each, _), names in found.items() if each == release for name in names})
+        for release in releases
+    }
+    lacking = [f"{', '.join(names)} for {release}" for release, names in by_release.items() if names]
+    return f"wheels of all but: {'; '.join(lacking)}: pip compiles these" if lacking else "wheels of all"
 
 
 def uv() -> Path:

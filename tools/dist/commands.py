@@ -24,7 +24,11 @@ _NOT_INHERITED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "FENCELINE_"
 
 
 class StepFailed(Exception):
-    """A step of the build or of a check failed; the text is one line."""
+    """A step of the build or of a check failed; the text is one line. `output` is what its command printed."""
+
+    def __init__(self, reason: str, output: str = "") -> None:
+        super().__init__(reason)
+        self.output = output
 
 
 def run(
@@ -44,7 +48,7 @@ def run(
             process = subprocess.Popen(
                 [str(part) for part in command],
                 cwd=cwd,
-                env={**kept, **(environment or {})},
+                env={**kept, "UV_PYTHON_DOWNLOADS": "never", **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -60,7 +64,7 @@ def run(
             _end_group(process)
     text = log.read_text(errors="replace")
     if code:
-        raise StepFailed(f"{_reason(text)} (see {_short(log)})")
+        raise StepFailed(f"{_reason(text)} (see {_short(log)})", text)
     return text
 
 

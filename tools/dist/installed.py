@@ -42,7 +42,7 @@ def installed(name: str, python: Python, archive: Path, extra: str = "", more: t
     try:
         executable = folder / "bin" / "python"
         wanted = f"fenceline[{extra}] @ {archive.as_uri()}" if extra else str(archive)
-        options = ["--compile-bytecode", "--refresh-package", "fenceline", "--python", executable]
+        options: list[str | Path] = ["--compile-bytecode", "--refresh-package", "fenceline", "--python", executable]
         run(f"install {name}", [uv(), "pip", "install", *options, wanted, *more])
         yield Installation(name, executable, _size_mb(folder))
     finally:

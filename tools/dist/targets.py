@@ -28,6 +28,11 @@ class Target:
         return (self.libc, self.machine) == (here, os.uname().machine)
 
     @property
+    def index_platform(self) -> str:
+        """The platform as uv names it. cryptography has no wheels for a glibc older than 2.28."""
+        return f"{self.machine}-{'manylinux_2_28' if self.libc == 'glibc' else 'unknown-linux-musl'}"
+
+    @property
     def build_platform(self) -> str:
         """What setuptools takes for the platform of the build."""
         return f"linux-{self.machine}"

@@ -54,7 +54,7 @@ def _check_module(name: str, module: ELFFile, target: Target) -> None:
     if module["e_machine"] != _MACHINES[target.machine]:
         raise StepFailed(f"{name} is for {module['e_machine']}")
     libraries = {
-        tag.needed
+        str(vars(tag)["needed"])
         for section in module.iter_sections()
         if isinstance(section, DynamicSection)
         for tag in section.iter_tags()
