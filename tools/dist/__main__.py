@@ -146,7 +146,7 @@ def _try(summary: Summary, pythons: list[Python], archives: Archives, *, with_de
         what = f"wheel any platform in Python {newest.release}"
         summary.step(what, partial(_try_base, newest, archives.pure, archives))
     summary.step(f"source archive in Python {newest.release}", partial(_try_source, newest, archives))
-    for extra in ("client", "arrow"):
+    for extra in ("client", "testing", "arrow"):
         summary.step(f"fenceline[{extra}]", partial(_try_extra, newest, archives, extra))
     if with_demo:
         summary.step(f"fenceline[spark] and demo in Python {newest.release}", partial(_try_spark, newest, archives))
@@ -172,7 +172,7 @@ def _try_source(python: Python, archives: Archives) -> str:
 def _try_extra(python: Python, archives: Archives, extra: str) -> str:
     archive, with_arrow = archives.best(python), extra == "arrow"
     with installed.installed(extra, python, archive, extra) as installation:
-        if not with_arrow:
+        if extra == "client":
             installed.check_size(installation)
         installed.check_works(installation, archives.version, compiled=archive != archives.pure, arrow=with_arrow)
         return f"{installation.size_mb:.0f} MB on disk"

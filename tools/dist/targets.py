@@ -29,8 +29,8 @@ class Target:
 
     @property
     def index_platform(self) -> str:
-        """The platform as uv names it. cryptography has no wheels for a glibc older than 2.28."""
-        return f"{self.machine}-{'manylinux_2_28' if self.libc == 'glibc' else 'unknown-linux-musl'}"
+        """The platform as uv names it."""
+        return f"{self.machine}-{'manylinux_2_17' if self.libc == 'glibc' else 'unknown-linux-musl'}"
 
     @property
     def build_platform(self) -> str:
