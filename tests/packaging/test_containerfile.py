@@ -97,7 +97,7 @@ def copied() -> list[tuple[str, str]]:
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:
-    lines = (ROOT / ".containerignore").read_text().splitlines()
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
     included = {line[1:] for line in lines if line.startswith("!")}
     assert lines[1] == "*"
     for source, _ in copied():

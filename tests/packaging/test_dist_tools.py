@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 from tools.dist import commands, pythons
+from tools.dist.archives import check_source_archive, check_wheel
 from tools.dist.commands import StepFailed
 from tools.dist.targets import TARGETS, Target
-from tools.dist.wheels import check_wheel
 
 from fenceline.records import _kernel_py
 from tests.support.processes import is_alive
@@ -145,6 +146,22 @@ def test_a_wheel_for_all_platforms_has_no_module(tmp_path: Path) -> None:
     with_module = wheel(tmp_path, "fenceline-1-py3-none-any.whl", modules={"_kernel.x": b""})
     assert "is for one platform" in refusal(with_module, None)
     assert "is for one platform" in refusal(wheel(tmp_path, "fenceline-1-cp311-cp311-any.whl", modules={}), None)
+
+
+def test_a_source_archive_has_all_sources_and_nothing_that_was_made(tmp_path: Path) -> None:
+    written(tmp_path / "fenceline-1/LICENSE", "")
+    written(tmp_path / "fenceline-1/src/_kernel.pyx", "")
+    path = tmp_path / "fenceline-1.tar.gz"
+    with tarfile.open(path, "w:gz") as content:
+        content.add(tmp_path / "fenceline-1", "fenceline-1")
+    check_source_archive(path, {"LICENSE", "src/_kernel.pyx"})
+    with pytest.raises(StepFailed, match=r"lacks docs/install\.md: see MANIFEST\.in"):
+        check_source_archive(path, {"LICENSE", "docs/install.md"})
+    written(tmp_path / "fenceline-1/src/_kernel.c", "")
+    with tarfile.open(path, "w:gz") as content:
+        content.add(tmp_path / "fenceline-1", "fenceline-1")
+    with pytest.raises(StepFailed, match=r"has src/_kernel\.c"):
+        check_source_archive(path, {"LICENSE"})
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from typing import Final
 from tools.dist.commands import CACHE, DIST, ROOT, StepFailed, run, tool
 from tools.dist.pythons import Python
 from tools.dist.targets import Target
-from tools.dist.wheels import check_wheel
+from tools.dist.archives import check_source_archive, check_wheel
 
 _SOURCES: Final = (
-    "CHANGELOG.md", "Containerfile", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "docs", "packaging",
+    ".dockerignore", "CHANGELOG.md", "Containerfile", "LICENSE", "MANIFEST.in", "README.md", "docs", "packaging",
     "pyproject.toml", "setup.py", "src",
 )  # fmt: skip
 _WITHOUT_WHEEL: Final = re.compile(r"([a-z0-9._-]+)==\S+ has no (?:usable )?wheels")
@@ -40,9 +40,12 @@ def build_source_archive() -> Path:
             shutil.copytree(source, copy / name, ignore=_NOT_SOURCES)
         else:
             shutil.copy2(source, copy / name)
+    sources = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
     out = _empty(CACHE / "sdist")
     run("build source archive", [uv(), "build", "--sdist", "--out-dir", out, "--python", sys.executable, copy])
-    return _publish(next(out.glob("*.tar.gz")))
+    archive = next(out.glob("*.tar.gz"))
+    check_source_archive(archive, sources)
+    return _publish(archive)
 
 
 def build_pure_wheel(archive: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What must be in a wheel, and what the modules in it may need.
+"""What must be in an archive, and what the modules in a wheel may need.
 
 A wheel for a foreign platform cannot be imported here. So the ELF headers of its modules are read: the machine, the
 libraries, and that every symbol they lack is Python's or one of the C library's that the target has. (auditwheel has
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,18 @@ _OF_C: Final = frozenset(
     " vsnprintf abort __stack_chk_fail".split()
 )
 _WEAK: Final = frozenset("__cxa_finalize __gmon_start__ _ITM_registerTMCloneTable _ITM_deregisterTMCloneTable".split())
+
+
+def check_source_archive(archive: Path, sources: set[str]) -> None:
+    """Raises StepFailed unless the archive has all of these files, and nothing that was made from them."""
+    with tarfile.open(archive) as content:
+        names = {name.partition("/")[2] for name in content.getnames()}
+    missing = sources - names
+    if missing:
+        raise StepFailed(f"{archive.name} lacks {', '.join(sorted(missing)[:3])}: see MANIFEST.in")
+    made = [name for name in names if name.endswith((".c", ".so", ".pyc"))]
+    if made:
+        raise StepFailed(f"{archive.name} has {', '.join(sorted(made)[:3])}")
 
 
 def check_wheel(wheel: Path, target: Target | None) -> None:
