@@ -72,7 +72,6 @@ def main() -> int:
     given = options.parse_args()
     pythons = {name: each for name, each in find_pythons().items() if given.only is None or name in given.only}
     print("Pythons found: " + (", ".join(f"{each.name} ({each.executable})" for each in pythons.values()) or "none"))
-    shutil.rmtree(DIST, ignore_errors=True)
     summary = Summary()
     releases = given.only or sorted({*WANTED, *pythons}, key=lambda text: [int(part) for part in text.split(".")])
     archives = _build(summary, pythons, releases, [target for target in TARGETS if given.target in target.name])

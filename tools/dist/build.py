@@ -30,7 +30,8 @@ _NOT_SOURCES: Final = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so"
 
 
 def build_source_archive() -> Path:
-    """The source archive, from a copy of the sources: nothing is written into the working tree."""
+    """The source archive, from a copy of the sources: nothing is written into the working tree. Archives of an earlier
+    run are removed once this one is there."""
     copy = CACHE / "source"
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir(parents=True)
@@ -45,6 +46,8 @@ def build_source_archive() -> Path:
     run("build source archive", [uv(), "build", "--sdist", "--out-dir", out, "--python", sys.executable, copy])
     archive = next(out.glob("*.tar.gz"))
     check_source_archive(archive, sources)
+    for older in DIST.glob("fenceline-*"):
+        older.unlink()
     return _publish(archive)
 
 
