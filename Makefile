@@ -13,7 +13,7 @@ SPARK43 := .venv-spark43
 BUILD_STAMP := $(VENV)/.built
 KERNEL_SOURCES := pyproject.toml setup.py $(shell find src -name "*.pyx" -o -name "*.pxd")
 
-.PHONY: help setup demo test test-all test-slice record test-spark43 simulate bench lint audit format rules soak lock jars java clean
+.PHONY: help setup demo test test-all test-slice record test-spark43 simulate bench lint audit format rules soak lock jars java dist clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -146,6 +146,7 @@ lint: setup  ## check formatting, lint, types and import contracts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy -p tools.dist
 	@$(BIN)/lint-imports
 
 audit: setup  ## look for known vulnerabilities of the locked dependencies; without network nothing is checked
@@ -158,8 +159,21 @@ format: setup  ## format the code and sort imports
 rules: setup  ## regenerate docs/rules/coverage.md: the code and tests that cite each rule
 	@$(BIN)/python -m tests.rules_coverage
 
-lock: $(BIN)/uv  ## regenerate requirements.lock from pyproject.toml
+lock: $(BIN)/uv  ## regenerate requirements.lock from pyproject.toml, and the one of `make dist`
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --all-extras pyproject.toml -o requirements.lock
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 tools/dist/requirements.in -o tools/dist/requirements.lock
+
+DIST_TOOLS := .cache/dist/tools
+
+dist: $(DIST_TOOLS)/.locked  ## build source archive and wheels into dist/, and try them in clean environments (DIST_OPTIONS=--help)
+	@$(DIST_TOOLS)/bin/python -m tools.dist $(DIST_OPTIONS)
+
+$(DIST_TOOLS)/.locked: tools/dist/requirements.lock | $(BIN)/uv
+	@echo "Installing the tools that build ..."
+	@test -x $(DIST_TOOLS)/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python $(DIST_TOOLS)
+	@$(BIN)/uv pip sync --quiet --python $(DIST_TOOLS)/bin/python --require-hashes tools/dist/requirements.lock \
+		|| { echo "The package index cannot be reached, or lacks one of these packages: nothing was built"; exit 1; }
+	@touch $@
 
 clean:
-	@rm -rf $(VENV) $(SPARK43) .cache build *.egg-info
+	@rm -rf $(VENV) $(SPARK43) .cache build dist *.egg-info

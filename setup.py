@@ -1,4 +1,7 @@
-"""Builds the optional Cython modules; without a compiler their pure-Python twins are used."""
+"""Builds the optional Cython modules; without a compiler their pure-Python twins are used. With FENCELINE_PURE_PYTHON=1
+none is built: a wheel made so is for every platform."""
+
+import os
 
 from setuptools import Extension, setup
 
@@ -13,11 +16,12 @@ MODULES = {
     "fenceline.wire._plain_fetch": "src/fenceline/wire/_plain_fetch.pyx",
 }
 
+extensions = []
 try:
     from Cython.Build import cythonize
 except ImportError:
-    extensions = []
-else:
+    cythonize = None
+if cythonize is not None and os.environ.get("FENCELINE_PURE_PYTHON", "") in ("", "0"):
     extensions = cythonize(
         [Extension(name, [source], optional=True, extra_compile_args=["-O3"]) for name, source in MODULES.items()],
         include_path=["src"],

@@ -1,4 +1,4 @@
-"""Known vulnerabilities of the locked dependencies: `uv audit` over the two lock files of requirements.
+"""Known vulnerabilities of the locked dependencies: `uv audit` over the lock files of requirements.
 
 uv audits lock files of its own form only, so this writes one with the same versions, in a temporary folder. Without the
 database of vulnerabilities (no network) nothing is checked, which is said and is no failure; with `AUDIT_STRICT=1` it
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ("requirements.lock", "requirements-spark43.lock")
+LOCKS = ("requirements.lock", "requirements-spark43.lock", "tools/dist/requirements.lock")
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", re.MULTILINE)
 _FOUND, _FAILED = 1, 2
 _UNREACHABLE = re.compile(r"request failed|error sending request|failed to fetch|HTTP status", re.IGNORECASE)

@@ -12,7 +12,11 @@ cdef extern from *:
     #if defined(__x86_64__) && defined(__GNUC__)
     #include <nmmintrin.h>
     #define FL_HAS_CRC_INSTRUCTION __builtin_cpu_supports("sse4.2")
+    #if defined(__clang__)  /* Clang has these instructions in a feature of their own since its version 14 */
+    __attribute__((target("sse4.2,crc32")))
+    #else
     __attribute__((target("sse4.2")))
+    #endif
     static uint32_t fl_crc_instruction(uint32_t crc, const uint8_t *p, size_t n) {
         uint64_t wide = crc, word;
         for (; n >= 8; p += 8, n -= 8) {

@@ -5,7 +5,6 @@ Owns the command's options and exit codes. Without `--apply`, a repair or backfi
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final
@@ -24,6 +23,7 @@ from fenceline.cli.output import (
     show,
 )
 from fenceline.errors import OperatorError
+from fenceline.extras import require_packages
 
 AUDIT_EXAMPLES: Final = examples(
     ("fenceline audit ./flights", "all topics in the table"),
@@ -93,10 +93,7 @@ def audit(
     no difference was found, but some rows cannot be proven.
     """
     with readable_errors():
-        if importlib.util.find_spec("deltalake") is None or importlib.util.find_spec("pyspark") is None:
-            raise OperatorError(
-                "fenceline audit needs Delta Lake and PySpark", "Install them with: pip install 'fenceline[spark]'"
-            )
+        require_packages("fenceline audit", ["deltalake", "pyspark"], "spark")
         _check_options(repair=repair, backfill=backfill, apply=apply, kinds=kind, where=where)
         from pyspark_fenceline.auditing.table import audit_here, settings
         from pyspark_fenceline.auditing.transform import RowMapping

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Annotated
 
 import typer
 
 from fenceline.cli.output import AsJson, examples, print_json, readable_errors
-from fenceline.errors import OperatorError
+from fenceline.extras import require_packages
 
 checkpoint = typer.Typer(
     no_args_is_help=True,
@@ -30,8 +29,7 @@ def export(
 ) -> None:
     """Write a checkpoint for Spark's own Kafka source, without topic ids and leader epochs."""
     with readable_errors():
-        if importlib.util.find_spec("pyspark") is None:
-            raise OperatorError("fenceline checkpoint needs PySpark", "Install it with: pip install 'fenceline[spark]'")
+        require_packages("fenceline checkpoint", ["pyspark"], "spark")
         from pyspark_fenceline.source.checkpoint_export import export_checkpoint
 
         done = export_checkpoint(source, target)

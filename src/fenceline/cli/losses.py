@@ -33,6 +33,7 @@ from fenceline.cli.output import (
     show,
 )
 from fenceline.errors import ErrorCode, OperatorError
+from fenceline.extras import require_packages
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
 from fenceline.log.core.disk import OsDisk
 from fenceline.losses.evidence import EvidenceReader, is_here, places
@@ -354,6 +355,7 @@ def _records(reader: _Evidence) -> Iterator[tuple[BatchHeader, Record]]:
 
 
 def _write_arrow(reader: _Evidence, receipt: Receipt, path: Path) -> int:
+    require_packages("Export as Arrow", ["pyarrow"], "arrow")
     import pyarrow as pa
 
     from fenceline.records.arrow import arrow_schema, batches_to_arrow

@@ -46,7 +46,7 @@ from fenceline.config.topic import validate_topic_configs
 from fenceline.errors import OperatorError, PeerError
 
 ENVIRONMENT_PREFIX: Final = "FENCELINE_"
-_ENVIRONMENT_NOT_CONFIG: Final = frozenset({"FENCELINE_BOOTSTRAP", "FENCELINE_PURE_PYTHON"})
+_ENVIRONMENT_NOT_CONFIG: Final = frozenset({"FENCELINE_BOOTSTRAP", "FENCELINE_COMMAND_CONFIG", "FENCELINE_PURE_PYTHON"})
 _LISTENER_PREFIX: Final = "listener.name."
 _FREE_PREFIXES: Final = (_LISTENER_PREFIX, f"{PROVIDERS}.", "rsm.config.", "rlmm.config.", "controller.quorum.voter.")
 _CONTROLLER_LISTENER: Final = "CONTROLLER"

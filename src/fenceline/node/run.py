@@ -20,6 +20,7 @@ from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 from fenceline.node.logs import Logger
 from fenceline.node.scheduling import set_policy
+from fenceline.node.service_manager import READY, STOPPING, notify
 
 log = Logger("node")
 
@@ -144,8 +145,10 @@ async def _serve(make: Callable[[], RunnableNode]) -> int:
         gc.collect()
         gc.freeze()
         print(node.ready_line, flush=True)
+        notify(READY)
         await node.run_until(stop)
     finally:
+        notify(STOPPING)
         stopping.cancel()
         await node.stop()
     sys.stdout.flush()

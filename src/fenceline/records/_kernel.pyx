@@ -12,9 +12,9 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_SET_ITEM
-from cpython.type cimport PyType_GenericAlloc
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -33,6 +33,7 @@ from fenceline.records.errors import corrupt
 
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void*)
+    object PyType_GenericAlloc(PyTypeObject* kind, Py_ssize_t items)
 
 ABI = 6
 IS_NATIVE = True
@@ -299,7 +300,7 @@ def decode_rows(
         key = _bytes(record.key)
         value = _bytes(record.value)
         headers = _headers(&record) if record.header_count else ()
-        row = <tuple>PyType_GenericAlloc(row_type, 9)
+        row = <tuple>PyType_GenericAlloc(<PyTypeObject*>row_type, 9)
         _set(row, 0, topic)
         _set(row, 1, partition)
         _set(row, 2, offset)

@@ -11,9 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from fenceline.extras import missing_packages
 from fenceline.records import kernel
 from fenceline.records.aborted import AbortedTransaction, AbortedTransactions
 from fenceline.records.batch import (
@@ -31,6 +29,12 @@ from fenceline.records.compression import DEFAULT_MAX_SIZE_BYTES
 from fenceline.records.decode import records_of
 from fenceline.records.errors import RecordsError
 from fenceline.records.sequences import MAX_SEQUENCE
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ModuleNotFoundError as error:
+    raise missing_packages("Arrow input and output", ["pyarrow"], "arrow") from error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -17,6 +17,7 @@ Brokers and clusters live for the session, or for what `kafka_scope` says (pytes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -274,16 +275,26 @@ def _sections(cluster: LabCluster, which: str, mark: int, sizes: dict[int, int])
     for node, start in sizes.items():
         lines = cluster.log(node, start=start).splitlines()
         if lines:
-            shown = "\n".join(lines[-_LOG_LINES:])
+            shown = "\n".join(_readable(line) for line in lines[-_LOG_LINES:])
             sections.append((f"Kafka{which}: log of node {node} during the test (last {_LOG_LINES} lines)", shown))
     return sections
+
+
+def _readable(line: str) -> str:
+    """A log line of JSON as text."""
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        head = f"{fields.pop('timestamp')[11:23]} {fields.pop('level')} {fields.pop('room')}: {fields.pop('event')}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return line
+    return "  ".join([head, *(f"{name}={value}" for name, value in fields.items())])
 
 
 def _losses(cluster: LabCluster) -> str:
     from fenceline.errors import FencelineError
 
-    if not all(cluster.processes.status_of(node).state == "running" for node in cluster.broker_ids):
-        return "not asked: a broker does not run"
+    if not any(cluster.processes.status_of(node).state == "running" for node in cluster.broker_ids):
+        return "not known: no broker runs"
     try:
         return "\n".join(f"{each.topic}-{each.partition}: {each}" for each in cluster.losses(timeout_s=2))
     except (FencelineError, TimeoutError, OSError) as error:

@@ -11,15 +11,19 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.producer.partitioner import StickyPartitioner
 from fenceline.errors import OperatorError
+from fenceline.extras import missing_packages
 from fenceline.ids import TopicPartition
 from fenceline.records.arrow import arrow_to_batches, hash_keys
 from fenceline.records.batch import Codec
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ModuleNotFoundError as error:
+    raise missing_packages("Arrow input", ["pyarrow"], "arrow") from error
 
 _SLICE_BYTES: Final = 8 * 1024 * 1024
 _MAX_SLICE_ROWS: Final = 262_144

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -29,6 +28,7 @@ from fenceline.testing.kafka_helpers import KafkaHelpers, text_of
 from fenceline.testing.lab import forking
 from fenceline.testing.lab.control import NodeControl
 from fenceline.testing.lab.faults import ClusterFaults
+from fenceline.testing.lab.partition_state import PartitionState
 from fenceline.testing.lab.timeline import ClusterTimeline
 
 if TYPE_CHECKING:
@@ -57,17 +57,6 @@ QUICK_PROPERTIES: Final[Mapping[str, str]] = {
     "log.segment.delete.delay.ms": "100",
 }
 """Timeouts and sizes for tests; `properties` of a cluster win over them."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionState:
-    """A partition as a broker knows it, at an offset of the metadata log. `leader` is -1 without one."""
-
-    known_at: int
-    leader: int
-    leader_epoch: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
 
 
 class LabCluster(KafkaHelpers):

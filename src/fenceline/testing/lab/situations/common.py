@@ -18,7 +18,8 @@ from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
-    from fenceline.testing.lab.cluster import LabCluster, PartitionState
+    from fenceline.testing.lab.cluster import LabCluster
+    from fenceline.testing.lab.partition_state import PartitionState
 
 WAIT_S: Final = 30.0
 _KNOWN_WAIT_S: Final = 1.0

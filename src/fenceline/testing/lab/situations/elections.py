@@ -23,7 +23,7 @@ from fenceline.testing.lab.situations.common import WAIT_S, SituationBase, Situa
 from fenceline.testing.waiting import eventually
 
 if TYPE_CHECKING:
-    from fenceline.testing.lab.cluster import PartitionState
+    from fenceline.testing.lab.partition_state import PartitionState
 
 _HOLD: Final = -1
 """The id of the laboratory's own faults of the network: they are no faults of the test."""

@@ -1,0 +1,1 @@
+"""Builds the archives that people install, and tries each of them: `make dist`."""
