@@ -12,7 +12,6 @@ again before, while new requests wait: the broker allows no other request in bet
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 import ssl
 from collections import deque
@@ -24,6 +23,7 @@ from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.errors import ConnectionLost, TimedOut, broker_error, error_code
 from fenceline.client.core.login import ClientLogin
 from fenceline.client.core.security import Exchange
+from fenceline.client.core.surroundings import surroundings
 from fenceline.client.core.versions import SUPPORTED, client_software, negotiate
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.wire import entities, frame
@@ -190,7 +190,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _limit_session(self, login: ClientLogin, timeout_ms: int, lifetime_s: float) -> None:
         if lifetime_s > 0:
-            wait_s = max(_SHORTEST_S, lifetime_s * random.uniform(*_REAUTHENTICATE_AT))
+            wait_s = max(_SHORTEST_S, lifetime_s * surroundings().rng.uniform(*_REAUTHENTICATE_AT))
             self._session_timer = self._loop.call_later(wait_s, self._begin_again, login, timeout_ms)
 
     def _begin_again(self, login: ClientLogin, timeout_ms: int) -> None:
