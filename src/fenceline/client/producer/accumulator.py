@@ -268,7 +268,7 @@ class Accumulator:
             or len(queue.waiting) > 1
         ):
             return True
-        return batch.builder.size_bytes >= self._batch_size_bytes or now_s - batch.created_s >= linger_s
+        return batch.builder.size_bytes >= self._batch_size_bytes or now_s >= batch.created_s + linger_s
 
     def release(self, batch: Batch) -> None:
         """Free the batch's memory. Called before its outcome is completed."""

@@ -246,7 +246,7 @@ class Sender:
     def _expire(self, queue: PartitionQueue, now_s: float) -> list[Batch]:
         """Remove and return the batches past delivery.timeout.ms. Under the lock."""
         expired = []
-        while queue.waiting and now_s - queue.waiting[0].created_s >= self._delivery_s:
+        while queue.waiting and now_s >= queue.waiting[0].created_s + self._delivery_s:
             batch = queue.waiting.popleft()
             if batch.has_sequence:
                 queue.unresolved = True
@@ -376,7 +376,7 @@ class Sender:
                 # new epoch, they would be written twice.
                 queue.sequence_lost = True
                 lost = queue.remove_sequenced()
-            expired = now_s - batch.created_s >= self._delivery_s
+            expired = now_s >= batch.created_s + self._delivery_s
             exhausted = not self._idempotent and batch.attempts > self._config["retries"]
             retry = retry and not expired and not exhausted and not queue.sequence_lost and dropped is None
             if retry:

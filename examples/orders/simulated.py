@@ -1,0 +1,13 @@
+"""The order service in the simulated world: python -m fenceline.testing.applications examples/orders/simulated.py"""
+
+from __future__ import annotations
+
+import service
+from fenceline.testing.applications import StoryWorld, simulated
+from shop import TOPICS, shop
+
+
+@simulated(topics=TOPICS)
+async def orders(world: StoryWorld) -> None:
+    """No order is forgotten."""
+    await shop(world, service.run)

@@ -1,0 +1,13 @@
+"""The service that commits first, in the same story: some seed forgets an order."""
+
+from __future__ import annotations
+
+import service_commits_first
+from fenceline.testing.applications import StoryWorld, simulated
+from shop import TOPICS, shop
+
+
+@simulated(topics=TOPICS)
+async def orders_commits_first(world: StoryWorld) -> None:
+    """No order is forgotten, they say."""
+    await shop(world, service_commits_first.run)
