@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from fenceline.client import AsyncConsumer, AsyncProducer, ConsumerRecord
@@ -41,18 +41,21 @@ async def run(bootstrap: str, database: Database, settings: Mapping[str, Any]) -
         consumer.subscribe(["orders"])
         while True:
             records = await consumer.poll(1000, max_records=20)
-            for record in records:
-                await process(record, producer, database)
             if records:
+                await process(records, producer, database)
                 try:
                     await consumer.commit(records.next_offsets())
                 except PeerError as error:
                     log.info("the next owner of the partitions processes these orders again: %s", error)
 
 
-async def process(record: ConsumerRecord, producer: AsyncProducer, database: Database) -> None:
-    """Record one order, and request its payment."""
-    order = json.loads(record.value or b"{}")
-    await database.write({f"order/{order['number']}": record.value})
-    payment = {"order": order["number"], "amount": order["amount"]}
-    await (await producer.send("payments", json.dumps(payment).encode(), record.key))
+async def process(records: Sequence[ConsumerRecord], producer: AsyncProducer, database: Database) -> None:
+    """Record these orders, and request their payments."""
+    requests = []
+    for record in records:
+        order = json.loads(record.value or b"{}")
+        await database.write({f"order/{order['number']}": record.value})
+        payment = {"order": order["number"], "amount": order["amount"]}
+        requests.append(await producer.send("payments", json.dumps(payment).encode(), record.key))
+    for request in requests:
+        await request

@@ -29,5 +29,4 @@ async def run(bootstrap: str, database: Database, settings: Mapping[str, Any]) -
             records = await consumer.poll(1000, max_records=20)
             if records:
                 await consumer.commit(records.next_offsets())
-            for record in records:
-                await process(record, producer, database)
+                await process(records, producer, database)

@@ -35,13 +35,20 @@ async def shop(world: StoryWorld, run: Callable[..., Coroutine[Any, Any, None]])
 
 
 async def place_orders(world: StoryWorld) -> list[int]:
-    """The numbers of the orders that the cluster has acknowledged."""
-    placed = []
-    async with AsyncProducer(world.bootstrap_servers, request_timeout_ms=2000) as producer:
-        for number in range(ORDERS):
-            order = {"number": number, "customer": world.rng.randrange(10), "amount": world.rng.randrange(1, 100)}
-            delivery = await producer.send("orders", json.dumps(order).encode(), b"%d" % order["customer"])
-            await delivery
-            placed.append(number)
-            await asyncio.sleep(world.rng.expovariate(12))
+    """The numbers of the orders that the cluster has acknowledged. Customers come in groups."""
+    placed: list[int] = []
+    async with AsyncProducer(world.bootstrap_servers, request_timeout_ms=2000, linger_ms=5) as producer:
+        while len(placed) < ORDERS:
+            group = range(len(placed), min(ORDERS, len(placed) + world.rng.randint(1, 5)))
+            deliveries = [await producer.send("orders", *an_order(world, number)) for number in group]
+            for number, delivery in zip(group, deliveries, strict=True):
+                await delivery
+                placed.append(number)
+            await asyncio.sleep(world.rng.expovariate(4))
     return placed
+
+
+def an_order(world: StoryWorld, number: int) -> tuple[bytes, bytes]:
+    """Value and key."""
+    order = {"number": number, "customer": world.rng.randrange(10), "amount": world.rng.randrange(1, 100)}
+    return json.dumps(order).encode(), b"%d" % order["customer"]

@@ -15,8 +15,9 @@ import asyncio
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fenceline.client.core.config import ClientConfig
@@ -412,6 +413,27 @@ def _set_socket_options(transport: asyncio.Transport, config: ClientConfig) -> N
             plain.setsockopt(socket.SOL_SOCKET, option, config[name])
 
 
+class _Offer(NamedTuple):
+    """What an ApiVersions response says."""
+
+    code: ErrorCode
+    versions: Mapping[int, tuple[int, int]]
+    features: Mapping[str, int]
+    features_epoch: int
+
+
+@lru_cache(maxsize=16)
+def _read_offer(version: int, answer: bytes) -> _Offer:
+    """Brokers of a cluster give all connections the same answer."""
+    response = entities.read_response(ApiKey.API_VERSIONS, version, memoryview(answer))
+    return _Offer(
+        code=error_code(response.error_code),
+        versions={int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys},
+        features={f.name: int(f.max_version_level) for f in getattr(response, "finalized_features", ())},
+        features_epoch=int(getattr(response, "finalized_features_epoch", -1)),
+    )
+
+
 async def _fetch_api_versions(connection: Connection, config: ClientConfig) -> None:
     timeout_ms = int(config["request.timeout.ms"])
     version = SUPPORTED[ApiKey.API_VERSIONS][1]
@@ -426,13 +448,11 @@ async def _fetch_api_versions(connection: Connection, config: ClientConfig) -> N
             offered = next((k for k in refusal.api_keys if int(k.api_key) == ApiKey.API_VERSIONS), None)
             version = min(version - 1, int(offered.max_version)) if offered is not None else 0
             continue
-        response = entities.read_response(ApiKey.API_VERSIONS, version, answer)
-        code = error_code(response.error_code)
-        if code is not ErrorCode.NONE:
-            raise broker_error(code, f"{connection.peer} rejected ApiVersions")
-        connection.features = {f.name: int(f.max_version_level) for f in getattr(response, "finalized_features", ())}
-        connection.features_epoch = int(getattr(response, "finalized_features_epoch", -1))
-        connection.versions = {int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys}
+        offer = _read_offer(version, bytes(answer))
+        if offer.code is not ErrorCode.NONE:
+            raise broker_error(offer.code, f"{connection.peer} rejected ApiVersions")
+        connection.versions, connection.features = dict(offer.versions), dict(offer.features)
+        connection.features_epoch = offer.features_epoch
         return
     raise broker_error(ErrorCode.UNSUPPORTED_VERSION, f"{connection.peer} supports no common version of ApiVersions")
 

@@ -22,13 +22,14 @@ from fenceline.testing.applications.timeline import Timeline
 from fenceline.testing.applications.watched_sockets import WatchedSockets
 from fenceline.testing.simulation.clock import NodeClock
 from fenceline.testing.simulation.loop import SimLoop
-from fenceline.testing.simulation.scheduler import RUNNING, SimulationError
+from fenceline.testing.simulation.scheduler import RUNNING, ProcessEnded, SimulationError
 
 Main = Callable[..., Coroutine[Any, Any, object]]
 
 _STOPS_WITHIN_S: Final = 10.0
 """Then a stopping application is killed, as service managers do."""
 _SHOWN_OF_AN_ERROR: Final = 160
+_CLOSED_AT_MOST: Final = 100
 
 
 class ApplicationLoop(SimLoop):
@@ -41,6 +42,22 @@ class ApplicationLoop(SimLoop):
 
     def remove_signal_handler(self, sig: int) -> bool:  # type: ignore[override]
         return self.handlers.pop(sig, None) is not None
+
+    def close_tasks(self) -> None:
+        """See `SimLoop`. A `finally` or `async with` of an application awaits when it is closed: close it again."""
+        for task in self._tasks:
+            coroutine = task.get_coro()
+            for _ in range(_CLOSED_AT_MOST):
+                if not isinstance(coroutine, Coroutine):
+                    break
+                try:
+                    coroutine.close()
+                except RuntimeError:  # it awaits
+                    continue
+                except (Exception, ProcessEnded):
+                    pass
+                break
+        super().close_tasks()
 
     def _unsupported(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise SimulationError(

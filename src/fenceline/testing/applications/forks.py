@@ -66,6 +66,14 @@ def formed(setup: ClusterSetup) -> SimulatedCluster:
     return cluster
 
 
+def _warm_up(story: Story) -> None:
+    """Tell a story that is not counted, so that copies of this process find modules loaded and codecs compiled."""
+    cluster = formed(story.setup)
+    tell(cluster, story, StoryJob(0))
+    with LogSink(cluster.world):
+        cluster.close()
+
+
 @contextmanager
 def _no_collections() -> Iterator[None]:
     """The seed does not determine when cycles are collected and finalizers run."""
@@ -93,8 +101,10 @@ class _Copy:
 
 def _forked(story: Story, jobs: Iterable[StoryJob], workers: int) -> Generator[StoryOutcome, None, None]:
     with _no_collections():
+        _warm_up(story)
         cluster = formed(story.setup)
         note_application_modules()
+        gc.collect()
         gc.freeze()
         copies: dict[int, _Copy] = {}
         done: dict[int, StoryOutcome] = {}

@@ -108,7 +108,7 @@ def tell(cluster: SimulatedCluster, story: Story, job: StoryJob) -> StoryOutcome
         failure, cause, details = _described(error)
         if error is not None:
             timeline.add(f"failed: {failure}")
-    return StoryOutcome(
+    outcome = StoryOutcome(
         story=story.name,
         file=story.file,
         job=job,
@@ -122,6 +122,9 @@ def tell(cluster: SimulatedCluster, story: Story, job: StoryJob) -> StoryOutcome
         steps=world.scheduler.steps - steps,
         cpu_s=_real_time_s() - began_s,
     )
+    for application in (test, *applications):
+        application.close()
+    return outcome
 
 
 def _run(

@@ -48,6 +48,14 @@ class StoryWorld:
         self._applications = applications
         self._stores = stores
         self._faults_end_s = faults_end_s
+        self._admin: AsyncAdmin | None = None
+
+    @property
+    def admin(self) -> AsyncAdmin:
+        """An admin client of the story."""
+        if self._admin is None:
+            self._admin = AsyncAdmin(self.bootstrap_servers)
+        return self._admin
 
     @property
     def now_s(self) -> float:
@@ -108,36 +116,29 @@ class StoryWorld:
 
         async def is_caught_up() -> bool:
             left.clear()
-            left.update(await self._lag(admin, group, topics))
+            left.update(await self.lag(group, *topics))
             return not any(left.values())
 
-        async with AsyncAdmin(self.bootstrap_servers) as admin:
-            try:
-                await self.until(is_caught_up, within_s=within_s)
-            except AssertionError:
-                behind = ", ".join(f"{where} {lag}" for where, lag in left.items() if lag)
-                raise AssertionError(
-                    f"the group {group} has not caught up within {within_s:g} s after this; records that it has not"
-                    f" committed: {behind}"
-                ) from None
+        try:
+            await self.until(is_caught_up, within_s=within_s)
+        except AssertionError:
+            behind = ", ".join(f"{where} {lag}" for where, lag in left.items() if lag)
+            raise AssertionError(
+                f"the group {group} has not caught up within {within_s:g} s; records that it has not committed: {behind}"
+            ) from None
 
     async def lag(self, group: str, *topics: str) -> dict[TopicPartition, int]:
         """By partition, the number of offsets between what the group has committed and the end."""
-        async with AsyncAdmin(self.bootstrap_servers) as admin:
-            return await self._lag(admin, group, topics)
+        partitions = await self._partitions(topics)
+        ends = await self.admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        committed = await self.admin.list_group_offsets(group, partitions)
+        new = [where for where in partitions if where not in committed and ends[where].offset > 0]
+        starts = await self.admin.list_offsets(dict.fromkeys(new, "earliest")) if new else {}
+        positions = {where: found.offset for where, found in (starts | committed).items()}
+        return {where: max(0, ends[where].offset - positions.get(where, 0)) for where in partitions}
 
-    async def _lag(self, admin: AsyncAdmin, group: str, topics: tuple[str, ...]) -> dict[TopicPartition, int]:
-        partitions = await self._partitions(admin, topics)
-        ends = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
-        starts = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
-        committed = await admin.list_group_offsets(group, partitions)
-        return {
-            where: max(0, ends[where].offset - (committed[where].offset if where in committed else starts[where].offset))
-            for where in partitions
-        }
-
-    async def _partitions(self, admin: AsyncAdmin, topics: tuple[str, ...]) -> list[TopicPartition]:
-        found = (await admin.metadata(list(topics))).topics
+    async def _partitions(self, topics: tuple[str, ...]) -> list[TopicPartition]:
+        found = (await self.admin.metadata(list(topics))).topics
         return [TopicPartition(topic, index) for topic in topics for index in sorted(found[topic].partitions)]
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -148,8 +149,7 @@ class StoryWorld:
         async with AsyncConsumer(
             self.bootstrap_servers, auto_offset_reset="earliest", isolation_level="read_committed"
         ) as consumer:
-            async with AsyncAdmin(self.bootstrap_servers) as admin:
-                partitions = await self._partitions(admin, topics)
+            partitions = await self._partitions(topics)
             ends = await consumer.end_offsets(partitions)
             consumer.assign(partitions)
             while True:

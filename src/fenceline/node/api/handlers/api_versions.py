@@ -71,6 +71,7 @@ class ApiVersions:
         """`supported` and `finalized`: the levels of features (KIP-584)."""
         self._node = node
         self._ranges = ranges
+        self._flexible_ranges = b"".join(struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items())
         self._supported = supported
         self._finalized = finalized
 
@@ -100,9 +101,7 @@ class ApiVersions:
             if version >= 1:
                 parts.append(struct.pack(">i", throttle_ms))
             return b"".join(parts)
-        parts = [struct.pack(">h", error), uvarint(len(ranges) + 1)]
-        parts += [struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items()]
-        parts.append(struct.pack(">i", throttle_ms))
+        parts = [struct.pack(">h", error), uvarint(len(ranges) + 1), self._flexible_ranges, struct.pack(">i", throttle_ms)]
         finalized = self._finalized()
         tagged: list[tuple[int, bytes]] = []
         # Before v4 a range may not start at 0, because old clients reject it (KAFKA-17011).
