@@ -11,8 +11,8 @@ from fenceline.client import AsyncProducer
 from fenceline.testing.applications import StoryWorld, Topic, assert_at_least_once
 from service import GROUP
 
-TOPICS: Final = (Topic("orders", partitions=2), Topic("payments", partitions=2))
-ORDERS: Final = 30
+TOPICS: Final = (Topic("orders", partitions=2), Topic("payments"))
+ORDERS: Final = 16
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "producer": {"request.timeout.ms": 2000},
     "consumer": {"request.timeout.ms": 2000, "session.timeout.ms": 1500, "heartbeat.interval.ms": 500},
@@ -44,7 +44,7 @@ async def place_orders(world: StoryWorld) -> list[int]:
             for number, delivery in zip(group, deliveries, strict=True):
                 await delivery
                 placed.append(number)
-            await asyncio.sleep(world.rng.expovariate(4))
+            await asyncio.sleep(world.rng.expovariate(3))
     return placed
 
 

@@ -35,7 +35,10 @@ T = TypeVar("T")
 
 _OF_LOGIN: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 _NO_LIMIT: Final = timedelta()
+_FIRST_SCRATCH_BYTES: Final = 2 * 1024
 _SCRATCH_BYTES: Final = 64 * 1024
+"""Small responses are received into a buffer that grows from the first to the second size while reads fill it."""
+_GROWTH: Final = 4
 _DIRECT_BYTES: Final = 16 * 1024
 """Responses of at least this size that are not complete in the scratch buffer get their own buffer."""
 
@@ -80,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._pending: deque[_Pending] = deque()
         self._next_correlation_id = 0
-        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._scratch = bytearray(_FIRST_SCRATCH_BYTES)
         self._scratch_view = memoryview(self._scratch)
         self._held = 0
         self._body: bytearray | None = None
@@ -254,9 +257,17 @@ class Connection(asyncio.BufferedProtocol):
                 self._answered(memoryview(whole))
             return
         self._held += nbytes
+        is_filled = self._held == len(self._scratch) < _SCRATCH_BYTES
         self._cut_frames()
+        if is_filled:
+            self._grow_scratch()
 
     # -- inside
+
+    def _grow_scratch(self) -> None:
+        grown = bytearray(min(_GROWTH * len(self._scratch), _SCRATCH_BYTES))
+        grown[: self._held] = self._scratch[: self._held]
+        self._scratch, self._scratch_view = grown, memoryview(grown)
 
     def _cut_frames(self) -> None:
         position, held, view = 0, self._held, self._scratch_view
@@ -277,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
                 if self._reason is not None:
                     return
                 continue
-            if size >= _DIRECT_BYTES or 4 + size > _SCRATCH_BYTES:
+            if size >= _DIRECT_BYTES or 4 + size > len(self._scratch):
                 self._body = bytearray(size)
                 self._body[:available] = view[position + 4 : held]
                 self._body_filled = available

@@ -16,6 +16,9 @@ def backoff_ms(attempt: int, base_ms: int, max_ms: int) -> float:
 
 async def wait_at_most(event: asyncio.Event, timeout_s: float | None) -> None:
     """Wait until `event` is set, at most `timeout_s` (None: without a limit)."""
+    if timeout_s is None or event.is_set():
+        await event.wait()
+        return
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()

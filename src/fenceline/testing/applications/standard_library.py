@@ -73,11 +73,16 @@ def simulated_standard_library(world: World) -> Iterator[None]:
 
 
 def _application_modules() -> list[ModuleType]:
+    return _modules_among(len(sys.modules))
+
+
+@lru_cache(maxsize=1)
+def _modules_among(number_of_modules: int) -> list[ModuleType]:
+    """Found once: to look at each module, a forked process would have to copy the memory of all."""
     files = [(module, getattr(module, "__file__", None)) for module in list(sys.modules.values())]
     return [module for module, file in files if file is not None and _is_of_application(file)]
 
 
-@lru_cache(maxsize=None)
 def _is_of_application(file: str) -> bool:
     return not os.path.realpath(file).startswith((*_INSTALLED, _FENCELINE))
 

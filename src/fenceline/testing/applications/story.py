@@ -38,7 +38,7 @@ def simulated(
     *,
     topics: Collection[Topic | str] = (),
     faults: Collection[FaultKind] = EVERY_FAULT,
-    seconds: float = 3.0,
+    seconds: float = 2.0,
     transactions: bool = False,
     unclean_elections: bool = False,
     recreated_topics: bool = False,
