@@ -11,8 +11,8 @@ from fenceline.client import AsyncProducer
 from fenceline.testing.applications import StoryWorld, Topic, assert_at_least_once
 from service import GROUP
 
-TOPICS: Final = (Topic("orders", partitions=2), Topic("payments"))
-ORDERS: Final = 16
+TOPICS: Final = (Topic("orders"), Topic("payments"))
+ORDERS: Final = 12
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "producer": {"request.timeout.ms": 2000},
     "consumer": {"request.timeout.ms": 2000, "session.timeout.ms": 1500, "heartbeat.interval.ms": 500},
@@ -44,7 +44,7 @@ async def place_orders(world: StoryWorld) -> list[int]:
             for number, delivery in zip(group, deliveries, strict=True):
                 await delivery
                 placed.append(number)
-            await asyncio.sleep(world.rng.expovariate(3))
+            await asyncio.sleep(world.rng.expovariate(4))
     return placed
 
 

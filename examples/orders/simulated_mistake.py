@@ -7,7 +7,7 @@ from fenceline.testing.applications import StoryWorld, simulated
 from shop import TOPICS, shop
 
 
-@simulated(topics=TOPICS)
+@simulated(topics=TOPICS, seconds=1.5)
 async def orders_commits_first(world: StoryWorld) -> None:
     """No order is forgotten, they say."""
     await shop(world, service_commits_first.run)

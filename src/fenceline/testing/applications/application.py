@@ -85,6 +85,8 @@ class SimulatedApplication:
         self.restarts_after_s = 0.1
         self.client_id = cluster.next_client_id()
         self.sockets = WatchedSockets(cluster.sockets, self.client_id, on_use=self._note)
+        self.on_finished: Callable[[], None] | None = None
+        """Called when its main coroutine has ended."""
         self.failure: BaseException | None = None
         """The error with which it ended last, if it did not start again."""
         self.result: asyncio.Future[Any] | None = None
@@ -149,6 +151,8 @@ class SimulatedApplication:
     def _main_ended(self, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
         self._end()
+        if self.on_finished is not None:
+            self.on_finished()
         if isinstance(error, AssertionError):
             self.failure = error
             self._note(f"fails an assertion: {_shown(error)}")

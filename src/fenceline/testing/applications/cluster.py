@@ -36,6 +36,7 @@ _MORE: Final[Mapping[str, str]] = {
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
     "auto.create.topics.enable": "false",
+    "group.initial.rebalance.delay.ms": "50",
     "replica.fetch.wait.max.ms": "800",
     "broker.heartbeat.interval.ms": "500",
 }

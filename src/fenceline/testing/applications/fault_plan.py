@@ -53,14 +53,14 @@ _WEIGHTS: Final = {
     FaultKind.ANSWER_LOST: 3.0,
     FaultKind.STORE_UNREACHABLE: 0.7,
     FaultKind.STORE_ANSWER_LOST: 1.0,
-    FaultKind.BROKER_KILLED: 2.0,
-    FaultKind.BROKER_POWER_LOST: 1.0,
-    FaultKind.BROKER_STOPPED: 1.0,
-    FaultKind.BROKER_PAUSED: 1.0,
-    FaultKind.BROKER_CUT_OFF: 1.0,
+    FaultKind.BROKER_KILLED: 1.2,
+    FaultKind.BROKER_POWER_LOST: 0.8,
+    FaultKind.BROKER_STOPPED: 0.8,
+    FaultKind.BROKER_PAUSED: 0.8,
+    FaultKind.BROKER_CUT_OFF: 0.8,
     FaultKind.BROKER_RESET: 0.5,
-    FaultKind.BROKER_LATE: 0.7,
-    FaultKind.BROKER_DISK_SLOW: 0.5,
+    FaultKind.BROKER_LATE: 0.6,
+    FaultKind.BROKER_DISK_SLOW: 0.4,
     FaultKind.BROKER_DISK_FULL: 0.3,
     FaultKind.BROKER_CLOCK: 0.3,
     FaultKind.UNCLEAN_ELECTION: 3.0,
@@ -72,7 +72,7 @@ LOSING: Final = frozenset({FaultKind.UNCLEAN_ELECTION, FaultKind.TOPIC_RECREATED
 EVERY_FAULT: Final = tuple(kind for kind in FaultKind if kind not in LOSING)
 """The faults after which everything that was acknowledged is still there."""
 
-MOST_FAULTS: Final = 6
+MOST_FAULTS: Final = 4
 _FIRST_S: Final = 0.1
 _KIND_CHANCE: Final = 0.6
 """Chance that a seed uses a kind: so each has its own mix, and frequent faults do not hide rare ones."""

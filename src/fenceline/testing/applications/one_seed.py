@@ -139,13 +139,19 @@ def _run(
     timeline.watch()
     faults = planned(story, job.seed)
     injection.schedule([each for each in faults if job.faults is None or each.number in job.faults])
-    ends_s = scheduler.now_s + story.limit_s
+    test.on_finished = lambda: scheduler.fail(_StoryEnded())
     test.start()
-    scheduler.run(done=lambda: not test.is_running or scheduler.now_s >= ends_s)
-    if test.is_running:
-        raise SimulationError(
-            f"the story did not end within {story.limit_s:g} virtual s. Give its waits a limit, or raise limit_s"
-        )
+    try:
+        scheduler.run(until_s=scheduler.now_s + story.limit_s)
+    except _StoryEnded:
+        return
+    raise SimulationError(
+        f"the story did not end within {story.limit_s:g} virtual s. Give its waits a limit, or raise limit_s"
+    )
+
+
+class _StoryEnded(Exception):
+    """Ends the run of the scheduler."""
 
 
 def _described(error: BaseException | None) -> tuple[str | None, str, str]:
