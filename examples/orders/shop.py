@@ -12,7 +12,7 @@ from fenceline.testing.applications import StoryWorld, Topic, assert_at_least_on
 from service import GROUP
 
 TOPICS: Final = (Topic("orders"), Topic("payments"))
-ORDERS: Final = 12
+ORDERS: Final = 10
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "producer": {"request.timeout.ms": 2000},
     "consumer": {"request.timeout.ms": 2000, "session.timeout.ms": 1500, "heartbeat.interval.ms": 500},
