@@ -1,7 +1,7 @@
 """An order service: takes orders from a topic, records them in the shop's database, and requests their payments.
 
-It commits an order's offset only after both are done. After a crash it processes some orders again: the database has one
-entry for each order, and payments carry the order's number, so that the next service can ignore a second request.
+It commits an order's offset only after both are done. After a crash it processes some orders again: the database has
+one entry for each order, and payments carry the order's number, so that the next service can ignore a second request.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fenceline.client import AsyncConsumer, AsyncProducer
 from service import GROUP, Database, process
+
+from fenceline.client import AsyncConsumer, AsyncProducer
 
 
 async def run(bootstrap: str, database: Database, settings: Mapping[str, Any]) -> None:

@@ -7,9 +7,10 @@ import json
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
+from service import GROUP
+
 from fenceline.client import AsyncProducer
 from fenceline.testing.applications import StoryWorld, Topic, assert_at_least_once
-from service import GROUP
 
 TOPICS: Final = (Topic("orders"), Topic("payments"))
 ORDERS: Final = 10

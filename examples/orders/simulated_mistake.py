@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import service_commits_first
-from fenceline.testing.applications import StoryWorld, simulated
 from shop import TOPICS, shop
+
+from fenceline.testing.applications import StoryWorld, simulated
 
 
 @simulated(topics=TOPICS, seconds=1.5)

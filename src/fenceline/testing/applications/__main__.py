@@ -28,7 +28,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seed", type=int, help="tell one seed")
     which.add_argument("--seeds", default="0..200", help="a range: A..B (B excluded), or A.. until stopped")
-    parser.add_argument("--faults", metavar="N,N", help="with --seed: inject only these faults of it; none for no fault")
+    parser.add_argument(
+        "--faults", metavar="N,N", help="with --seed: inject only these faults of it; none for no fault"
+    )
     parser.add_argument("--shrink", action="store_true", help="with --seed: search for the shortest story that fails")
     parser.add_argument("--workers", type=int, default=1, help="number of processes that run seeds")
     parser.add_argument("--no-fork", action="store_true", help="form a cluster for each seed: slower, the same outcome")
@@ -81,7 +83,8 @@ def _one(story: Story, arguments: argparse.Namespace) -> int:
         outcome = shortest(story, outcome, arguments.workers, forks=_forks(arguments))
     print(outcome.report())
     print(
-        f"hash {outcome.digest}, {outcome.virtual_s:.1f} virtual s in {outcome.cpu_s:.3f} CPU s, {outcome.steps} callbacks"
+        f"hash {outcome.digest}, {outcome.virtual_s:.1f} virtual s in {outcome.cpu_s:.3f} CPU s,"
+        f" {outcome.steps} callbacks"
     )
     return outcome.failure is not None
 
@@ -94,7 +97,9 @@ def _many(story: Story, seeds: Iterable[int], arguments: argparse.Namespace) -> 
     with closing(outcomes(story, map(StoryJob, seeds), arguments.workers, forks=_forks(arguments))) as found:
         for outcome in found:
             told += 1
-            cpu_s, virtual_s, faults = cpu_s + outcome.cpu_s, virtual_s + outcome.virtual_s, faults + len(outcome.injected)
+            cpu_s += outcome.cpu_s
+            virtual_s += outcome.virtual_s
+            faults += len(outcome.injected)
             if outcome.failure is not None:
                 failed += 1
                 first = first or outcome

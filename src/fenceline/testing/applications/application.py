@@ -14,7 +14,7 @@ import asyncio
 import copy
 import signal
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from fenceline.testing.applications.cluster import SimulatedCluster
 from fenceline.testing.applications.process_surroundings import context_with
@@ -58,12 +58,6 @@ class ApplicationLoop(SimLoop):
                     pass
                 break
         super().close_tasks()
-
-    def _unsupported(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise SimulationError(
-            "a simulated application reaches brokers and SimulatedStores only: no other sockets, files of the network or"
-            " subprocesses. Give the application the other service as an argument, and in the simulation a stand-in"
-        )
 
 
 class SimulatedApplication:

@@ -272,7 +272,8 @@ class FaultInjection:
         if store is None or store.is_unreachable:
             return None
         store.is_unreachable = True
-        return f"the store {store.name} does not answer {self._lasts(fault, partial(setattr, store, 'is_unreachable', False))}"
+        lasts = self._lasts(fault, partial(setattr, store, "is_unreachable", False))
+        return f"the store {store.name} does not answer {lasts}"
 
     def _store_answer_lost(self, fault: PlannedFault) -> str | None:
         store = self._store(fault)
@@ -292,16 +293,16 @@ class FaultInjection:
             found = image.topics_by_name.get(topic.name)
             if found is not None and found.partitions:
                 index = int(fault.detail * len(found.partitions))
-                node_id, role = found.partitions[index].leader, f", the leader of {topic.name}-{index},"
+                node_id, role = found.partitions[index].leader, f" (the leader of {topic.name}-{index})"
         elif image is not None and fault.choice < 0.6:
             names = ("__consumer_offsets", "__transaction_state")
             name = names[int(fault.pick * len(names))] if self._cluster.setup.transactions else names[0]
             found = image.topics_by_name.get(name)
             if found is not None:
                 kind = "group" if name == names[0] else "transaction"
-                node_id, role = found.partitions[0].leader, f", the {kind} coordinator,"
+                node_id, role = found.partitions[0].leader, f" (the {kind} coordinator)"
         elif fault.choice < 0.75:
-            node_id, role = self._cluster.active_controller(), ", the active controller,"
+            node_id, role = self._cluster.active_controller(), " (the active controller)"
         process = self._world.processes.get(node_id)
         if process is None or not process.is_up or process.is_paused:
             return None
@@ -371,7 +372,7 @@ class FaultInjection:
             return None
         process, name = found
         self._world.network.drop_connections(process.node_id)
-        return f"all connections of {name.rstrip(',')} are reset"
+        return f"all connections of {name} are reset"
 
     def _late_broker(self, fault: PlannedFault) -> str | None:
         found = self._broker(fault)
@@ -382,7 +383,9 @@ class FaultInjection:
         links = [(process.node_id, node, port) for node in NODES for port in (DATA_PORT, QUORUM_PORT)]
         return f"what {name} sends to other brokers is {by_s:.2f} s late {self._lag(fault, links, by_s)}"
 
-    def _lag(self, fault: PlannedFault, links: list[tuple[int, int, int]], by_s: float, lasts_s: float | None = None) -> str:
+    def _lag(
+        self, fault: PlannedFault, links: list[tuple[int, int, int]], by_s: float, lasts_s: float | None = None
+    ) -> str:
         network = self._world.network
         for link in links:
             network.lag(*link, by_s)
@@ -399,7 +402,8 @@ class FaultInjection:
             return None
         process, name = found
         process.slowness = _SLOW
-        return f"the disk of {name} is slow {self._lasts(fault, partial(setattr, process, 'slowness', 1.0))}"
+        lasts = self._lasts(fault, partial(setattr, process, "slowness", 1.0))
+        return f"the disk of {name} is slow {lasts}"
 
     def _full_disk(self, fault: PlannedFault) -> str | None:
         found = self._broker(fault)
@@ -408,7 +412,8 @@ class FaultInjection:
         process, name = found
         process.excuse("full disk")
         process.disk.capacity_bytes = process.disk.used_bytes + int(fault.detail * 2000)
-        return f"the disk of {name} is full {self._lasts(fault, partial(setattr, process.disk, 'capacity_bytes', None))}"
+        lasts = self._lasts(fault, partial(setattr, process.disk, "capacity_bytes", None))
+        return f"the disk of {name} is full {lasts}"
 
     def _set_broker_clock(self, fault: PlannedFault) -> str | None:
         found = self._broker(fault)
@@ -476,7 +481,9 @@ class FaultInjection:
                 async with AsyncAdmin(self._cluster.bootstrap_servers) as admin:
                     await admin.delete_topics([topic.name])
                     self._timeline.add(f"{topic.name} is deleted")
-                    await admin.create_topics([NewTopic(topic.name, topic.partitions, len(NODES), configs=topic.configs)])
+                    await admin.create_topics(
+                        [NewTopic(topic.name, topic.partitions, len(NODES), configs=topic.configs)]
+                    )
                     self._timeline.add(f"{topic.name} is created again, with another id")
             except FencelineError as error:
                 self._timeline.add(f"recreating {topic.name} failed: {error}")

@@ -80,7 +80,7 @@ _KIND_CHANCE: Final = 0.6
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """`number` counts from 1 in order of time. `pick`, `choice` and `detail` are from 0 to 1: whom it meets, and how."""
+    """`number` counts from 1, in order of time. `pick`, `choice` and `detail`, from 0 to 1: whom it meets, and how."""
 
     number: int
     at_s: float

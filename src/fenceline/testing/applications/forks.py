@@ -138,7 +138,7 @@ class _Copies:
         self._clusters: list[SimulatedCluster] = []
         self._collects = gc.isenabled()
         gc.disable()
-        self._stack: IO[bytes] = tempfile.TemporaryFile()
+        self._stack: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         self._selector = selectors.DefaultSelector()
         faulthandler.register(_SHOWS_STACK, file=self._stack)
 

@@ -23,8 +23,6 @@ def context_with(loop: SimLoop, wall_s: Callable[[], float], rng: Random) -> Con
     return context
 
 
-async def running_with(
-    loop: SimLoop, wall_s: Callable[[], float], rng: Random, work: Coroutine[Any, Any, T]
-) -> T:
+async def running_with(loop: SimLoop, wall_s: Callable[[], float], rng: Random, work: Coroutine[Any, Any, T]) -> T:
     """Run the work as a task of this loop, in such a context."""
     return await loop.create_task(work, context=context_with(loop, wall_s, rng))

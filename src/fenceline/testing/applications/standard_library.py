@@ -3,8 +3,8 @@
 Owns the replacements of `time`, `random`, `uuid`, `secrets`, `os.urandom` and `datetime.now` while a seed runs, so that
 an application needs no change. `fenceline.client` does not depend on them: it has `client.core.surroundings`.
 
-A name that a module has imported (`from time import time`) is replaced in modules of the application only: those outside
-of the standard library, installed packages and Fenceline.
+A name that a module has imported (`from time import time`) is replaced in modules of the application only: those
+outside of the standard library, installed packages and Fenceline.
 """
 
 from __future__ import annotations

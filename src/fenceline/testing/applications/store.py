@@ -68,7 +68,9 @@ class SimulatedStore:
 
     async def scan(self, prefix: str = "") -> dict[str, bytes]:
         """All keys with this prefix, sorted, with their values. Raises StoreUnavailable."""
-        return await self._call(lambda: {key: self.content[key] for key in sorted(self.content) if key.startswith(prefix)})
+        return await self._call(
+            lambda: {key: self.content[key] for key in sorted(self.content) if key.startswith(prefix)}
+        )
 
     async def write(
         self, changes: Mapping[str, bytes | None], *, expect: Mapping[str, bytes | None] | None = None

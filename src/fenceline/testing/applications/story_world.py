@@ -123,9 +123,8 @@ class StoryWorld:
             await self.until(is_caught_up, within_s=within_s)
         except AssertionError:
             behind = ", ".join(f"{where} {lag}" for where, lag in left.items() if lag)
-            raise AssertionError(
-                f"the group {group} has not caught up within {within_s:g} s; records that it has not committed: {behind}"
-            ) from None
+            late = f"the group {group} has not caught up within {within_s:g} s"
+            raise AssertionError(f"{late}; records that it has not committed: {behind}") from None
 
     async def lag(self, group: str, *topics: str) -> dict[TopicPartition, int]:
         """By partition, the number of offsets between what the group has committed and the end."""

@@ -6,13 +6,17 @@ Owns the detection of requests by their API key. Knows nothing else of the proto
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from fenceline.testing.simulation.loop import SimLoop
+from fenceline.testing.simulation.scheduler import SimulationError
 from fenceline.testing.simulation.sockets import Factory, NodeSockets, Sockets, Stream, StreamTransport
 from fenceline.wire.apis import ApiKey
+
+_BROKER: Final = re.compile(r"n\d+")
 
 
 @dataclass(slots=True)
@@ -33,7 +37,14 @@ class WatchedSockets(NodeSockets):
         self._on_use = on_use
 
     async def connect(self, loop: SimLoop, factory: Factory, host: str, port: int) -> tuple[Any, Any]:
-        """See `NodeSockets`."""
+        """See `NodeSockets`. Raises SimulationError for another host than a broker, which ends the story."""
+        if _BROKER.fullmatch(host) is None:
+            error = SimulationError(
+                f"a simulated application reaches brokers only, not {host}:{port}. Give it what it needs of other"
+                " services as an argument, and in the simulation a stand-in, for example a SimulatedStore"
+            )
+            loop.scheduler.fail(error)
+            raise error
         opened: asyncio.Future[tuple[Any, Any]] = loop.create_future()
         stream = _WatchedStream(self, self._sockets, self.node_id, int(host[1:]), loop, port)
         stream.open(factory, opened)

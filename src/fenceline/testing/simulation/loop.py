@@ -252,7 +252,7 @@ class SimLoop(ProcessLoop):
         self.kill()
         self.close_tasks()
 
-    get_debug = staticmethod(bool)  # type: ignore[assignment]  # always False; called for each task, so a builtin
+    get_debug = staticmethod(bool)  # always False; called for each task, so a builtin
 
     def set_debug(self, enabled: bool) -> None:
         """There is no debug mode."""

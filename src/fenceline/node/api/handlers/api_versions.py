@@ -105,7 +105,12 @@ class ApiVersions:
             if version >= 1:
                 parts.append(struct.pack(">i", throttle_ms))
             return b"".join(parts)
-        parts = [struct.pack(">h", error), uvarint(len(ranges) + 1), self._flexible_ranges, struct.pack(">i", throttle_ms)]
+        parts = [
+            struct.pack(">h", error),
+            uvarint(len(ranges) + 1),
+            self._flexible_ranges,
+            struct.pack(">i", throttle_ms),
+        ]
         finalized = self._finalized()
         tagged: list[tuple[int, bytes]] = []
         supported = self._supported_rows[version >= 4]
