@@ -34,7 +34,12 @@ _NO_BACKGROUND_MS: Final = 600_000
 _MORE: Final[Mapping[str, str]] = {
     "group.min.session.timeout.ms": "500",
     "offsets.topic.num.partitions": "1",
+    "offsets.topic.replication.factor": "3",
     "transaction.state.log.num.partitions": "1",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "50",
     "replica.fetch.wait.max.ms": "800",
