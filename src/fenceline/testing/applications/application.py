@@ -83,7 +83,8 @@ class SimulatedApplication:
         """Called when its main coroutine has ended."""
         self.failure: BaseException | None = None
         """The error with which it ended last, if it did not start again."""
-        self.result: asyncio.Future[Any] | None = None
+        self.broken: BaseException | None = None
+        """A failed assertion in it."""
         self._cluster = cluster
         self._world = cluster.world
         self._timeline = timeline
@@ -150,7 +151,7 @@ class SimulatedApplication:
         if isinstance(error, AssertionError):
             self.failure = error
             self._note(f"fails an assertion: {_shown(error)}")
-            self._world.scheduler.fail(error)
+            self._break(error)
         elif self._is_stopping or task.cancelled():
             self._note("has stopped")
             self._start_later()
@@ -166,6 +167,7 @@ class SimulatedApplication:
     def _end(self) -> None:
         loop, self._loop, self._task = self._loop, None, None
         if loop is not None:
+            loop.report_unseen_errors()
             loop.kill()
             self._world.ended_loops.append(loop)
             self._world.network.process_ended(self.client_id)
@@ -223,9 +225,14 @@ class SimulatedApplication:
         """An error that asyncio would only log."""
         error = context.get("exception")
         if isinstance(error, AssertionError | SimulationError):
-            self._world.scheduler.fail(error)
+            self._break(error)
         else:
             self._note(f"logs an unhandled error: {_shown(error) if error is not None else context.get('message')}")
+
+    def _break(self, error: BaseException) -> None:
+        """End the story."""
+        self.broken = self.broken or error
+        self._world.scheduler.fail(error)
 
     def _note(self, what: str) -> None:
         self._timeline.add(f"{self.name} {what}")

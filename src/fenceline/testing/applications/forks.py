@@ -190,7 +190,7 @@ class _Copies:
         if len(self._clusters) >= count:
             return
         gc.unfreeze()
-        if not self._clusters:
+        if not self._clusters and count > 1:
             _warm_up(self._story)
         while len(self._clusters) < count:
             self._clusters.append(formed(self._story.setup))

@@ -104,7 +104,9 @@ def tell(cluster: SimulatedCluster, story: Story, job: StoryJob) -> StoryOutcome
             raise
         except BaseException as found:
             error = found
-        error = error or test.failure
+        for application in applications:
+            application.close()
+        error = error or test.failure or next((each.broken for each in applications if each.broken is not None), None)
         failure, cause, details = _described(error)
         if error is not None:
             timeline.add(f"failed: {failure}")
@@ -122,8 +124,7 @@ def tell(cluster: SimulatedCluster, story: Story, job: StoryJob) -> StoryOutcome
         steps=world.scheduler.steps - steps,
         cpu_s=_real_time_s() - began_s,
     )
-    for application in (test, *applications):
-        application.close()
+    test.close()
     return outcome
 
 
