@@ -57,6 +57,16 @@ def test_all_failures_are_listed(file: str, capsys: pytest.CaptureFixture[str]) 
     assert "20 seeds" in told
 
 
+def test_a_trace_has_every_event(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{file}::calm", "--seed", "1", "--trace"]) == 0
+    traced = capsys.readouterr().out
+    assert "world seed 1" in traced
+    assert " net " in traced
+    assert main([f"{file}::calm", "--seed", "1"]) == 0
+    hashes = {each.rsplit("hash ", 1)[1].split(",")[0] for each in (traced, capsys.readouterr().out)}
+    assert len(hashes) == 1, "the same run"
+
+
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [

@@ -53,7 +53,7 @@ class _Core:
         )
         self.sticky = StickyPartitioner()
         own = surroundings()
-        self.wall_ms, self.monotonic_s = own.wall_ms, own.monotonic_s
+        self.wall_s, self.monotonic_s = own.wall_s, own.monotonic_s
         self.partitions: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Topic -> (partition count, partitions with a leader)."""
         self.topic_partitions: dict[str, tuple[TopicPartition, ...]] = {}
@@ -163,7 +163,7 @@ class AsyncProducer(AsyncClient):
         self._core.check_sizes(key, value)
         if topic not in self._core.partitions:
             await self.prepare(topic)
-        timestamp = self._core.wall_ms() if timestamp_ms is None else timestamp_ms
+        timestamp = int(self._core.wall_s() * 1000) if timestamp_ms is None else timestamp_ms
         deadline = Deadline(self.config["max.block.ms"])
         while True:
             if self._sender.fatal is not None:
@@ -380,7 +380,7 @@ class Producer(BlockingClient[AsyncProducer]):
             self._run(self._async.prepare(topic))
         if (value is not None and len(value) > 65_536) or (key is not None and len(key) > 65_536):
             core.check_sizes(key, value)
-        timestamp = core.wall_ms() if timestamp_ms is None else timestamp_ms
+        timestamp = int(core.wall_s() * 1000) if timestamp_ms is None else timestamp_ms
         delivery = core.try_append(topic, key, value, headers, partition, timestamp, self._wake)
         if delivery is None:
             end_s = core.monotonic_s() + self.config["max.block.ms"] / 1000

@@ -32,6 +32,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "--faults", metavar="N,N", help="with --seed: inject only these faults of it; none for no fault"
     )
     parser.add_argument("--shrink", action="store_true", help="with --seed: search for the shortest story that fails")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print every event of nodes and network")
     parser.add_argument("--workers", type=int, default=1, help="number of processes that run seeds")
     parser.add_argument("--no-fork", action="store_true", help="form a cluster for each seed: slower, the same outcome")
     parser.add_argument("--all", action="store_true", help="continue after a failure; stories are not shortened")
@@ -78,7 +79,8 @@ def _forks(arguments: argparse.Namespace) -> bool | None:
 
 def _one(story: Story, arguments: argparse.Namespace) -> int:
     job = StoryJob(arguments.seed, _faults(arguments.faults))
-    outcome = next(outcomes(story, [job], forks=_forks(arguments)))
+    sink = print if arguments.trace else None
+    outcome = next(outcomes(story, [job], forks=_forks(arguments), sink=sink))
     if outcome.failure is not None and arguments.shrink:
         outcome = shortest(story, outcome, arguments.workers, forks=_forks(arguments))
     print(outcome.report())

@@ -82,7 +82,7 @@ class SimulatedApplication:
         self.on_finished: Callable[[], None] | None = None
         """Called when its main coroutine has ended."""
         self.failure: BaseException | None = None
-        """The error with which it ended last, if it did not start again."""
+        """The error with which it ended, if it is not started again after one."""
         self.broken: BaseException | None = None
         """A failed assertion in it."""
         self._cluster = cluster
@@ -148,21 +148,20 @@ class SimulatedApplication:
         self._end()
         if self.on_finished is not None:
             self.on_finished()
-        if isinstance(error, AssertionError):
+        if not self._is_supervised:
             self.failure = error
+        elif isinstance(error, AssertionError):
             self._note(f"fails an assertion: {_shown(error)}")
             self._break(error)
         elif self._is_stopping or task.cancelled():
             self._note("has stopped")
             self._start_later()
         elif error is not None:
-            self.failure = error
             self._note(f"ends with {_shown(error)}")
             self._start_later()
         else:
             self._has_returned = True
-            if self._is_supervised:
-                self._note("ends")
+            self._note("ends")
 
     def _end(self) -> None:
         loop, self._loop, self._task = self._loop, None, None

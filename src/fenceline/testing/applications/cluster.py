@@ -9,7 +9,7 @@ Has no faults and no applications of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
@@ -70,9 +70,16 @@ class ClusterSetup:
 class BranchingWorld(World):
     """A world whose random sources can be seeded again."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, sink: Callable[[str], None] | None) -> None:
+        """`sink` receives each line of the trace from `branch` on."""
         self._sources: list[tuple[str, Random]] = []
-        super().__init__(0, options)
+        self._is_branched = False
+
+        def pass_on(line: str) -> None:
+            if self._is_branched and sink is not None:
+                sink(line)
+
+        super().__init__(0, options, sink=None if sink is None else pass_on)
 
     def rng(self, name: str) -> Random:
         """See `World`."""
@@ -82,7 +89,7 @@ class BranchingWorld(World):
 
     def branch(self, seed: int, options: Options) -> None:
         """From now on the seed determines everything that is drawn."""
-        self.seed, self.options = seed, options
+        self.seed, self.options, self._is_branched = seed, options, True
         for name, source in self._sources:
             source.seed(f"{seed}/{name}")
         conditions = self.network.conditions
@@ -95,7 +102,8 @@ class BranchingWorld(World):
 class SimulatedCluster:
     """See the module. Close it after use, unless the process ends."""
 
-    def __init__(self, setup: ClusterSetup) -> None:
+    def __init__(self, setup: ClusterSetup, *, sink: Callable[[str], None] | None = None) -> None:
+        """`sink` receives every event of a seed, as text."""
         self.setup = setup
         self.world = BranchingWorld(
             Options(
@@ -105,7 +113,8 @@ class SimulatedCluster:
                 checkpoint_ms=_NO_BACKGROUND_MS,
                 flush_ms=_NO_BACKGROUND_MS,
                 tidy_ms=_NO_BACKGROUND_MS,
-            )
+            ),
+            sink,
         )
         self.world.faults_active = False
         self.sockets = Sockets(self.world)

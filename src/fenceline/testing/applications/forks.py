@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -35,7 +35,11 @@ from fenceline.testing.applications.standard_library import note_application_mod
 from fenceline.testing.applications.story import Story
 from fenceline.testing.simulation.world import LogSink
 
-SEEDS_OF_A_COPY: Final = 8
+SEEDS_OF_A_COPY: Final = 24
+FIRST_SEEDS_OF_A_COPY: Final = 8
+"""The first copies run fewer: a cluster forms for each, and a test may have few seeds."""
+_FEW: Final = 96
+"""Seeds until copies run more of them."""
 LIMIT_S: Final = 60.0
 _SHOWS_STACK: Final = signal.SIGUSR1
 _WRITES_STACK_S: Final = 1.0
@@ -51,10 +55,18 @@ def can_fork() -> bool:
 
 
 def outcomes(
-    story: Story, jobs: Iterable[StoryJob], workers: int = 1, *, forks: bool | None = None
+    story: Story,
+    jobs: Iterable[StoryJob],
+    workers: int = 1,
+    *,
+    forks: bool | None = None,
+    sink: Callable[[str], None] | None = None,
 ) -> Generator[StoryOutcome, None, None]:
-    """The outcome of each job, in order. `forks`: None if possible. Closing the generator ends the copies."""
-    if can_fork() if forks is None else forks:
+    """The outcome of each job, in order. `forks`: None if possible. Closing the generator ends the copies.
+
+    `sink` receives every event of a seed, as text; then nothing is forked.
+    """
+    if sink is None and (can_fork() if forks is None else forks):
         copies = _Copies(story, jobs, max(1, workers))
         try:
             yield from copies.outcomes()
@@ -63,7 +75,7 @@ def outcomes(
         return
     for job in jobs:
         with _no_collections():
-            cluster = formed(story.setup)
+            cluster = formed(story.setup, sink)
             try:
                 outcome = tell(cluster, story, job)
             finally:
@@ -72,9 +84,9 @@ def outcomes(
         yield outcome
 
 
-def formed(setup: ClusterSetup) -> SimulatedCluster:
+def formed(setup: ClusterSetup, sink: Callable[[str], None] | None = None) -> SimulatedCluster:
     """A cluster from which one seed can continue."""
-    cluster = SimulatedCluster(setup)
+    cluster = SimulatedCluster(setup, sink=sink)
     with LogSink(cluster.world):
         cluster.form()
     return cluster
@@ -176,7 +188,8 @@ class _Copies:
     def _give(self) -> None:
         """Start copies while a worker is free."""
         while len(self._running) < self._workers and self._given - self._following < _AHEAD * self._workers:
-            jobs = [self._again.popleft()] if self._again else list(islice(self._waiting, SEEDS_OF_A_COPY))
+            count = SEEDS_OF_A_COPY if self._given >= _FEW else FIRST_SEEDS_OF_A_COPY
+            jobs = [self._again.popleft()] if self._again else list(islice(self._waiting, count))
             if not jobs:
                 return
             self._given = max(self._given, jobs[-1].number + 1)

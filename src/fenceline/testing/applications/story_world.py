@@ -23,7 +23,7 @@ from fenceline.testing.applications.fault_injection import FaultInjection
 from fenceline.testing.applications.store import SimulatedStore
 from fenceline.testing.applications.timeline import Timeline
 
-_LOOKS_EVERY_S: Final = 0.05
+_LOOKS_EVERY_S: Final = 0.1
 _POLL_MS: Final = 500
 
 
@@ -114,9 +114,11 @@ class StoryWorld:
         """Wait until the group has committed the end of these topics. Raises AssertionError if it does not."""
         left: dict[TopicPartition, int] = {}
 
+        partitions = await self._partitions(topics)
+
         async def is_caught_up() -> bool:
             left.clear()
-            left.update(await self.lag(group, *topics))
+            left.update(await self._lag(group, partitions))
             return not any(left.values())
 
         try:
@@ -128,7 +130,9 @@ class StoryWorld:
 
     async def lag(self, group: str, *topics: str) -> dict[TopicPartition, int]:
         """By partition, the number of offsets between what the group has committed and the end."""
-        partitions = await self._partitions(topics)
+        return await self._lag(group, await self._partitions(topics))
+
+    async def _lag(self, group: str, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         ends = await self.admin.list_offsets(dict.fromkeys(partitions, "latest"))
         committed = await self.admin.list_group_offsets(group, partitions)
         new = [where for where in partitions if where not in committed and ends[where].offset > 0]

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from fenceline.metadata.image import MetadataImage
 from fenceline.testing.applications.cluster import SimulatedCluster
 
-_LOOKS_EVERY_S: Final = 0.05
+_LOOKS_EVERY_S: Final = 0.1
 _NO_IMAGE_OFFSET: Final = -2
 _INTERNAL: Final = {"__consumer_offsets": "the group coordinator", "__transaction_state": "the transaction coordinator"}
 
