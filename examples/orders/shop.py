@@ -40,7 +40,7 @@ async def place_orders(world: StoryWorld) -> list[int]:
     placed: list[int] = []
     async with AsyncProducer(world.bootstrap_servers, request_timeout_ms=2000, linger_ms=5) as producer:
         while len(placed) < ORDERS:
-            group = range(len(placed), min(ORDERS, len(placed) + world.rng.randint(1, 5)))
+            group = range(len(placed), min(ORDERS, len(placed) + world.rng.randint(2, 5)))
             deliveries = [await producer.send("orders", *an_order(world, number)) for number in group]
             for number, delivery in zip(group, deliveries, strict=True):
                 await delivery

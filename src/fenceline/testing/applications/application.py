@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from fenceline.testing.applications.cluster import SimulatedCluster
 from fenceline.testing.applications.process_surroundings import context_with
-from fenceline.testing.applications.timeline import Timeline
+from fenceline.testing.applications.timeline import StoryTimeline
 from fenceline.testing.applications.watched_sockets import WatchedSockets
 from fenceline.testing.simulation.clock import NodeClock
 from fenceline.testing.simulation.loop import SimLoop
@@ -66,7 +66,7 @@ class SimulatedApplication:
     def __init__(
         self,
         cluster: SimulatedCluster,
-        timeline: Timeline,
+        timeline: StoryTimeline,
         name: str,
         main: Main,
         args: tuple[Any, ...],

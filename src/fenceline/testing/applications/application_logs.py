@@ -12,14 +12,14 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from fenceline.testing.applications.timeline import Timeline
+from fenceline.testing.applications.timeline import StoryTimeline
 from fenceline.testing.simulation.loop import SimLoop
 
 _SHOWN: Final = 160
 
 
 class _StoryHandler(logging.Handler):
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: StoryTimeline) -> None:
         super().__init__(logging.WARNING)
         self._timeline = timeline
 
@@ -35,7 +35,7 @@ class _StoryHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def captured_logs(timeline: Timeline) -> Iterator[None]:
+def captured_logs(timeline: StoryTimeline) -> Iterator[None]:
     """Write warnings to the timeline, and nothing anywhere else."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level

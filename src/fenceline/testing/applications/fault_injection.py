@@ -18,8 +18,8 @@ from fenceline.testing.applications.cluster import NODES, SimulatedCluster
 from fenceline.testing.applications.fault_plan import FaultKind, PlannedFault
 from fenceline.testing.applications.process_surroundings import running_with
 from fenceline.testing.applications.store import SimulatedStore
-from fenceline.testing.applications.timeline import Timeline
-from fenceline.testing.applications.watched_sockets import Aim
+from fenceline.testing.applications.timeline import StoryTimeline
+from fenceline.testing.applications.watched_sockets import AnswerAim
 from fenceline.testing.simulation.brokers_node import DATA_PORT, QUORUM_PORT
 from fenceline.testing.simulation.world import Process
 from fenceline.wire.apis import ApiKey
@@ -53,7 +53,7 @@ class FaultInjection:
     def __init__(
         self,
         cluster: SimulatedCluster,
-        timeline: Timeline,
+        timeline: StoryTimeline,
         applications: list[SimulatedApplication],
         stores: list[SimulatedStore],
     ) -> None:
@@ -184,7 +184,7 @@ class FaultInjection:
             self._world.loop.call_later(after_s, kill)
             return True
 
-        application.sockets.aims.append(Aim(api_key, strike))
+        application.sockets.aims.append(AnswerAim(api_key, strike))
         return None
 
     def _lose_answer(self, fault: PlannedFault) -> str | None:
@@ -199,7 +199,7 @@ class FaultInjection:
             self._tell(fault, f"the answer to the {_name(api_key)} request of {application.name} is lost")
             return False
 
-        application.sockets.aims.append(Aim(api_key, strike))
+        application.sockets.aims.append(AnswerAim(api_key, strike))
         return None
 
     def _aimed_api(self, fault: PlannedFault) -> ApiKey:

@@ -24,7 +24,7 @@ from fenceline.testing.applications.standard_library import simulated_standard_l
 from fenceline.testing.applications.store import SimulatedStore
 from fenceline.testing.applications.story import Story
 from fenceline.testing.applications.story_world import StoryWorld
-from fenceline.testing.applications.timeline import StoryLine, Timeline, numbered
+from fenceline.testing.applications.timeline import StoryLine, StoryTimeline, numbered
 from fenceline.testing.simulation.scheduler import Livelock, NothingLeft, ProcessEnded, SimulationError
 from fenceline.testing.simulation.world import LogSink, World
 
@@ -90,7 +90,7 @@ def tell(cluster: SimulatedCluster, story: Story, job: StoryJob) -> StoryOutcome
     world = cluster.world
     steps, virtual_s = world.scheduler.steps, world.scheduler.now_s
     cluster.branch(job.seed)
-    timeline = Timeline(cluster)
+    timeline = StoryTimeline(cluster)
     applications: list[SimulatedApplication] = []
     stores: list[SimulatedStore] = []
     injection = FaultInjection(cluster, timeline, applications, stores)
@@ -134,7 +134,7 @@ def _run(
     job: StoryJob,
     test: SimulatedApplication,
     injection: FaultInjection,
-    timeline: Timeline,
+    timeline: StoryTimeline,
 ) -> None:
     scheduler = cluster.world.scheduler
     timeline.watch()

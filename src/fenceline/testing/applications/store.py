@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from typing import Final, NamedTuple, TypeVar
 
-from fenceline.testing.applications.timeline import Timeline
+from fenceline.testing.applications.timeline import StoryTimeline
 from fenceline.testing.simulation.loop import SimLoop
 from fenceline.testing.simulation.scheduler import SimHandle, SimulationError
 from fenceline.testing.simulation.world import World
@@ -44,7 +44,7 @@ class StoreWrite(NamedTuple):
 class SimulatedStore:
     """See the module. Values are bytes; None means that a key does not exist."""
 
-    def __init__(self, world: World, timeline: Timeline, name: str) -> None:
+    def __init__(self, world: World, timeline: StoryTimeline, name: str) -> None:
         self.name = name
         self.content: dict[str, bytes] = {}
         """What is in the store now, for the assertions of a test; applications use the methods."""

@@ -21,7 +21,7 @@ from fenceline.testing.applications.application import SimulatedApplication
 from fenceline.testing.applications.cluster import SimulatedCluster
 from fenceline.testing.applications.fault_injection import FaultInjection
 from fenceline.testing.applications.store import SimulatedStore
-from fenceline.testing.applications.timeline import Timeline
+from fenceline.testing.applications.timeline import StoryTimeline
 
 _LOOKS_EVERY_S: Final = 0.1
 _POLL_MS: Final = 500
@@ -33,7 +33,7 @@ class StoryWorld:
     def __init__(
         self,
         cluster: SimulatedCluster,
-        timeline: Timeline,
+        timeline: StoryTimeline,
         injection: FaultInjection,
         applications: list[SimulatedApplication],
         stores: list[SimulatedStore],

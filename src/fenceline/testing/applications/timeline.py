@@ -23,7 +23,7 @@ class StoryLine(NamedTuple):
     text: str
 
 
-class Timeline:
+class StoryTimeline:
     """See the module. Watches the metadata of the cluster from `watch` on."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:

@@ -20,7 +20,7 @@ _BROKER: Final = re.compile(r"n\d+")
 
 
 @dataclass(slots=True)
-class Aim:
+class AnswerAim:
     """Wait for a request of this API; `strike` is called when its answer is sent, and returns whether the answer is
     delivered."""
 
@@ -33,7 +33,7 @@ class WatchedSockets(NodeSockets):
 
     def __init__(self, sockets: Sockets, client_id: int, *, on_use: Callable[[str], None]) -> None:
         super().__init__(sockets, client_id)
-        self.aims: list[Aim] = []
+        self.aims: list[AnswerAim] = []
         self._on_use = on_use
 
     async def connect(self, loop: SimLoop, factory: Factory, host: str, port: int) -> tuple[Any, Any]:
@@ -63,7 +63,7 @@ class _WatchedStream(Stream):
     ) -> None:
         super().__init__(sockets, source, destination, loop, port)
         self._owner = owner
-        self._met: Aim | None = None
+        self._met: AnswerAim | None = None
 
     def send(self, end: StreamTransport, content: bytes) -> None:
         if self._met is not None and end.me != self.source:
