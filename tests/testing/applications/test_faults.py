@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -88,6 +89,26 @@ def test_an_unclean_election_loses_records_and_leaves_receipts() -> None:
     subject = simulated(topics=["t"], faults=(), unclean_elections=True, seconds=2)(story)
     found = run_seeds(subject, range(3), shrink=False)
     assert any(line.text.startswith("lost ") and line.text != "lost 0" for each in found for line in each.lines)
+
+
+def test_a_group_continues_from_an_older_offset_after_a_lost_commit() -> None:
+    async def story(world: StoryWorld) -> None:
+        store = world.store("copy")
+        reader = world.start("reader", reading, world.bootstrap_servers, store)
+        sent = await produce(world, 3)
+        await asyncio.sleep(3)
+        await world.quiet()
+        await world.until(lambda: len(store.content) >= len(sent))
+        reader.kill()  # its successor begins at the committed offset
+        await asyncio.sleep(2)
+        assert_at_least_once(sent, map(int, store.content))
+        times = Counter(number for write in store.writes for number in write.changes)
+        world.note(f"processed again: {sum(each > 1 for each in times.values())}")
+
+    subject = simulated(topics=["t"], faults=(), lost_commits=True, seconds=2)(story)
+    found = [line.text for each in run_seeds(subject, range(4), shrink=False) for line in each.lines]
+    assert any(text.startswith("the group coordinator is n") for text in found), "an unclean election"
+    assert any(text.startswith("processed again: ") and text != "processed again: 0" for text in found)
 
 
 def test_a_topic_is_made_anew_under_a_running_producer() -> None:

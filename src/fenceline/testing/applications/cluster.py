@@ -27,6 +27,9 @@ from fenceline.testing.simulation.sockets import Sockets, machine_of
 from fenceline.testing.simulation.world import Process, World
 
 NODES: Final = (1, 2, 3)
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+UNCLEAN: Final[Mapping[str, str]] = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+"""Configs of a topic that can lose what it has acknowledged."""
 _FORMED_WITHIN_S: Final = 30.0
 _SETTLES_S: Final = 1.0
 _FIRST_CLIENT: Final = -100
@@ -64,6 +67,8 @@ class ClusterSetup:
     topics: tuple[Topic, ...] = ()
     transactions: bool = False
     """Whether the transaction coordinator exists from the start."""
+    unclean_commits: bool = False
+    """Whether the topic with committed offsets can have an unclean leader."""
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -174,6 +179,8 @@ class SimulatedCluster:
             if topics:
                 await admin.create_topics(topics)
             await admin.list_group_offsets("formation")
+            if self.setup.unclean_commits:
+                await admin.alter_configs({("topic", OFFSETS_TOPIC): UNCLEAN})
         if self.setup.transactions:
             async with AsyncProducer(self.bootstrap_servers, transactional_id="formation") as producer:
                 await producer.init_transactions()

@@ -14,7 +14,7 @@ from typing import Final
 from fenceline.client.admin.async_admin import AsyncAdmin, NewTopic
 from fenceline.errors import FencelineError
 from fenceline.testing.applications.application import SimulatedApplication
-from fenceline.testing.applications.cluster import NODES, SimulatedCluster
+from fenceline.testing.applications.cluster import NODES, OFFSETS_TOPIC, SimulatedCluster
 from fenceline.testing.applications.fault_plan import FaultKind, PlannedFault
 from fenceline.testing.applications.process_surroundings import running_with
 from fenceline.testing.applications.store import SimulatedStore
@@ -93,6 +93,7 @@ class FaultInjection:
             FaultKind.BROKER_DISK_FULL: self._full_disk,
             FaultKind.BROKER_CLOCK: self._set_broker_clock,
             FaultKind.UNCLEAN_ELECTION: self._elect_uncleanly,
+            FaultKind.COMMITS_LOST: self._lose_commits,
             FaultKind.TOPIC_RECREATED: self._recreate_topic,
         }
 
@@ -295,7 +296,7 @@ class FaultInjection:
                 index = int(fault.detail * len(found.partitions))
                 node_id, role = found.partitions[index].leader, f" (the leader of {topic.name}-{index})"
         elif image is not None and fault.choice < 0.6:
-            names = ("__consumer_offsets", "__transaction_state")
+            names = (OFFSETS_TOPIC, "__transaction_state")
             name = names[int(fault.pick * len(names))] if self._cluster.setup.transactions else names[0]
             found = image.topics_by_name.get(name)
             if found is not None:
@@ -429,12 +430,16 @@ class FaultInjection:
     def _elect_uncleanly(self, fault: PlannedFault) -> str | None:
         """The leader of a partition stays alone in sync, acknowledges, and is killed: a replica that lacks what was
         acknowledged must lead."""
-        topics, image = self._cluster.setup.topics, self._cluster.image()
-        if not topics or image is None or not self._cluster.is_well():
-            return None
-        topic = topics[int(fault.pick * len(topics))]
-        found = image.topics_by_name.get(topic.name)
-        if found is None:
+        topics = self._cluster.setup.topics
+        return self._strand(fault, topics[int(fault.pick * len(topics))].name) if topics else None
+
+    def _lose_commits(self, fault: PlannedFault) -> str | None:
+        return self._strand(fault, OFFSETS_TOPIC)
+
+    def _strand(self, fault: PlannedFault, topic: str) -> str | None:
+        image = self._cluster.image()
+        found = image.topics_by_name.get(topic) if image is not None else None
+        if found is None or not self._cluster.is_well():
             return None
         index = int(fault.choice * len(found.partitions))
         leader = found.partitions[index].leader
@@ -452,14 +457,14 @@ class FaultInjection:
             process.kill(power_lost=False)
             self._tell(
                 fault,
-                f"n{leader}, alone in sync for {topic.name}-{index}, is killed: what it acknowledged alone is lost."
+                f"n{leader}, alone in sync for {topic}-{index}, is killed: what it acknowledged alone is lost."
                 f" It starts again after {1.0 + fault.lasts_s:.2f} s",
                 place,
             )
 
         def look() -> None:
             now = self._cluster.image()
-            partition = now.partition(topic.name, index) if now is not None else None
+            partition = now.partition(topic, index) if now is not None else None
             if self.is_over or partition is None or partition.leader != leader:
                 return
             if partition.isr == (leader,):
@@ -468,7 +473,7 @@ class FaultInjection:
                 self._world.loop.call_later(_LOOKS_EVERY_S, look)
 
         look()
-        return f"the replicas of {topic.name}-{index} fall behind n{leader}, its leader"
+        return f"the replicas of {topic}-{index} fall behind n{leader}, its leader"
 
     def _recreate_topic(self, fault: PlannedFault) -> str | None:
         topics = self._cluster.setup.topics

@@ -38,6 +38,8 @@ class FaultKind(StrEnum):
     BROKER_CLOCK = "clock of a broker set"
     UNCLEAN_ELECTION = "unclean election"
     """Loses acknowledged records. Only with `unclean_elections` of the story."""
+    COMMITS_LOST = "commits of groups lost"
+    """An unclean election of the topic with committed offsets. Only with `lost_commits` of the story."""
     TOPIC_RECREATED = "topic deleted and made anew"
     """Loses all records of a topic. Only with `recreated_topics` of the story."""
 
@@ -64,10 +66,11 @@ _WEIGHTS: Final = {
     FaultKind.BROKER_DISK_FULL: 0.3,
     FaultKind.BROKER_CLOCK: 0.3,
     FaultKind.UNCLEAN_ELECTION: 3.0,
+    FaultKind.COMMITS_LOST: 3.0,
     FaultKind.TOPIC_RECREATED: 2.0,
 }
 
-LOSING: Final = frozenset({FaultKind.UNCLEAN_ELECTION, FaultKind.TOPIC_RECREATED})
+LOSING: Final = frozenset({FaultKind.UNCLEAN_ELECTION, FaultKind.COMMITS_LOST, FaultKind.TOPIC_RECREATED})
 """Kinds that a story must allow."""
 EVERY_FAULT: Final = tuple(kind for kind in FaultKind if kind not in LOSING)
 """The faults after which everything that was acknowledged is still there."""

@@ -9,16 +9,14 @@ import inspect
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from fenceline.errors import OperatorError
-from fenceline.testing.applications.cluster import ClusterSetup, Topic
+from fenceline.testing.applications.cluster import UNCLEAN, ClusterSetup, Topic
 from fenceline.testing.applications.fault_plan import EVERY_FAULT, FaultKind
 from fenceline.testing.applications.story_world import StoryWorld
 
 TellStory = Callable[[StoryWorld], Coroutine[Any, Any, None]]
-
-_UNCLEAN: Final = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +39,7 @@ def simulated(
     seconds: float = 2.0,
     transactions: bool = False,
     unclean_elections: bool = False,
+    lost_commits: bool = False,
     recreated_topics: bool = False,
     properties: Mapping[str, str] = MappingProxyType({}),
     limit_s: float = 300.0,
@@ -49,17 +48,20 @@ def simulated(
 
     `topics` exist when it begins. Faults occur in its first `seconds`, of virtual time; it must end within `limit_s`.
     `transactions`: the transaction coordinator exists from the start, and faults aim at its requests too.
-    `unclean_elections` and `recreated_topics` add the faults that lose acknowledged records; with the first, the topics
-    have min.insync.replicas=1 and unclean.leader.election.enable=true. `properties`: of the brokers.
+    `unclean_elections` and `recreated_topics` add the faults that lose acknowledged records, `lost_commits` one after
+    which groups continue from older offsets. With the first, the topics have min.insync.replicas=1 and
+    unclean.leader.election.enable=true. `properties`: of the brokers.
     """
     wanted = [Topic(each) if isinstance(each, str) else each for each in topics]
     kinds = [kind for kind in FaultKind if kind in faults]
     if unclean_elections:
-        wanted = [replace(each, configs={**_UNCLEAN, **each.configs}) for each in wanted]
+        wanted = [replace(each, configs={**UNCLEAN, **each.configs}) for each in wanted]
         kinds.append(FaultKind.UNCLEAN_ELECTION)
+    if lost_commits:
+        kinds.append(FaultKind.COMMITS_LOST)
     if recreated_topics:
         kinds.append(FaultKind.TOPIC_RECREATED)
-    setup = ClusterSetup(tuple(wanted), transactions, properties)
+    setup = ClusterSetup(tuple(wanted), transactions, lost_commits, properties)
 
     def describe(tell: TellStory) -> Story:
         if not inspect.iscoroutinefunction(tell):
