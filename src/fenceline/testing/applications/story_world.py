@@ -25,6 +25,8 @@ from fenceline.testing.applications.timeline import StoryTimeline
 
 _LOOKS_EVERY_S: Final = 0.1
 _POLL_MS: Final = 500
+_TRANSACTIONS_END_WITHIN_S: Final = 60.0
+"""Kafka's default of transaction.timeout.ms."""
 
 
 class StoryWorld:
@@ -147,18 +149,21 @@ class StoryWorld:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def records(self, *topics: str) -> list[ConsumerRecord]:
-        """All committed records of these topics, from the beginning to the end of each partition."""
+        """All committed records of these topics, from the beginning to the end of each partition. Waits for the end of
+        open transactions. Raises AssertionError if they do not end within a minute."""
         found: list[ConsumerRecord] = []
+        ends_s = self.now_s + _TRANSACTIONS_END_WITHIN_S
         async with AsyncConsumer(
             self.bootstrap_servers, auto_offset_reset="earliest", isolation_level="read_committed"
         ) as consumer:
             partitions = await self._partitions(topics)
-            ends = await consumer.end_offsets(partitions)
+            ends = await self.admin.list_offsets(dict.fromkeys(partitions, "latest"))
             consumer.assign(partitions)
             while True:
-                behind = [where for where in partitions if await consumer.position(where) < ends[where]]
+                behind = [where for where in partitions if await consumer.position(where) < ends[where].offset]
                 if not behind:
                     return found
+                assert self.now_s < ends_s, f"a transaction stays open in {', '.join(map(str, behind))}"
                 found += await consumer.poll(_POLL_MS)
 
     async def losses(self) -> list[LossReceipt]:
