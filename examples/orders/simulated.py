@@ -8,7 +8,7 @@ from shop import TOPICS, shop
 from fenceline.testing.applications import StoryWorld, simulated
 
 
-@simulated(topics=TOPICS, seconds=1.5)
+@simulated(topics=TOPICS, seconds=1.0)
 async def orders(world: StoryWorld) -> None:
     """No order is forgotten."""
     await shop(world, service.run)
