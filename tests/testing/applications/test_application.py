@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -138,6 +139,28 @@ def test_an_application_that_fails_starts_again_and_the_story_tells_why() -> Non
         "failing starts again, life 2",
         "failing ends",
     ]
+
+
+def test_an_application_that_exits_starts_again_unless_its_status_is_0() -> None:
+    async def exiting(store: SimulatedStore) -> None:
+        lives = len(store.writes)
+        await store.write({f"{lives}": b""})
+        sys.exit(3 if lives == 0 else 0)
+
+    async def story(world: StoryWorld) -> None:
+        application = world.start("exiting", exiting, world.store("s"))
+        await world.until(lambda: application.has_finished)
+        assert application.life == 2
+
+    assert passes(story).lines[0].text == "exiting ends with ApplicationExit: exit status 3"
+
+
+def test_each_application_has_a_name_of_its_own() -> None:
+    async def story(world: StoryWorld) -> None:
+        world.start("one", asyncio.sleep, 1)
+        world.start("one", asyncio.sleep, 1)
+
+    assert "has an application one already" in str(told(story).failure)
 
 
 @pytest.mark.parametrize("in_a_task", [False, True])

@@ -7,6 +7,7 @@ import datetime
 import os
 import random
 import secrets
+import threading
 import time
 import uuid
 from datetime import datetime as imported_datetime
@@ -54,6 +55,20 @@ def test_random_numbers_are_those_of_the_seed() -> None:
     again = [each.lines[0].text for each in outcomes(subject, [StoryJob(1), StoryJob(2)], forks=False)]
     assert found == again
     assert found[0] != found[1]
+
+
+def test_other_threads_keep_the_real_time() -> None:
+    seen: list[float] = []
+
+    async def story(world: StoryWorld) -> None:
+        thread = threading.Thread(target=lambda: seen.extend((time.time(), time.monotonic())))
+        thread.start()
+        thread.join()
+
+    subject = simulated(faults=())(story)
+    before = time.time(), time.monotonic()
+    assert next(outcomes(subject, [StoryJob(1)], forks=False)).failure is None
+    assert all(early <= now for early, now in zip(before, seen, strict=True))
 
 
 def test_a_blocking_sleep_is_refused_with_advice() -> None:

@@ -26,10 +26,11 @@ from fenceline.testing.simulation.scheduler import RUNNING, ProcessEnded, Simula
 
 Main = Callable[..., Coroutine[Any, Any, object]]
 
+_RESTARTS_AFTER_S: Final = 0.1
 _STOPS_WITHIN_S: Final = 10.0
 """Then a stopping application is killed, as service managers do."""
 _SHOWN_OF_AN_ERROR: Final = 160
-_CLOSED_AT_MOST: Final = 100
+_ENDED_AT_MOST: Final = 100
 
 
 class ApplicationLoop(SimLoop):
@@ -44,19 +45,15 @@ class ApplicationLoop(SimLoop):
         return self.handlers.pop(sig, None) is not None
 
     def close_tasks(self) -> None:
-        """See `SimLoop`. A `finally` or `async with` of an application awaits when it is closed: close it again."""
+        """See `SimLoop`. A `finally` or `async with` of an application awaits while it ends, perhaps several times;
+        `close` would leave its inner coroutines behind."""
         for task in self._tasks:
             coroutine = task.get_coro()
-            for _ in range(_CLOSED_AT_MOST):
-                if not isinstance(coroutine, Coroutine):
-                    break
+            for _ in range(_ENDED_AT_MOST):
                 try:
-                    coroutine.close()
-                except RuntimeError:  # it awaits
-                    continue
-                except (Exception, ProcessEnded):
-                    pass
-                break
+                    coroutine.throw(ProcessEnded())
+                except BaseException:
+                    break
         super().close_tasks()
 
 
@@ -76,9 +73,10 @@ class SimulatedApplication:
     ) -> None:
         self.name = name
         self.life = 0
-        self.restarts_after_s = 0.1
+        self.restarts_after_s = _RESTARTS_AFTER_S
+        """Of the next restart; those after it take the usual time."""
         self.client_id = cluster.next_client_id()
-        self.sockets = WatchedSockets(cluster.sockets, self.client_id, on_use=self._note)
+        self.sockets = WatchedSockets(cluster.sockets, self.client_id)
         self.on_finished: Callable[[], None] | None = None
         """Called when its main coroutine has ended."""
         self.failure: BaseException | None = None
@@ -112,10 +110,6 @@ class SimulatedApplication:
         """Whether its main coroutine returned by itself."""
         return self._has_returned
 
-    @property
-    def is_paused(self) -> bool:
-        return self._loop is not None and self._loop.state != RUNNING
-
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -140,7 +134,7 @@ class SimulatedApplication:
         args, options = self._args, self._options
         if self._is_supervised:
             args, options = copy.deepcopy((args, options))
-        self._task = loop.create_task(self._main(*args, **options), name=self.name)
+        self._task = loop.create_task(_without_exit(self._main(*args, **options)), name=self.name)
         self._task.add_done_callback(self._main_ended)
 
     def _main_ended(self, task: asyncio.Task[Any]) -> None:
@@ -174,6 +168,7 @@ class SimulatedApplication:
     def _start_later(self) -> None:
         if self._is_supervised:
             self._world.loop.call_later(self.restarts_after_s, self.start)
+            self.restarts_after_s = _RESTARTS_AFTER_S
 
     def kill(self) -> None:
         """End at once: no `finally` runs, what it had in memory is gone."""
@@ -235,6 +230,19 @@ class SimulatedApplication:
 
     def _note(self, what: str) -> None:
         self._timeline.add(f"{self.name} {what}")
+
+
+class ApplicationExit(Exception):
+    """An application called sys.exit with an error."""
+
+
+async def _without_exit(main: Coroutine[Any, Any, object]) -> None:
+    """SystemExit would end the simulation."""
+    try:
+        await main
+    except SystemExit as exited:
+        if exited.code not in (None, 0):
+            raise ApplicationExit(f"exit status {exited.code}") from None
 
 
 def _shown(error: BaseException) -> str:

@@ -124,7 +124,6 @@ class FaultInjection:
         self.is_over = True
         for application in self._applications:
             application.sockets.aims.clear()
-            application.restarts_after_s = 0.1
         for end in list(self._ends.values()):
             end()
         for process in self._world.processes.values():

@@ -189,6 +189,3 @@ def _no_printed_endings() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = hook
-
-
-__all__ = ["COMMAND", "StoryJob", "StoryOutcome", "planned", "tell"]

@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Iterator
 from functools import lru_cache
 from random import Random
+from threading import get_ident
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
@@ -91,24 +92,32 @@ def _replacements(world: World) -> dict[tuple[Any, str], Any]:
     """By owner and name."""
     scheduler = world.scheduler
     drawn = world.rng_of(world.seed, "entropy")
+    thread = get_ident()
 
-    def clock() -> NodeClock | None:
-        return getattr(asyncio._get_running_loop(), "clock", None)
+    def is_simulated() -> bool:
+        """Other threads of the process keep the real functions."""
+        return get_ident() == thread
 
     def wall_s() -> float:
-        own = clock()
+        if not is_simulated():
+            return _real_time()
+        own: NodeClock | None = getattr(asyncio._get_running_loop(), "clock", None)
         return own.now_ms() / 1000 if own is not None else WALL_START_MS / 1000 + scheduler.now_s
 
     def monotonic_s() -> float:
+        if not is_simulated():
+            return _real_monotonic()
         loop = asyncio._get_running_loop()
         return loop.time() if loop is not None else scheduler.now_s
 
     def sleep(seconds: float) -> None:
-        if isinstance(asyncio._get_running_loop(), SimLoop):
+        if not is_simulated():
+            _real_sleep(seconds)
+        elif isinstance(asyncio._get_running_loop(), SimLoop):
             _blocking_sleep(seconds)
 
     def urandom(size: int) -> bytes:
-        return drawn.randbytes(size)
+        return drawn.randbytes(size) if is_simulated() else _real_urandom(size)
 
     class SeededRandom(Random):
         """`random.Random()` without a seed gets one that the seed of the story determines."""
@@ -165,6 +174,10 @@ def _datetimes(wall_s: Any) -> dict[tuple[Any, str], Any]:
     return {(datetime, "datetime"): SimulatedDatetime, (datetime, "date"): SimulatedDate}
 
 
+_real_time: Final = time.time
+_real_monotonic: Final = time.monotonic
+_real_sleep: Final = time.sleep
+_real_urandom: Final = os.urandom
 _real_datetime: Final = datetime.datetime
 _real_date: Final = datetime.date
 

@@ -16,6 +16,7 @@ from fenceline.client.consumer.async_consumer import AsyncConsumer
 from fenceline.client.core.fetched import ConsumerRecord
 from fenceline.client.core.loss_receipts import LossReceipt
 from fenceline.client.reader.lost_records import AsyncLostRecordsReader
+from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from fenceline.testing.applications.application import SimulatedApplication
 from fenceline.testing.applications.cluster import SimulatedCluster
@@ -75,6 +76,8 @@ class StoryWorld:
     ) -> SimulatedApplication:
         """Start `main(*args, **options)` as a process of its own. It is started again when it was killed or ended with
         an error, with new copies of the arguments."""
+        if any(each.name == name for each in self._applications):
+            raise OperatorError(f"The story has an application {name} already", "Start each with a name of its own.")
         application = SimulatedApplication(self._cluster, self._timeline, name, main, args, options)
         self._applications.append(application)
         application.start()

@@ -31,10 +31,9 @@ class AnswerAim:
 class WatchedSockets(NodeSockets):
     """The connections of one machine with a client."""
 
-    def __init__(self, sockets: Sockets, client_id: int, *, on_use: Callable[[str], None]) -> None:
+    def __init__(self, sockets: Sockets, client_id: int) -> None:
         super().__init__(sockets, client_id)
         self.aims: list[AnswerAim] = []
-        self._on_use = on_use
 
     async def connect(self, loop: SimLoop, factory: Factory, host: str, port: int) -> tuple[Any, Any]:
         """See `NodeSockets`. Raises SimulationError for another host than a broker, which ends the story."""
