@@ -17,6 +17,8 @@ from typing import Final
 from fenceline.client.admin.async_admin import AsyncAdmin, NewTopic
 from fenceline.client.producer.producer import AsyncProducer
 from fenceline.config.node import NodeConfig
+from fenceline.log.core.lost_and_found import EVIDENCE_DIR
+from fenceline.losses.folder import DUE, INTENDED
 from fenceline.metadata.features import LATEST_METADATA_VERSION, fresh_levels
 from fenceline.metadata.image import MetadataImage
 from fenceline.testing.applications.process_surroundings import running_with
@@ -217,6 +219,17 @@ class SimulatedCluster:
             partition.leader >= 0 and len(partition.isr) == len(partition.replicas)
             for topic in image.topics_by_name.values()
             for partition in topic.partitions
+        )
+
+    def has_delivered_receipts(self) -> bool:
+        """Whether the ledger has every loss that a node knows."""
+        pending = (DUE, INTENDED)
+        return not any(
+            name.endswith(pending)
+            for process in self.world.processes.values()
+            for folder in process.disk.folders()
+            if folder.endswith(EVIDENCE_DIR)
+            for name in process.disk.folder(folder) or ()
         )
 
     def branch(self, seed: int) -> None:

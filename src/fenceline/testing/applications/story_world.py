@@ -171,6 +171,7 @@ class StoryWorld:
 
     async def losses(self) -> list[LossReceipt]:
         """The receipts of records that the cluster lost, oldest first. Stories that allow unclean elections subtract
-        what these cover."""
+        what these cover. Waits until every node has written what it knows to the ledger; call it after `quiet`."""
+        await self.until(self._cluster.has_delivered_receipts, what="the ledger has every receipt")
         async with AsyncLostRecordsReader(self.bootstrap_servers) as reader:
             return await reader.receipts()
