@@ -57,6 +57,7 @@ CLUSTERS := $(BIN)/python -m fenceline.testing.simulation brokers
 OPERATIONS := $(BIN)/python -m fenceline.testing.simulation operations
 MEMBERS := $(BIN)/python -m fenceline.testing.simulation members
 RIGHTS := $(BIN)/python -m fenceline.testing.simulation rights
+APPLICATION := $(BIN)/python -m fenceline.testing.applications examples/orders/simulated.py
 TRANSACTIONS := $(BIN)/python -m fenceline.testing.simulation transactions
 CORPUS := tests/simulation/corpus.txt
 
@@ -86,6 +87,8 @@ test: setup java  ## run the tests of every commit, with recorded answers of Apa
 	@$(OPERATIONS) --seeds 0..100 --workers 2 --progress 50
 	@echo "Simulating transactions, 100 seeds ..."
 	@$(TRANSACTIONS) --seeds 0..100 --workers 2 --progress 50
+	@echo "Simulating an application, 200 seeds ..."
+	@$(APPLICATION) --seeds 0..200 --workers 2 --progress 100
 	@echo "Testing logs and the data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(PYTEST) -n 2 -q -m "not kafka and not long" $(PURE_PYTHON_TESTS)
 endif
@@ -126,13 +129,14 @@ $(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
 
 SEEDS ?= 0..2000
 
-simulate: setup  ## simulate the corpus and 2,000 seeds of quorums, clusters, operators, transactions and rights (SEEDS=A..B)
+simulate: setup  ## simulate the corpus and 2,000 seeds of quorums, clusters, operators, transactions, rights and an application (SEEDS=A..B)
 	@$(OPERATIONS) --corpus $(CORPUS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(SIMULATION) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(CLUSTERS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(MEMBERS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(RIGHTS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(TRANSACTIONS) --seeds $(SEEDS) --workers 2 --progress 100
+	@$(APPLICATION) --seeds $(SEEDS) --workers 2 --progress 500
 
 soak: setup java  ## run chaos tests, kill loops and fuzzing for half an hour; then simulate new seeds until stopped
 	@$(TEST_TOOLS)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fenceline.client.consumer import auto_commit
 from fenceline.client.consumer.auto_commit import AutoCommit
 from fenceline.client.consumer.consumer_offsets import PendingCommit
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.group_requests import CommitMembership
 from fenceline.client.core.offsets import CommittedOffset
+from fenceline.client.core.surroundings import CURRENT, MACHINE
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 
@@ -25,16 +26,17 @@ TEN_S = {"group.id": "g", "auto.commit.interval.ms": 10_000}
 class Caller:
     """A consumer whose polls returned everything before `position`, with its own clock."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, fault: Exception | None = None, **settings: Any) -> None:
+    def __init__(self, fault: Exception | None = None, **settings: Any) -> None:
         self.now_s = 1000.0
         self.position = 0
         self.membership = CommitMembership(3, "m")
         self.sent: list[tuple[PendingCommit, float | None]] = []
         self.waiting: asyncio.Event | None = None
         self._fault = fault
-        monkeypatch.setattr(auto_commit.time, "monotonic", lambda: self.now_s)
         config = ClientConfig.parse("consumer", "h:1", {**TEN_S, **settings})
+        before = CURRENT.set(replace(MACHINE, monotonic_s=lambda: self.now_s))
         self.subject = AutoCommit(config, self._make, self._send)
+        CURRENT.reset(before)
 
     def _make(self) -> PendingCommit:
         return PendingCommit({TP: CommittedOffset(self.position)}, self.membership)
@@ -58,8 +60,8 @@ def run(work: Callable[[], None], caller: Caller) -> None:
     asyncio.run(steps())
 
 
-def test_commit_covers_records_returned_before_the_poll_that_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    caller = Caller(monkeypatch)
+def test_commit_covers_records_returned_before_the_poll_that_sends_it() -> None:
+    caller = Caller()
 
     def polls() -> None:
         caller.subject.commit_if_due()
@@ -74,8 +76,8 @@ def test_commit_covers_records_returned_before_the_poll_that_sends_it(monkeypatc
     assert caller.offsets() == [5]
 
 
-def test_commit_uses_the_generation_at_scheduling_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    caller = Caller(monkeypatch)
+def test_commit_uses_the_generation_at_scheduling_time() -> None:
+    caller = Caller()
 
     def polls() -> None:
         caller.subject.commit_if_due()
@@ -89,11 +91,9 @@ def test_commit_uses_the_generation_at_scheduling_time(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_pending_commit_blocks_the_next_and_is_dropped_for_the_final_commit(
-    monkeypatch: pytest.MonkeyPatch, is_last: bool
-) -> None:
+def test_pending_commit_blocks_the_next_and_is_dropped_for_the_final_commit(is_last: bool) -> None:
     """Its retry would move the committed offset backward."""
-    caller = Caller(monkeypatch)
+    caller = Caller()
 
     async def steps() -> None:
         caller.waiting = asyncio.Event()
@@ -116,8 +116,8 @@ def test_pending_commit_blocks_the_next_and_is_dropped_for_the_final_commit(
     assert caller.offsets() == ([10] if is_last else [5, 15])
 
 
-def test_assignment_restarts_the_commit_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    caller = Caller(monkeypatch)
+def test_assignment_restarts_the_commit_interval() -> None:
+    caller = Caller()
 
     def polls() -> None:
         caller.subject.commit_if_due()
@@ -131,10 +131,8 @@ def test_assignment_restarts_the_commit_interval(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("settings", [{"enable.auto.commit": False}, {"group.id": ""}])
-def test_no_commit_is_sent_when_auto_commit_is_disabled(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
-) -> None:
-    caller = Caller(monkeypatch, **settings)
+def test_no_commit_is_sent_when_auto_commit_is_disabled(settings: dict[str, Any]) -> None:
+    caller = Caller(**settings)
 
     def polls() -> None:
         caller.subject.commit_if_due()
@@ -146,10 +144,8 @@ def test_no_commit_is_sent_when_auto_commit_is_disabled(
     assert caller.sent == []
 
 
-def test_revocation_commits_immediately_and_only_logs_a_rejection(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caller = Caller(monkeypatch, OperatorError("the group moved on", "poll"))
+def test_revocation_commits_immediately_and_only_logs_a_rejection(caplog: pytest.LogCaptureFixture) -> None:
+    caller = Caller(OperatorError("the group moved on", "poll"))
     caller.position = 3
     with caplog.at_level(logging.WARNING, "fenceline.client"):
         asyncio.run(caller.subject.before_revocation())

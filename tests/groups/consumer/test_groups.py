@@ -212,6 +212,24 @@ def test_changes_within_an_interval_are_assigned_together() -> None:
     assert world.consumers().assignment_epoch == 3
 
 
+def test_a_clock_that_is_set_back_does_not_delay_an_assignment() -> None:
+    world = ConsumerWorld(replace(AT_ONCE, assignment=Interval(1_000, 0, 15_000)))
+    world.enter("a", "t")
+    world.now = world.now._replace(wall_ms=world.now.wall_ms - 3_600_000)
+    world.enter("b", "t")
+    assert (world.consumers().epoch, world.consumers().assignment_epoch) == (3, 3)
+
+
+def test_a_clock_that_is_set_back_does_not_delay_the_topics_of_a_regex() -> None:
+    world = ConsumerWorld(t1=1)
+    world.enter("a", subscribed_names=None, subscribed_regex="t[0-9]")
+    assert _assigned(world.beat("a", 1)) == parts(t1=[0])
+    world.set_topics(t1=1, t2=1)
+    world.now = world.now._replace(wall_ms=world.now.wall_ms - 3_600_000)
+    world.beat("a", 2)
+    assert _assigned(world.beat("a", 2)) == parts(t1=[0], t2=[0])
+
+
 # --- rejected requests ---------------------------------------
 
 

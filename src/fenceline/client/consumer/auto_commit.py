@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from fenceline.client.consumer.consumer_offsets import PendingCommit
 from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.surroundings import surroundings
 from fenceline.errors import OperatorError, PeerError
 
 _log = logging.getLogger("fenceline.client")
@@ -40,11 +40,12 @@ class AutoCommit:
         self._capture = capture
         self._send = send
         self._due_s: float | None = None
+        self._now_s = surroundings().monotonic_s
         self._in_flight: set[asyncio.Task[Any]] = set()
 
     def start_interval(self) -> None:
         """The next commit is due one interval from now."""
-        self._due_s = time.monotonic() + self._interval_s
+        self._due_s = self._now_s() + self._interval_s
 
     def commit_if_due(self) -> None:
         """Commit in the background if the interval has passed; the first call starts the interval.
@@ -56,7 +57,7 @@ class AutoCommit:
             return
         if self._due_s is None:
             self.start_interval()
-        elif time.monotonic() >= self._due_s and not self._in_flight:
+        elif self._now_s() >= self._due_s and not self._in_flight:
             self.start_interval()
             task = asyncio.ensure_future(self._commit_quietly(self._capture(), None))
             self._in_flight.add(task)

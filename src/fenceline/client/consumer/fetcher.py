@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -49,6 +48,7 @@ from fenceline.client.core.fetch_wire import (
 from fenceline.client.core.fetched import Fetched
 from fenceline.client.core.metadata import LeaderAndEpoch
 from fenceline.client.core.offsets import reset_spec
+from fenceline.client.core.surroundings import surroundings
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 
@@ -494,7 +494,7 @@ class Fetcher:
             )
             self._delay([tp])
             return
-        to = reset_spec(policy, int(time.time() * 1000))
+        to = reset_spec(policy, surroundings().wall_ms())
         _log.warning("%s: offset %d is out of range, resetting to %s", tp, position.offset, to)
         self._positions.await_reset(tp, to)
 

@@ -7,7 +7,6 @@ unavailable): the next poll continues to wait for it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import NoOffsetError
 from fenceline.client.core.group_requests import fetch_committed
 from fenceline.client.core.offsets import CommittedOffset, reset_spec
+from fenceline.client.core.surroundings import surroundings
 from fenceline.ids import TopicPartition
 
 _States = dict[TopicPartition, PositionState]
@@ -84,4 +84,4 @@ class InitialPositions:
         elif policy == "none":
             raise NoOffsetError(tp.topic, tp.partition)
         else:
-            self._positions.await_reset(tp, reset_spec(policy, int(time.time() * 1000)))
+            self._positions.await_reset(tp, reset_spec(policy, surroundings().wall_ms()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 from uuid import UUID
@@ -22,6 +21,7 @@ from fenceline.client.core.deadline import Deadline, backoff_ms, wait_at_most
 from fenceline.client.core.errors import RETRIABLE, CommitFailedError, broker_error, error_code
 from fenceline.client.core.group_requests import CommitMembership, ask_coordinator, commit_once, raise_group_error
 from fenceline.client.core.offsets import CommittedOffset
+from fenceline.client.core.surroundings import surroundings
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
@@ -55,7 +55,7 @@ class ConsumerProtocolMember:
         self._on_change = on_change
         self._protocol = ConsumerProtocol(
             self.group_id,
-            new_member_id(secrets.token_bytes(16)),
+            new_member_id(surroundings().rng.randbytes(16)),
             instance_id=config["group.instance.id"],
             rack_id=config["client.rack"],
             rebalance_timeout_ms=config["max.poll.interval.ms"],

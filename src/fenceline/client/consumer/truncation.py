@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
@@ -30,6 +29,7 @@ from fenceline.client.core.errors import LogTruncationError
 from fenceline.client.core.loss_ledger import find_receipts
 from fenceline.client.core.loss_receipts import LossReceipt
 from fenceline.client.core.offsets import reset_spec
+from fenceline.client.core.surroundings import surroundings
 from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import TopicPartition
 
@@ -99,7 +99,7 @@ class Truncations:
         elif choice == "rewind" and error.divergent_offset >= 0:
             self._positions.seek(tp, error.divergent_offset, error.divergent_epoch)
         elif choice == "rewind" and self._config["auto.offset.reset"] != "none":
-            to = reset_spec(self._config["auto.offset.reset"], int(time.time() * 1000))
+            to = reset_spec(self._config["auto.offset.reset"], surroundings().wall_ms())
             self._positions.await_reset(tp, to)
         elif choice in ("fail", "rewind"):
             return error

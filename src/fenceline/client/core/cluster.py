@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from enum import Enum
 from typing import Any, TypeVar
@@ -39,6 +38,7 @@ from fenceline.client.core.metadata import (
     parse_metadata,
 )
 from fenceline.client.core.security import tls_context
+from fenceline.client.core.surroundings import surroundings
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
@@ -149,10 +149,11 @@ class Cluster:
 
     def _candidates(self) -> list[Link]:
         known = [self.link(node_id) for node_id in self.metadata.brokers]
-        random.shuffle(known)
+        rng = surroundings().rng
+        rng.shuffle(known)
         known.sort(key=lambda link: link.in_flight)
         seeds = list(self._seeds)
-        random.shuffle(seeds)
+        rng.shuffle(seeds)
         return sorted(known + seeds, key=lambda link: (link.is_backing_off, not link.is_open))
 
     @staticmethod

@@ -12,18 +12,19 @@ again before, while new requests wait: the broker allows no other request in bet
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fenceline.client.core.config import ClientConfig
 from fenceline.client.core.errors import ConnectionLost, TimedOut, broker_error, error_code
 from fenceline.client.core.login import ClientLogin
 from fenceline.client.core.security import Exchange
+from fenceline.client.core.surroundings import surroundings
 from fenceline.client.core.versions import SUPPORTED, client_software, negotiate
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.wire import entities, frame
@@ -34,7 +35,10 @@ T = TypeVar("T")
 
 _OF_LOGIN: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 _NO_LIMIT: Final = timedelta()
+_FIRST_SCRATCH_BYTES: Final = 2 * 1024
 _SCRATCH_BYTES: Final = 64 * 1024
+"""Small responses are received into a buffer that grows from the first to the second size while reads fill it."""
+_GROWTH: Final = 4
 _DIRECT_BYTES: Final = 16 * 1024
 """Responses of at least this size that are not complete in the scratch buffer get their own buffer."""
 
@@ -79,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._pending: deque[_Pending] = deque()
         self._next_correlation_id = 0
-        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._scratch = bytearray(_FIRST_SCRATCH_BYTES)
         self._scratch_view = memoryview(self._scratch)
         self._held = 0
         self._body: bytearray | None = None
@@ -190,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _limit_session(self, login: ClientLogin, timeout_ms: int, lifetime_s: float) -> None:
         if lifetime_s > 0:
-            wait_s = max(_SHORTEST_S, lifetime_s * random.uniform(*_REAUTHENTICATE_AT))
+            wait_s = max(_SHORTEST_S, lifetime_s * surroundings().rng.uniform(*_REAUTHENTICATE_AT))
             self._session_timer = self._loop.call_later(wait_s, self._begin_again, login, timeout_ms)
 
     def _begin_again(self, login: ClientLogin, timeout_ms: int) -> None:
@@ -253,9 +257,17 @@ class Connection(asyncio.BufferedProtocol):
                 self._answered(memoryview(whole))
             return
         self._held += nbytes
+        is_filled = self._held == len(self._scratch) < _SCRATCH_BYTES
         self._cut_frames()
+        if is_filled:
+            self._grow_scratch()
 
     # -- inside
+
+    def _grow_scratch(self) -> None:
+        grown = bytearray(min(_GROWTH * len(self._scratch), _SCRATCH_BYTES))
+        grown[: self._held] = self._scratch[: self._held]
+        self._scratch, self._scratch_view = grown, memoryview(grown)
 
     def _cut_frames(self) -> None:
         position, held, view = 0, self._held, self._scratch_view
@@ -276,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
                 if self._reason is not None:
                     return
                 continue
-            if size >= _DIRECT_BYTES or 4 + size > _SCRATCH_BYTES:
+            if size >= _DIRECT_BYTES or 4 + size > len(self._scratch):
                 self._body = bytearray(size)
                 self._body[:available] = view[position + 4 : held]
                 self._body_filled = available
@@ -412,6 +424,27 @@ def _set_socket_options(transport: asyncio.Transport, config: ClientConfig) -> N
             plain.setsockopt(socket.SOL_SOCKET, option, config[name])
 
 
+class _Offer(NamedTuple):
+    """What an ApiVersions response says."""
+
+    code: ErrorCode
+    versions: Mapping[int, tuple[int, int]]
+    features: Mapping[str, int]
+    features_epoch: int
+
+
+@lru_cache(maxsize=16)
+def _read_offer(version: int, answer: bytes) -> _Offer:
+    """Brokers of a cluster give all connections the same answer."""
+    response = entities.read_response(ApiKey.API_VERSIONS, version, memoryview(answer))
+    return _Offer(
+        code=error_code(response.error_code),
+        versions={int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys},
+        features={f.name: int(f.max_version_level) for f in getattr(response, "finalized_features", ())},
+        features_epoch=int(getattr(response, "finalized_features_epoch", -1)),
+    )
+
+
 async def _fetch_api_versions(connection: Connection, config: ClientConfig) -> None:
     timeout_ms = int(config["request.timeout.ms"])
     version = SUPPORTED[ApiKey.API_VERSIONS][1]
@@ -426,13 +459,11 @@ async def _fetch_api_versions(connection: Connection, config: ClientConfig) -> N
             offered = next((k for k in refusal.api_keys if int(k.api_key) == ApiKey.API_VERSIONS), None)
             version = min(version - 1, int(offered.max_version)) if offered is not None else 0
             continue
-        response = entities.read_response(ApiKey.API_VERSIONS, version, answer)
-        code = error_code(response.error_code)
-        if code is not ErrorCode.NONE:
-            raise broker_error(code, f"{connection.peer} rejected ApiVersions")
-        connection.features = {f.name: int(f.max_version_level) for f in getattr(response, "finalized_features", ())}
-        connection.features_epoch = int(getattr(response, "finalized_features_epoch", -1))
-        connection.versions = {int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys}
+        offer = _read_offer(version, bytes(answer))
+        if offer.code is not ErrorCode.NONE:
+            raise broker_error(offer.code, f"{connection.peer} rejected ApiVersions")
+        connection.versions, connection.features = dict(offer.versions), dict(offer.features)
+        connection.features_epoch = offer.features_epoch
         return
     raise broker_error(ErrorCode.UNSUPPORTED_VERSION, f"{connection.peer} supports no common version of ApiVersions")
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import random
+
+from fenceline.client.core.surroundings import surroundings
 
 
 def backoff_ms(attempt: int, base_ms: int, max_ms: int) -> float:
     """Exponential backoff with 20 % jitter, so that clients do not retry at the same time. `attempt` starts at 1."""
-    return float(min(base_ms * 2 ** min(attempt - 1, 16), max_ms)) * random.uniform(0.8, 1.2)
+    return float(min(base_ms * 2 ** min(attempt - 1, 16), max_ms)) * surroundings().rng.uniform(0.8, 1.2)
 
 
 async def wait_at_most(event: asyncio.Event, timeout_s: float | None) -> None:
     """Wait until `event` is set, at most `timeout_s` (None: without a limit)."""
+    if timeout_s is None or event.is_set():
+        await event.wait()
+        return
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()

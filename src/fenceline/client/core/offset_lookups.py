@@ -241,5 +241,5 @@ async def _ask_leaders(
             raise cluster.timeout_error(deadline)
         await cluster.pause(deadline)
         # OFFSET_NOT_AVAILABLE comes from the leader: retry without a metadata refresh (gaps.md G15).
-        if stale := {tp.topic for tp in moved - found.keys()}:
+        if stale := sorted({tp.topic for tp in moved - found.keys()}):
             await cluster.fetch_metadata(stale, deadline)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
 from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import BufferFull
+from fenceline.client.core.surroundings import surroundings
 from fenceline.client.producer.delivery import DeliveryOutcome
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import Codec, compute_crc
@@ -49,14 +49,16 @@ class Batch:
         "tp",
     )
 
-    def __init__(self, tp: TopicPartition, builder: BatchBuilder | None, encoded: bytearray | None, count: int) -> None:
+    def __init__(
+        self, tp: TopicPartition, builder: BatchBuilder | None, encoded: bytearray | None, count: int, created_s: float
+    ) -> None:
         self.tp = tp
         self.builder = builder
         self.encoded = encoded
         self.record_count = count
         self.size_bytes = len(encoded) if encoded is not None else 0
         self.outcome = DeliveryOutcome(tp)
-        self.created_s = time.monotonic()
+        self.created_s = created_s
         self.attempts = 0
         self.retry_at_s = 0.0
         self.base_sequence = -1
@@ -140,9 +142,10 @@ class Accumulator:
         self._freed = asyncio.Event()
         """Set on the sender's loop, which frees all memory."""
         self.queues: dict[TopicPartition, PartitionQueue] = {}
-        self.dirty: set[TopicPartition] = set()
-        """Partitions with waiting batches."""
-        self.incomplete: set[Batch] = set()
+        self.now_s = surroundings().monotonic_s
+        self.dirty: dict[TopicPartition, None] = {}
+        """Partitions with waiting batches, a set in the order of insertion."""
+        self.incomplete: dict[Batch, None] = {}
         self.flushing = 0
         self.waiting_for_memory = 0
         """Callers that wait for memory: batches are sent without lingering meanwhile."""
@@ -190,7 +193,7 @@ class Accumulator:
                 return None
             builder = BatchBuilder(self._batch_size_bytes)
             builder.try_append(timestamp, key, value, headers)
-            batch = Batch(tp, builder, None, 1)
+            batch = Batch(tp, builder, None, 1, self.now_s())
             batch.size_bytes = needed
             self._enqueue(queue, batch)
             return batch.outcome, 0, True
@@ -205,7 +208,7 @@ class Accumulator:
             queue = self.queues.get(tp)
             if queue is None:
                 queue = self.queues[tp] = PartitionQueue(tp)
-            batch = Batch(tp, None, encoded, record_count)
+            batch = Batch(tp, None, encoded, record_count, self.now_s())
             self._enqueue(queue, batch)
             return batch.outcome
 
@@ -265,12 +268,12 @@ class Accumulator:
             or len(queue.waiting) > 1
         ):
             return True
-        return batch.builder.size_bytes >= self._batch_size_bytes or now_s - batch.created_s >= linger_s
+        return batch.builder.size_bytes >= self._batch_size_bytes or now_s >= batch.created_s + linger_s
 
     def release(self, batch: Batch) -> None:
         """Free the batch's memory. Called before its outcome is completed."""
         with self.lock:
-            self.incomplete.discard(batch)
+            self.incomplete.pop(batch, None)
             self._release(batch.size_bytes)
 
     def outstanding(self) -> list[DeliveryOutcome]:
@@ -284,8 +287,8 @@ class Accumulator:
 
     def _enqueue(self, queue: PartitionQueue, batch: Batch) -> None:
         queue.waiting.append(batch)
-        self.dirty.add(queue.tp)
-        self.incomplete.add(batch)
+        self.dirty[queue.tp] = None
+        self.incomplete[batch] = None
 
     def _reserve(self, size_bytes: int) -> bool:
         # A record larger than the buffer is accepted if the buffer is empty; the broker rejects it.

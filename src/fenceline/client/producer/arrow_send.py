@@ -7,11 +7,11 @@ Processes the table in slices, so that memory is bounded for any table size.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fenceline.client.core.config import ClientConfig
+from fenceline.client.core.surroundings import surroundings
 from fenceline.client.producer.partitioner import StickyPartitioner
 from fenceline.errors import OperatorError
 from fenceline.extras import missing_packages
@@ -59,7 +59,7 @@ def encoded_pieces(
         )
     narrow = table.select(list(dict.fromkeys(wanted)))
     codec = Codec.from_name(config["compression.type"])
-    now_ms = int(time.time() * 1000)
+    now_ms = surroundings().wall_ms()
     batch_bytes = max(config["batch.size"], 1) if codec is Codec.NONE else max(config["batch.size"], 262_144)
     for rows in _slices(narrow):
         for index, part in _split(rows, partition_count, available, key, partition, topic, sticky):

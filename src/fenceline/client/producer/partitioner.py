@@ -6,9 +6,9 @@ partition; records without a key stay in one partition for a batch and then swit
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
+from fenceline.client.core.surroundings import RandomNumbers, surroundings
 from fenceline.records.kernel import murmur2
 
 
@@ -20,8 +20,8 @@ def partition_of_key(key: bytes, partition_count: int) -> int:
 class StickyPartitioner:
     """The partition for records without a key; call `switch` after each batch."""
 
-    def __init__(self, rng: random.Random | None = None) -> None:
-        self._rng = rng or random.Random()
+    def __init__(self, rng: RandomNumbers | None = None) -> None:
+        self._rng = rng or surroundings().rng
         self._current: dict[str, int] = {}
 
     def current(self, topic: str, available: Sequence[int]) -> int:

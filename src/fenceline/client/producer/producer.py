@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +20,7 @@ from fenceline.client.core.deadline import Deadline
 from fenceline.client.core.errors import RETRIABLE, TimedOut, TransactionAbortable, broker_error
 from fenceline.client.core.group_requests import ConsumerGroupMetadata
 from fenceline.client.core.offsets import CommittedOffset
+from fenceline.client.core.surroundings import surroundings
 from fenceline.client.producer.accumulator import Accumulator
 from fenceline.client.producer.delivery import BulkDelivery, Delivery, DeliveryOutcome, RecordMetadata
 from fenceline.client.producer.partitioner import StickyPartitioner, partition_of_key
@@ -52,6 +52,8 @@ class _Core:
             level=config["compression.level"],
         )
         self.sticky = StickyPartitioner()
+        own = surroundings()
+        self.wall_s, self.monotonic_s = own.wall_s, own.monotonic_s
         self.partitions: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Topic -> (partition count, partitions with a leader)."""
         self.topic_partitions: dict[str, tuple[TopicPartition, ...]] = {}
@@ -161,7 +163,7 @@ class AsyncProducer(AsyncClient):
         self._core.check_sizes(key, value)
         if topic not in self._core.partitions:
             await self.prepare(topic)
-        timestamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+        timestamp = int(self._core.wall_s() * 1000) if timestamp_ms is None else timestamp_ms
         deadline = Deadline(self.config["max.block.ms"])
         while True:
             if self._sender.fatal is not None:
@@ -378,10 +380,10 @@ class Producer(BlockingClient[AsyncProducer]):
             self._run(self._async.prepare(topic))
         if (value is not None and len(value) > 65_536) or (key is not None and len(key) > 65_536):
             core.check_sizes(key, value)
-        timestamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+        timestamp = int(core.wall_s() * 1000) if timestamp_ms is None else timestamp_ms
         delivery = core.try_append(topic, key, value, headers, partition, timestamp, self._wake)
         if delivery is None:
-            end_s = time.monotonic() + self.config["max.block.ms"] / 1000
+            end_s = core.monotonic_s() + self.config["max.block.ms"] / 1000
             while delivery is None:
                 self._wait_for_room(end_s)
                 delivery = core.try_append(topic, key, value, headers, partition, timestamp, self._wake)
@@ -416,7 +418,7 @@ class Producer(BlockingClient[AsyncProducer]):
         outcomes: list[tuple[DeliveryOutcome, int]] = []
         for tp, encoded, rows in core.encode(table, topic, **columns):
             outcome = core.accumulator.append_encoded(tp, encoded, rows)
-            end_s = time.monotonic() + self.config["max.block.ms"] / 1000
+            end_s = core.monotonic_s() + self.config["max.block.ms"] / 1000
             while outcome is None:
                 self._wait_for_room(end_s)
                 outcome = core.accumulator.append_encoded(tp, encoded, rows)
@@ -471,7 +473,7 @@ class Producer(BlockingClient[AsyncProducer]):
         if self._sender.fatal is not None:
             raise self._sender.fatal
         self._wake_from_outside()
-        self._core.accumulator.wait_for_room(max(0.001, end_s - time.monotonic()))
+        self._core.accumulator.wait_for_room(max(0.001, end_s - self._core.monotonic_s()))
 
     def _wake_from_outside(self) -> None:
         # One pending call in the loop's queue is enough for all threads.

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import defaultdict
 from uuid import UUID
 
@@ -65,6 +64,7 @@ class Sender:
         self._transaction = transaction
         self._accumulator = accumulator
         self._config = config
+        self._now_s = accumulator.now_s
         self._linger_s = config["linger.ms"] / 1000
         self._delivery_s = config["delivery.timeout.ms"] / 1000
         self._idempotent = bool(config["enable.idempotence"])
@@ -121,7 +121,7 @@ class Sender:
         if self._transaction is not None and (dropped := self._transaction.drops_unsent) is not None:
             self._drop_unsent(dropped)
             return None
-        now_s = time.monotonic()
+        now_s = self._now_s()
         next_s = float("inf")
         expired: list[Batch] = []
         by_node: defaultdict[int, list[PartitionQueue]] = defaultdict(list)
@@ -131,7 +131,7 @@ class Sender:
                 queue = self._accumulator.queues[tp]
                 expired += self._expire(queue, now_s)
                 if not queue.waiting:
-                    self._accumulator.dirty.discard(tp)
+                    self._accumulator.dirty.pop(tp, None)
                     continue
                 head = queue.waiting[0]
                 next_s = min(next_s, head.created_s + self._delivery_s)
@@ -161,7 +161,7 @@ class Sender:
         if unknown_leaders:
             self._cluster.request_refresh()
             next_s = min(next_s, now_s + self._config["retry.backoff.ms"] / 1000)
-        return None if next_s == float("inf") else max(0.0, next_s - time.monotonic())
+        return None if next_s == float("inf") else max(0.0, next_s - self._now_s())
 
     def _compose(
         self, by_node: dict[int, list[PartitionQueue]], now_s: float
@@ -246,7 +246,7 @@ class Sender:
     def _expire(self, queue: PartitionQueue, now_s: float) -> list[Batch]:
         """Remove and return the batches past delivery.timeout.ms. Under the lock."""
         expired = []
-        while queue.waiting and now_s - queue.waiting[0].created_s >= self._delivery_s:
+        while queue.waiting and now_s >= queue.waiting[0].created_s + self._delivery_s:
             batch = queue.waiting.popleft()
             if batch.has_sequence:
                 queue.unresolved = True
@@ -360,7 +360,7 @@ class Sender:
         self, queue: PartitionQueue, batch: Batch, error: Exception, *, outcome_unknown: bool = False
     ) -> None:
         """Handle a failed batch: send it again if it is retriable, else fail it and keep the sequence consistent."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         code = error.code if isinstance(error, PeerError) else ErrorCode.UNKNOWN_SERVER_ERROR
         lost: list[Batch] = []
         with self._accumulator.lock:
@@ -376,7 +376,7 @@ class Sender:
                 # new epoch, they would be written twice.
                 queue.sequence_lost = True
                 lost = queue.remove_sequenced()
-            expired = now_s - batch.created_s >= self._delivery_s
+            expired = now_s >= batch.created_s + self._delivery_s
             exhausted = not self._idempotent and batch.attempts > self._config["retries"]
             retry = retry and not expired and not exhausted and not queue.sequence_lost and dropped is None
             if retry:
@@ -413,7 +413,7 @@ class Sender:
         batch.retry_at_s = now_s + pause_ms / 1000
         position = sum(1 for other in queue.waiting if other.attempts and _precedes(other, batch))
         queue.waiting.insert(position, batch)
-        self._accumulator.dirty.add(queue.tp)
+        self._accumulator.dirty[queue.tp] = None
 
     def _bump_epoch(self, queue: PartitionQueue) -> None:
         """Restart the partition's sequence in the next producer epoch, which brokers accept from the same producer."""

@@ -103,7 +103,7 @@ class TransactionRequests:
     ) -> None:
         """Add partitions below transaction.version 2."""
         grouped: dict[str, list[int]] = {}
-        for tp in partitions:
+        for tp in sorted(partitions):
             grouped.setdefault(tp.topic, []).append(tp.partition)
         fields = {
             "v3_and_below_transactional_id": self._transactional_id,

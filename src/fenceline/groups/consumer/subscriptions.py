@@ -101,14 +101,15 @@ class Subscriptions:
         if not wanted:
             return
         last = next(iter(group.regexes.values()), None)
-        last_ms = None if last is None else last.timestamp_ms
-        if last_ms is not None and now.wall_ms <= last_ms + REGEX_REFRESH_PAUSE_MS:
+        since_ms = None if last is None else now.wall_ms - last.timestamp_ms
+        # Below 0: the wall clock was set back, and must not delay this until it has caught up.
+        if since_ms is not None and 0 <= since_ms <= REGEX_REFRESH_PAUSE_MS:
             return
         is_due = (
             brings_new_regex
             or len(wanted) != len(group.regexes)
             or (last.version if last is not None else 0) < self._new_topics_at
-            or (last_ms is not None and now.wall_ms > last_ms + groups.settings.regex_refresh_interval_ms)
+            or (since_ms is not None and not 0 <= since_ms <= groups.settings.regex_refresh_interval_ms)
         )
         if not is_due:
             return

@@ -48,8 +48,9 @@ class TargetAssignments:
         if group.epoch <= group.assignment_epoch:
             return
         groups = self._groups
-        interval_ms = groups.assignment_interval_ms(group.group_id)
-        if group.assigned_at_ms and interval_ms and now.wall_ms < group.assigned_at_ms + interval_ms:
+        # A wall clock that was set back must not make the group wait until it has caught up.
+        since_ms = now.wall_ms - group.assigned_at_ms
+        if group.assigned_at_ms and 0 <= since_ms < groups.assignment_interval_ms(group.group_id):
             return
         settings, image = groups.settings, groups.image
         name = group.preferred_assignor()

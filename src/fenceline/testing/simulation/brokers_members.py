@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
 from typing import Any, Final
 
-from fenceline.client.consumer import auto_commit
 from fenceline.client.consumer.async_consumer import AsyncConsumer
 from fenceline.client.consumer.consumer_offsets import PendingCommit
+from fenceline.client.core.surroundings import CURRENT, Surroundings
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
 from fenceline.testing.simulation.brokers import BrokersScenario
@@ -180,17 +178,18 @@ class MembersScenario(BrokersScenario):
         )
 
     def build(self) -> None:
-        """See `BrokersScenario`. The client library uses two things outside the loop: the machine's clock, for
-        automatic commits, and random numbers without its own seed."""
+        """See `BrokersScenario`. The client library gets the clock and the random numbers of the world."""
         world = self._world
-        self._random_before = random.getstate()
-        random.seed(f"{world.seed}/client library")
-        self._clock_before = vars(auto_commit)["time"]
-        vars(auto_commit)["time"] = SimpleNamespace(monotonic=lambda: world.scheduler.now_s)
+
+        def now_s() -> float:
+            return world.scheduler.now_s
+
+        before = CURRENT.set(Surroundings(now_s, now_s, world.rng("client library")))
         self._level_before = _client_log.level
         _client_log.setLevel(logging.CRITICAL)
         world.loop.sockets = self._sockets.of(_CLIENT_MACHINE)
         super().build()
+        CURRENT.reset(before)
         commits = Commits()
         for client in self._clients:
             if isinstance(client, SimulatedMember):
@@ -202,7 +201,5 @@ class MembersScenario(BrokersScenario):
 
     def end(self) -> tuple[int, int]:
         """See `BrokersScenario`."""
-        random.setstate(self._random_before)
-        vars(auto_commit)["time"] = self._clock_before
         _client_log.setLevel(self._level_before)
         return super().end()

@@ -42,6 +42,7 @@ class Sockets:
         self.listeners: dict[tuple[int, int], SimulatedListener] = {}
         """By node and port."""
         self.context = copy_context()
+        self.scheduler = world.scheduler
         self._world = world
         world.on_end.append(self._process_ended)
 
@@ -51,8 +52,7 @@ class Sockets:
 
     def at(self, when_s: float, loop: SimLoop, callback: Callable[..., object], *args: Any) -> None:
         """Run a callback in a process, unless it has ended by then."""
-        scheduler = self._world.scheduler
-        scheduler.at(when_s, SimHandle(loop, callback, args, self.context, -1.0))
+        self.scheduler.at(when_s, SimHandle(loop, callback, args, self.context, -1.0))
 
     def forget(self) -> None:
         """Nothing arrives any more."""
@@ -177,11 +177,14 @@ class Stream:
 
     def _carry(self, source: int, destination: int, loop: SimLoop, deliver: Callable[[], None]) -> None:
         """`deliver` runs in the receiver's loop, in order."""
-        network = self._network
+        network, scheduler = self._network, self._sockets.scheduler
         takes_s = network.delay_s() + network.lag_s(source, destination, self._port)
-        at_s = max(self._free_at_s[destination] + _APART_S, self._sockets.now_s + takes_s)
+        at_s, free_s = scheduler.now_s + takes_s, self._free_at_s[destination] + _APART_S
+        if free_s > at_s:
+            at_s = free_s
         self._free_at_s[destination] = at_s
-        self._sockets.at(at_s, loop, self._arrive, source, destination, loop, deliver)
+        arrival = source, destination, loop, deliver
+        scheduler.at(at_s, SimHandle(loop, self._arrive, arrival, self._sockets.context, -1.0))
 
     def _arrive(self, source: int, destination: int, loop: SimLoop, deliver: Callable[[], None]) -> None:
         network = self._network
@@ -315,17 +318,16 @@ class StreamTransport(asyncio.Transport):
         if protocol is None or self._is_paused:
             self._early.append(partial(self.receive, content))
         elif isinstance(protocol, asyncio.BufferedProtocol):
-            position = 0
-            while position < len(content) and not self._is_closing:
+            position, size = 0, len(content)
+            while position < size and not self._is_closing:
                 if self._is_paused:
                     self._early.insert(0, partial(self.receive, content[position:]))
                     return
-                buffer = memoryview(protocol.get_buffer(-1))
-                piece = content[position : position + len(buffer)]
-                buffer[: len(piece)] = piece
-                buffer.release()
-                protocol.buffer_updated(len(piece))
-                position += len(piece)
+                with memoryview(protocol.get_buffer(-1)) as buffer:
+                    taken = min(len(buffer), size - position)
+                    buffer[:taken] = content if taken == size else content[position : position + taken]
+                protocol.buffer_updated(taken)
+                position += taken
         else:
             protocol.data_received(content)
 

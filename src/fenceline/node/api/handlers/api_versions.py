@@ -71,7 +71,12 @@ class ApiVersions:
         """`supported` and `finalized`: the levels of features (KIP-584)."""
         self._node = node
         self._ranges = ranges
-        self._supported = supported
+        self._flexible_ranges = b"".join(struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items())
+        self._supported_rows = {
+            # Before v4 a range may not start at 0, because old clients reject it (KAFKA-17011).
+            is_v4: [_level_row(name, *levels) for name, levels in sorted(supported.items()) if is_v4 or levels[0] > 0]
+            for is_v4 in (False, True)
+        }
         self._finalized = finalized
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer]:
@@ -100,16 +105,17 @@ class ApiVersions:
             if version >= 1:
                 parts.append(struct.pack(">i", throttle_ms))
             return b"".join(parts)
-        parts = [struct.pack(">h", error), uvarint(len(ranges) + 1)]
-        parts += [struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items()]
-        parts.append(struct.pack(">i", throttle_ms))
+        parts = [
+            struct.pack(">h", error),
+            uvarint(len(ranges) + 1),
+            self._flexible_ranges,
+            struct.pack(">i", throttle_ms),
+        ]
         finalized = self._finalized()
         tagged: list[tuple[int, bytes]] = []
-        # Before v4 a range may not start at 0, because old clients reject it (KAFKA-17011).
-        supported = {name: levels for name, levels in self._supported.items() if version >= 4 or levels[0] > 0}
+        supported = self._supported_rows[version >= 4]
         if supported:
-            rows = b"".join(_level_row(name, *levels) for name, levels in sorted(supported.items()))
-            tagged.append((_TAG_SUPPORTED_FEATURES, uvarint(len(supported) + 1) + rows))
+            tagged.append((_TAG_SUPPORTED_FEATURES, uvarint(len(supported) + 1) + b"".join(supported)))
         if finalized:
             tagged.append((_TAG_FINALIZED_EPOCH, struct.pack(">q", self._node.image.offset)))
             rows = b"".join(_level_row(name, level, level) for name, level in sorted(finalized.items()))
