@@ -15,6 +15,7 @@ from tools.dist.commands import StepFailed
 from tools.dist.targets import TARGETS, Target
 
 from fenceline.records import _kernel_py
+from fenceline.testing.waiting import eventually
 from tests.support.processes import is_alive
 
 HERE = next((each for each in TARGETS if each.is_here), None)
@@ -197,5 +198,5 @@ def test_nothing_that_a_step_started_lives_longer(logs: Path) -> None:
     with pytest.raises(StepFailed, match="no end after 1 s"):
         commands.run("long", ["sh", "-c", "sleep 600 & echo $!; wait"], timeout_s=1)
     pid = int((logs / "long.log").read_text())
-    assert not is_alive(pid)
+    eventually(lambda: not is_alive(pid), wait_s=10)
     assert pid != os.getpid()

@@ -3,8 +3,10 @@
 import os
 import signal
 import sys
+import time
 
-from fenceline.client import Consumer, LogTruncationError, OffsetOutOfRangeError, TopicReplacedError
+from fenceline.client import Consumer, LogTruncationError, TopicReplacedError
+from fenceline.client.core.errors import ClientError
 
 stopping = False
 
@@ -25,8 +27,18 @@ with Consumer(settings) as consumer:
     while not stopping:
         try:
             records = consumer.poll(200)
-        except (LogTruncationError, OffsetOutOfRangeError, TopicReplacedError) as error:
+        except LogTruncationError as error:
             print(f"noticed: {error}", file=sys.stderr, flush=True)
+            for tp, offset in error.truncation_offsets.items():
+                consumer.seek(tp, offset)
+            continue
+        except TopicReplacedError as error:
+            print(f"noticed: {error}", file=sys.stderr, flush=True)
+            consumer.seek_to_beginning()
+            continue
+        except ClientError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            time.sleep(0.2)
             continue
         for record in records:
             print((record.value or b"").decode(errors="replace"), flush=True)

@@ -10,6 +10,7 @@ from fenceline import __version__
 from fenceline.cli.acls import acls
 from fenceline.cli.audit import AUDIT_EXAMPLES, audit
 from fenceline.cli.brokers import brokers
+from fenceline.cli.check_client import CHECK_CLIENT_EXAMPLES, check_client
 from fenceline.cli.checkpoint import checkpoint
 from fenceline.cli.cluster import cluster
 from fenceline.cli.demo import demo
@@ -85,6 +86,7 @@ app.add_typer(cluster, name="cluster")
 app.command(epilog=AUDIT_EXAMPLES)(audit)
 app.add_typer(checkpoint, name="checkpoint")
 app.command()(demo)
+app.command("check-client", epilog=CHECK_CLIENT_EXAMPLES)(check_client)
 
 
 def run() -> None:

@@ -25,6 +25,7 @@ def _nothing(stage: CaseStage) -> None:
 def _lose_unread(stage: CaseStage) -> CaseOutcome:
     """Records that the program has not read are lost."""
     stage.program.freeze()
+    stage.write_unread()
     made = stage.cluster.situations.unclean_election(stage.topic, lose=20)
     stage.program.thaw()
     return CaseOutcome(_texts(made.lost_values))
@@ -58,7 +59,7 @@ def _lose_read_and_grow(stage: CaseStage) -> CaseOutcome:
 
 def _out_of_range(stage: CaseStage) -> CaseOutcome:
     stage.program.freeze()
-    gone = stage.write()
+    gone = stage.write_unread()
     stage.cluster.situations.offsets_out_of_range(stage.topic)
     stage.program.thaw()
     return CaseOutcome(frozenset(gone))
@@ -66,7 +67,7 @@ def _out_of_range(stage: CaseStage) -> CaseOutcome:
 
 def _expired(stage: CaseStage) -> CaseOutcome:
     stage.program.freeze()
-    gone = stage.write()
+    gone = stage.write_unread()
     stage.cluster.situations.expiry(stage.topic)
     stage.program.thaw()
     return CaseOutcome(frozenset(gone))
@@ -143,7 +144,7 @@ def _poison(stage: CaseStage) -> None:
 
 def _damaged(stage: CaseStage) -> None:
     stage.program.freeze()
-    stage.write()
+    stage.write_unread()
     stage.cluster.situations.damaged_batch(stage.topic)
     stage.program.thaw()
     time.sleep(_FAULT_S)

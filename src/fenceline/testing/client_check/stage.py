@@ -6,10 +6,12 @@ Owns the steps and their patience. The cases themselves are in `consumer_cases` 
 from __future__ import annotations
 
 import re
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Self
 
 from fenceline.errors import FencelineError, OperatorError
 from fenceline.testing.client_check.program import Program
@@ -22,6 +24,8 @@ BOOTSTRAP: Final = "KAFKA_BOOTSTRAP_SERVERS"
 TOPIC: Final = "KAFKA_TOPIC"
 GROUP: Final = "KAFKA_GROUP"
 _RECORDS: Final = 20
+_FEED_PAUSE_S: Final = 0.02
+_QUICK: Final = {"request.timeout.ms": 1000, "retry.backoff.ms": 20}
 _ANYTHING: Final = re.compile(
     r"error|warn|exception|traceback|fail|lost|truncat|diverg|reset|out of range|fenced|epoch|unknown|corrupt|crc"
     r"|rebalanc|revok|timed? ?out|disconnect",
@@ -89,9 +93,15 @@ class CaseStage:
     def write(self, count: int = _RECORDS) -> list[str]:
         """Write records of the laboratory; their values."""
         values = self.fresh_values(count)
-        self.cluster.produce(self.topic, values)
+        self.cluster.produce(self.topic, values, settings=_QUICK)
         self.written += values
         return values
+
+    def write_unread(self) -> list[str]:
+        """Write records that the frozen program has not got; their values. A Fetch that it has sent before is answered
+        with others."""
+        self.write()
+        return self.write()
 
     def await_processed(self, values: Sequence[str]) -> None:
         """Wait until the program has printed values. Raises OperatorError if it does not."""
@@ -127,12 +137,106 @@ def run_consumer_case(
         _delete(cluster, stage.topic)
 
 
+def run_producer_case(
+    cluster: LabCluster, command: Sequence[str], case: Case, patience: Patience, *, configs: Mapping[str, str]
+) -> CaseVerdict:
+    """A program that produces: values come on its standard input all the time. Raises OperatorError if not even the
+    first ones are acknowledged."""
+    began_s = time.monotonic()
+    stage = CaseStage(cluster, command, patience, configs=configs)
+    mark = cluster.timeline.mark()
+    try:
+        first = stage.fresh_values()
+        stage.program.write(first)
+        stage.await_processed(first)
+        since_s = time.monotonic()
+        with _Feeding(stage) as feeding:
+            try:
+                outcome = case.make(stage) or CaseOutcome()
+            except (SituationImpossible, TimeoutError) as error:
+                return _not_run(case, error)
+        cluster.faults.undo_all()
+        verdict = _judge_producer(stage, case, outcome, [*first, *feeding.values], since_s)
+        return replace(verdict, timeline=cluster.timeline.text(mark), seconds=time.monotonic() - began_s)
+    finally:
+        stage.program.stop(wait_s=patience.stop_s)
+        cluster.faults.undo_all()
+        _delete(cluster, stage.topic)
+
+
+class _Feeding:
+    """Values go to the program while a case is made true."""
+
+    def __init__(self, stage: CaseStage) -> None:
+        self.values: list[str] = []
+        self._stage = stage
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feeding", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_FEED_PAUSE_S):
+            values = self._stage.fresh_values(1)
+            self.values += values
+            self._stage.program.write(values)
+
+
+def _judge_producer(
+    stage: CaseStage, case: Case, outcome: CaseOutcome, given: Sequence[str], since_s: float
+) -> CaseVerdict:
+    program = stage.program
+    ended_early = program.exit_code
+    after = stage.fresh_values()
+    if ended_early is None:
+        program.write(after)
+    missing = program.wait_for(set(after), wait_s=stage.patience.recover_s)
+    program.close_input()
+    code = program.wait(stage.patience.stop_s)
+    program.stop(wait_s=stage.patience.stop_s)
+    lines = program.lines
+    acknowledged = set(processed(lines))
+    in_log = Counter(stage.in_log())
+    in_receipts = {
+        (record.value or b"").decode(errors="replace")
+        for receipt in stage.cluster.losses(stage.topic)
+        for record in stage.cluster.lost_records(receipt)
+    }
+    # What a receipt names may have been sent again.
+    by_the_cluster = (in_receipts & acknowledged) - set(in_log)
+    lost = tuple(sorted(acknowledged - set(in_log) - by_the_cluster - outcome.gone))
+    never = [value for value in (*given, *after) if value not in acknowledged | set(in_log) | outcome.gone]
+    said = remarks(lines, since_s, case.about)
+    notes = [f"{len(never)} values were not written, and not reported as acknowledged"] if never else []
+    if by_the_cluster:
+        notes.append(f"{len(by_the_cluster)} acknowledged records were lost by the cluster, with receipts")
+    return CaseVerdict(
+        case=case.name,
+        recovered=not missing,
+        noticed=bool(said) or code not in (0, None),
+        must_notice=case.must_notice or bool(never),
+        hung=missing == set(after) and ended_early is None,
+        exit_code=ended_early,
+        recovered_after_restart=False if ended_early is not None else None,
+        lost=lost,
+        duplicated=duplicates(in_log),
+        remarks=said,
+        notes=tuple(notes),
+    )
+
+
 def _judge_consumer(stage: CaseStage, case: Case, outcome: CaseOutcome, since_s: float) -> CaseVerdict:
     after = set(stage.write())
     missing = stage.program.wait_for(after, wait_s=stage.patience.recover_s)
     exit_code, lines = stage.program.exit_code, stage.program.lines
     restarted: bool | None = None
-    hung = bool(missing) and exit_code is None
+    hung = missing == after and exit_code is None
     if exit_code is not None:
         stage.program.stop()
         stage.start()
@@ -149,7 +253,7 @@ def _judge_consumer(stage: CaseStage, case: Case, outcome: CaseOutcome, since_s:
     notes = ("it did not end on SIGTERM, and was killed",) if stage.program.was_killed else ()
     return CaseVerdict(
         case=case.name,
-        recovered=not missing and not hung,
+        recovered=not missing,
         noticed=bool(said) or exit_code not in (None, 0),
         must_notice=case.must_notice,
         hung=hung,
@@ -180,8 +284,9 @@ def _never_began(program: Program, came: int, wanted: int) -> OperatorError:
     code = program.exit_code
     last = "".join(f"\n  {line.text}" for line in program.lines[-5:])
     contract = (
-        f"A consumer reads {BOOTSTRAP}, {TOPIC} and {GROUP} from the environment, begins at the earliest record, and"
-        " prints the value of each record that it has processed on a line of its own. Flush standard output."
+        f"It reads {BOOTSTRAP}, {TOPIC} and, as a consumer, {GROUP} from the environment. A consumer begins at the"
+        " earliest record, and prints the value of each record that it has processed. A producer takes values from its"
+        " standard input, one a line, and prints each that is acknowledged. Flush standard output after each line."
     )
     if code is not None:
         return OperatorError(

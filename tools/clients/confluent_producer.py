@@ -1,0 +1,33 @@
+"""A producer on confluent-kafka (librdkafka): values from standard input; prints each that is acknowledged."""
+
+import os
+import sys
+import threading
+
+from confluent_kafka import Producer
+
+producer = Producer(
+    {
+        "bootstrap.servers": os.environ["KAFKA_BOOTSTRAP_SERVERS"],
+        "enable.idempotence": True,
+        "error_cb": lambda error: print(f"error: {error}", file=sys.stderr, flush=True),
+    }
+)
+
+
+def report(error: object, message: object) -> None:
+    if error is None:
+        print(message.value().decode(), flush=True)  # type: ignore[attr-defined]
+    else:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+def serve_callbacks() -> None:
+    while True:
+        producer.poll(0.05)
+
+
+threading.Thread(target=serve_callbacks, daemon=True).start()
+for line in sys.stdin:
+    producer.produce(os.environ["KAFKA_TOPIC"], line.rstrip("\n").encode(), on_delivery=report)
+producer.flush()
