@@ -105,6 +105,10 @@ class TopicSituations(SituationBase):
             except PeerError as error:
                 if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                     raise
+                # A client has made the broker create it (auto.create.topics.enable), with other settings.
+                existing = admin.metadata([topic]).topics.get(topic)
+                if existing is not None and existing.error is ErrorCode.NONE and existing.id != found.id:
+                    admin.delete_topics([topic])
                 return False
             return True
 
