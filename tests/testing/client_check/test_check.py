@@ -16,7 +16,7 @@ from fenceline.testing.lab.cluster import LabCluster
 from tests.support.processes import is_alive
 
 PROGRAMS = Path(__file__).parents[3] / "tools" / "clients"
-PATIENCE = Patience(start_s=20, recover_s=2, stop_s=2)
+PATIENCE = Patience(start_s=20, recover_s=2, restart_s=20, stop_s=2)
 READS = """
 import logging, os, time
 from fenceline.client import Consumer
@@ -30,6 +30,8 @@ settings = {
     "group.id": os.environ["KAFKA_GROUP"],
     "auto.offset.reset": "earliest",
     "on.truncation": "rewind",
+    "session.timeout.ms": 1000,
+    "heartbeat.interval.ms": 200,
 }
 seen = 0
 with Consumer(settings) as consumer:

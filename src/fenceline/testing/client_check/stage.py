@@ -36,10 +36,12 @@ _ANYTHING: Final = re.compile(
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long is waited. `start_s`: until the program processes its first records; `recover_s`: until it has processed
-    what was written after a case."""
+    what was written after a case; `restart_s`: the same for one that has crashed and was started again, whose group
+    first waits for the end of the dead member's session; `stop_s`: until it ends on SIGTERM."""
 
     start_s: float = 30.0
     recover_s: float = 30.0
+    restart_s: float = 90.0
     stop_s: float = 10.0
 
 
@@ -240,7 +242,7 @@ def _judge_consumer(stage: CaseStage, case: Case, outcome: CaseOutcome, since_s:
     if exit_code is not None:
         stage.program.stop()
         stage.start()
-        missing = stage.program.wait_for(after, wait_s=stage.patience.recover_s)
+        missing = stage.program.wait_for(after, wait_s=stage.patience.restart_s)
         restarted = not missing
     # What may still come: redeliveries, and records that a rebalance held up.
     stage.program.wait_for(set(stage.in_log()), wait_s=1.0)

@@ -42,6 +42,7 @@ READY_WAIT_S: Final = 60.0
 _KNOWN_WAIT_S: Final = 1.0
 QUICK_PROPERTIES: Final[Mapping[str, str]] = {
     "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "500",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "broker.session.timeout.ms": "1500",
