@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from fenceline.testing.lab.cluster import LabCluster as LabCluster
     from fenceline.testing.lab.situations import SituationImpossible as SituationImpossible
     from fenceline.testing.processing_checks import AcknowledgedRecord as AcknowledgedRecord
-    from fenceline.testing.processing_checks import assert_processed_at_least_once as assert_processed_at_least_once
-    from fenceline.testing.processing_checks import assert_processed_exactly_once as assert_processed_exactly_once
+    from fenceline.testing.processing_checks import assert_at_least_once as assert_at_least_once
+    from fenceline.testing.processing_checks import assert_exactly_once as assert_exactly_once
 
 _MODULES: Final = {
     "AcknowledgedRecord": "processing_checks",
@@ -23,8 +23,8 @@ _MODULES: Final = {
     "KafkaContainer": "container",
     "LabCluster": "lab.cluster",
     "SituationImpossible": "lab.situations",
-    "assert_processed_at_least_once": "processing_checks",
-    "assert_processed_exactly_once": "processing_checks",
+    "assert_at_least_once": "processing_checks",
+    "assert_exactly_once": "processing_checks",
 }
 __all__ = [*_MODULES]
 

@@ -6,7 +6,7 @@ Owns the comparison and its message. Knows no cluster: it compares what was ackn
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final, NamedTuple
 
 _SHOWN: Final = 10
@@ -22,84 +22,70 @@ class AcknowledgedRecord(NamedTuple):
     value: bytes | None
 
     def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}@{self.offset} {self.value!r}"
+        return f"{self.value!r} ({self.topic}-{self.partition}, offset {self.offset})"
 
 
 Identity = Callable[[Any], Hashable]
-"""What makes a record the same one: of an acknowledged record its value, unless something else is given."""
+"""What makes a record the same one."""
 
 
-def assert_processed_at_least_once(
-    acknowledged: Iterable[AcknowledgedRecord],
+def assert_at_least_once(
+    acknowledged: Iterable[Hashable],
     processed: Iterable[Hashable],
     *,
+    what: str = "record",
     identity: Identity | None = None,
     lost: Iterable[Any] = (),
 ) -> None:
-    """Each acknowledged record was processed. `processed`: the values that the application has processed, or what
-    `identity` returns for the records. `lost`: records that the log itself has lost, which nobody could process.
+    """Each of `acknowledged` is in `processed`.
 
-    Raises AssertionError, which lists the records that are missing."""
-    expected = _expected(acknowledged, identity, lost)
-    missing = [record for key, record in expected if key not in set(processed)]
+    An `AcknowledgedRecord` is compared by its value, or by what `identity` returns for it; anything else as it is.
+    `lost`: records that the log itself has lost (`UncleanElection.lost`), which nobody could process. `what`: a word
+    for the message. Raises AssertionError, which lists what is missing."""
+    seen = set(processed)
+    missing = [each for key, each in _expected(acknowledged, identity, lost).items() if key not in seen]
     if missing:
-        raise AssertionError(
-            _message(f"{len(missing)} of {len(expected)} acknowledged records were not processed", missing)
-        )
+        raise AssertionError(f"{_counted(missing, what)} acknowledged, but never processed: {_list(missing)}")
 
 
-def assert_processed_exactly_once(
-    acknowledged: Iterable[AcknowledgedRecord],
+def assert_exactly_once(
+    acknowledged: Iterable[Hashable],
     processed: Iterable[Hashable],
     *,
+    what: str = "record",
     identity: Identity | None = None,
     lost: Iterable[Any] = (),
 ) -> None:
-    """As `assert_processed_at_least_once`, and none was processed twice, nor was anything that was not acknowledged.
-
-    Records with the same identity must be processed as often as they were acknowledged."""
-    expected = _expected(acknowledged, identity, lost)
-    counts = Counter(processed)
-    wanted = Counter(key for key, _ in expected)
-    missing = [record for key, record in _first_of_each(expected) if counts[key] < wanted[key]]
-    repeated = [
-        f"{record} ({counts[key]} times)" for key, record in _first_of_each(expected) if counts[key] > wanted[key]
-    ]
-    foreign = [repr(key) for key in counts if key not in wanted]
-    problems = [
-        _message(f"{len(found)} {what}", found)
-        for found, what in (
-            (missing, f"of {len(expected)} acknowledged records were not processed"),
-            (repeated, "records were processed too often"),
-            (foreign, "processed records were never acknowledged"),
-        )
-        if found
-    ]
-    if problems:
-        raise AssertionError("\n".join(problems))
+    """As `assert_at_least_once`, and nothing is in `processed` twice. What was not acknowledged may be there once: a
+    record without an acknowledgement may have been written. Raises AssertionError."""
+    times = Counter(processed)
+    assert_at_least_once(acknowledged, times, what=what, identity=identity, lost=lost)
+    repeated = [each for each, count in times.items() if count > 1]
+    if repeated:
+        raise AssertionError(f"{_counted(repeated, what)} processed more than once: {_list(repeated)}")
 
 
 def _expected(
-    acknowledged: Iterable[AcknowledgedRecord], identity: Identity | None, lost: Iterable[Any]
-) -> list[tuple[Hashable, AcknowledgedRecord]]:
+    acknowledged: Iterable[Hashable], identity: Identity | None, lost: Iterable[Any]
+) -> dict[Hashable, Hashable]:
+    """By what it is compared by, each thing that must have been processed."""
     gone = {(record.topic, record.partition, record.offset, record.value) for record in lost}
-    return [
-        (record.value if identity is None else identity(record), record)
-        for record in acknowledged
-        if (record.topic, record.partition, record.offset, record.value) not in gone
-    ]
+    expected: dict[Hashable, Hashable] = {}
+    for each in acknowledged:
+        if isinstance(each, AcknowledgedRecord):
+            if (each.topic, each.partition, each.offset, each.value) in gone:
+                continue
+            key = each.value if identity is None else identity(each)
+        else:
+            key = each if identity is None else identity(each)
+        expected.setdefault(key, each)
+    return expected
 
 
-def _first_of_each(
-    expected: Iterable[tuple[Hashable, AcknowledgedRecord]],
-) -> list[tuple[Hashable, AcknowledgedRecord]]:
-    first: dict[Hashable, AcknowledgedRecord] = {}
-    for key, record in expected:
-        first.setdefault(key, record)
-    return list(first.items())
+def _counted(found: list[Hashable], what: str) -> str:
+    return f"{len(found)} {what}{' was' if len(found) == 1 else 's were'}"
 
 
-def _message(headline: str, records: Sequence[object]) -> str:
-    shown = [f"  {record}" for record in records[:_SHOWN]]
-    more = [f"  ... and {len(records) - _SHOWN} more"] if len(records) > _SHOWN else []
-    return "\n".join([f"{headline}:", *shown, *more])
+def _list(found: list[Hashable]) -> str:
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(map(str, found[:_SHOWN])) + more

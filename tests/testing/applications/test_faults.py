@@ -9,7 +9,6 @@ import pytest
 
 from fenceline.client import AsyncConsumer, AsyncProducer
 from fenceline.errors import FencelineError
-from fenceline.testing.applications.assertions import assert_at_least_once, assert_exactly_once
 from fenceline.testing.applications.fault_plan import EVERY_FAULT, LOSING, FaultKind, plan
 from fenceline.testing.applications.forks import outcomes
 from fenceline.testing.applications.one_seed import StoryJob, planned
@@ -17,6 +16,7 @@ from fenceline.testing.applications.running import run_seeds
 from fenceline.testing.applications.store import SimulatedStore
 from fenceline.testing.applications.story import simulated
 from fenceline.testing.applications.story_world import StoryWorld
+from fenceline.testing.processing_checks import assert_at_least_once, assert_exactly_once
 from fenceline.testing.simulation.world import World
 from tests.testing.applications.stories import FAST
 

@@ -4,7 +4,6 @@ The public names; `docs/testing-simulation.md` explains them. `python -m fenceli
 stories of a file. Never imported by the server or by the client.
 """
 
-from fenceline.testing.applications.assertions import assert_at_least_once, assert_exactly_once
 from fenceline.testing.applications.cluster import Topic
 from fenceline.testing.applications.fault_plan import EVERY_FAULT, FaultKind
 from fenceline.testing.applications.one_seed import StoryJob, StoryOutcome
@@ -13,6 +12,7 @@ from fenceline.testing.applications.shrinking import shortest
 from fenceline.testing.applications.store import SimulatedStore, StoreConflict, StoreUnavailable
 from fenceline.testing.applications.story import Story, simulated
 from fenceline.testing.applications.story_world import StoryWorld
+from fenceline.testing.processing_checks import assert_at_least_once, assert_exactly_once
 
 __all__ = [
     "EVERY_FAULT",
