@@ -22,6 +22,7 @@ NAMES = {
     "groups": "10,000 idle groups; failover of a coordinator with 1,000,000 offsets (BENCH_ROWS)",
     "large_group": "one group of the consumer protocol with 1,000 members: rebalances, heartbeats",
     "simulation": "simulated time per real time, three controllers and brokers",
+    "laboratory": "fixtures until the first record, many clusters, situations, seeds of a simulated application",
     "compaction": "the log cleaner on a dirty log of one partition",
     "partitions": "10,000 partitions; 500 topics one by one; an idle node",
     "transactions": "transactional produce, small transactions, 1,000 producers",
