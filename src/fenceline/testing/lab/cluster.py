@@ -52,6 +52,7 @@ QUICK_PROPERTIES: Final[Mapping[str, str]] = {
     "controller.quorum.fetch.timeout.ms": "600",
     "controller.quorum.election.backoff.max.ms": "200",
     "replica.socket.timeout.ms": "2000",
+    "fenceline.transaction.recovery.timeout.ms": "500",
     "group.consumer.heartbeat.interval.ms": "200",
     "group.consumer.min.heartbeat.interval.ms": "100",
     "log.retention.check.interval.ms": "100",

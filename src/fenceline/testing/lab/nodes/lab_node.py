@@ -19,7 +19,7 @@ from uuid import UUID
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 from fenceline.metadata.changes import Delta
-from fenceline.metadata.image import MetadataImage
+from fenceline.metadata.image import LeaderRecoveryState, MetadataImage
 from fenceline.node.broker import Broker
 from fenceline.node.controller_node import ControllerNode
 from fenceline.node.logs import configure
@@ -82,7 +82,7 @@ def _report_changes(delta: Delta, channel: ControlChannel) -> None:
                 leader=after.leader,
                 epoch=after.leader_epoch,
                 was=before.leader,
-                unclean=after.leader not in before.isr and after.leader != before.leader,
+                unclean=after.leader_recovery_state is LeaderRecoveryState.RECOVERING,
             )
         elif after.leader < 0 <= before.leader:
             channel.event("no leader", topic=change.topic, partition=change.index, epoch=after.leader_epoch)
