@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -29,6 +30,14 @@ _SERVER: Final = "fenceline.testing.lab.nodes.fork_server"
 _NODE: Final = "fenceline.testing.lab.nodes.lab_node"
 _END_WAIT_S: Final = 10.0
 _ANSWER_BYTES: Final = 4096
+_NEEDED_SOON: Final = (
+    "fenceline.testing.lab.cluster",
+    "fenceline.node.metadata.format",
+    "fenceline.client.admin.admin",
+    "fenceline.client.producer.producer",
+    "fenceline.client.consumer.consumer",
+)
+"""Modules that a first cluster and its first record load."""
 
 _lock: Final = threading.Lock()
 _server: _Server | None = None
@@ -41,9 +50,15 @@ def can_fork() -> bool:
 
 
 def prepare() -> None:
-    """Start the fork server, without waiting until it is ready."""
+    """Start the fork server, and load what the first cluster needs in this process, without waiting for either."""
     if can_fork():
         _current()
+    threading.Thread(target=_load, name="loading the test kit", daemon=True).start()
+
+
+def _load() -> None:
+    for name in _NEEDED_SOON:
+        importlib.import_module(name)
 
 
 def spawn_node(
