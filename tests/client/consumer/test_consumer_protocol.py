@@ -43,6 +43,15 @@ def test_the_first_heartbeat_is_complete(member: ConsumerProtocol) -> None:
     }
 
 
+def test_a_member_that_has_asked_to_join_must_leave(member: ConsumerProtocol) -> None:
+    member.subscribe(["t"])
+    assert not member.may_be_member
+    member.heartbeat()
+    assert (member.may_be_member, member.is_member) == (True, False)
+    assert member.leave()["member_epoch"] == -1
+    assert not member.may_be_member
+
+
 def test_later_heartbeats_have_changes_only(member: ConsumerProtocol) -> None:
     _join(member)
     unchanged = {

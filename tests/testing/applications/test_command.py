@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fenceline.testing.applications.__main__ import main
-from fenceline.testing.applications.forks import outcomes
-from fenceline.testing.applications.one_seed import StoryJob
 from fenceline.testing.applications.running import run_seeds
 from fenceline.testing.applications.story import simulated
 from fenceline.testing.applications.story_world import StoryWorld
@@ -81,31 +82,50 @@ def test_wrong_arguments(arguments: list[str], advice: str, file: str, capsys: p
     assert advice in capsys.readouterr().err
 
 
-def test_an_application_that_keeps_something_in_globals_is_reported() -> None:
+def told(tmp_path: Path, story: str, seeds: int) -> list[str | None]:
+    """The failure of each seed, from a process of its own: one with threads, such as a worker of pytest-xdist, does not
+    fork, and a seed that ends its process would end the tests."""
+    script = tmp_path / "told.py"
+    script.write_text(
+        f"""
+import json, os
+from fenceline.testing.applications.forks import outcomes
+from fenceline.testing.applications.one_seed import StoryJob
+from fenceline.testing.applications.story import simulated
+from fenceline.testing.applications.story_world import StoryWorld
+told = []
+{story}
+found = list(outcomes(simulated(faults=())(story), map(StoryJob, range({seeds})), 2))
+assert [each.job.seed for each in found] == list(range({seeds}))
+print(json.dumps([str(each.failure) if each.failure else None for each in found]))
+"""
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=True)
+    failures: list[str | None] = json.loads(done.stdout)
+    return failures
+
+
+def test_an_application_that_keeps_something_in_globals_is_reported(tmp_path: Path) -> None:
     """A seed that fails only because of an earlier one cannot be told again by its number."""
-    told: list[int] = []
-
-    async def story(world: StoryWorld) -> None:
-        told.append(1)
-        assert len(told) < 3, "too many"
-
-    failed = [each for each in outcomes(simulated(faults=())(story), map(StoryJob, range(4))) if each.failure]
+    story = """
+async def story(world: StoryWorld) -> None:
+    told.append(1)
+    assert len(told) < 3, "too many"
+"""
+    failed = [each for each in told(tmp_path, story, 8) if each]
     assert failed
-    assert all("keeps something in globals" in str(each.failure) for each in failed)
+    assert all("keeps something in globals" in each for each in failed)
 
 
 def test_a_process_that_dies_fails_its_seed_only(tmp_path: Path) -> None:
-    import os
-
-    async def story(world: StoryWorld) -> None:
-        if world.rng.random() < 0.3:
-            os._exit(7)
-
-    found = list(outcomes(simulated(faults=())(story), map(StoryJob, range(12)), 2))
-    died = [each for each in found if each.failure]
-    assert [each.job.seed for each in found] == list(range(12))
-    assert 0 < len(died) < 12
-    assert all(each.failure == "its process ended with status 7" for each in died)
+    story = """
+async def story(world: StoryWorld) -> None:
+    if world.rng.random() < 0.3:
+        os._exit(7)
+"""
+    failures = told(tmp_path, story, 12)
+    assert 0 < len([each for each in failures if each]) < 12
+    assert {each for each in failures if each} == {"its process ended with status 7"}
 
 
 def test_run_seeds_raises_the_story() -> None:

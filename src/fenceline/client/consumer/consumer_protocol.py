@@ -115,6 +115,11 @@ class ConsumerProtocol:
         return self.epoch > 0 and self.phase is not ProtocolPhase.FENCED
 
     @property
+    def may_be_member(self) -> bool:
+        """Whether the coordinator may have this member: it has been asked, even if it has not answered."""
+        return self.is_member or (self.phase is ProtocolPhase.JOINING and bool(self._sent))
+
+    @property
     def is_due(self) -> bool:
         """Whether a heartbeat should be sent now, before the interval is over."""
         if self.phase in (ProtocolPhase.JOINING, ProtocolPhase.ACKNOWLEDGING):
@@ -162,7 +167,7 @@ class ConsumerProtocol:
     # -- inside
 
     def _join(self) -> None:
-        self.phase, self.epoch, self._told = ProtocolPhase.JOINING, 0, None
+        self.phase, self.epoch, self._told, self._sent = ProtocolPhase.JOINING, 0, None, {}
         self.owned = self.target = frozenset()
 
     def _subscription(self) -> dict[str, Any]:

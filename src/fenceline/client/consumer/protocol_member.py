@@ -168,9 +168,10 @@ class ConsumerProtocolMember:
         )
 
     async def leave(self, deadline: Deadline, reason: str) -> None:
-        """Give up the partitions; those of a static member stay its own until its session ends."""
+        """Give up the partitions; those of a static member stay its own until its session ends. A member whose join is
+        not answered yet leaves, too."""
         await self._stop_heartbeats()
-        was_member = self._protocol.is_member
+        was_member = self._protocol.may_be_member
         fields, self._pattern = self._protocol.leave(), None
         if not was_member:
             return
