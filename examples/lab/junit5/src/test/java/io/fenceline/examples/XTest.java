@@ -1,0 +1,3 @@
+package io.fenceline.examples;
+import org.junit.jupiter.api.Test;
+class XTest { @Test void x() {} }
