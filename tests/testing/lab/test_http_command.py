@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
 from fenceline.testing.waiting import eventually
+from tests.support.laboratory import FENCELINE, Laboratory, laboratory
 from tests.support.processes import is_alive
 
-FENCELINE = (sys.executable, "-m", "fenceline")
 _HOLDS = """
 import sys, httpx2
 with httpx2.stream("GET", sys.argv[1], timeout=None) as held:
@@ -28,32 +26,9 @@ with httpx2.stream("GET", sys.argv[1], timeout=None) as held:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Laboratory:
-    process: subprocess.Popen[str]
-    url: str
-
-    def create(self) -> tuple[str, list[int], Path]:
-        """Path, pids and folder of a cluster of one."""
-        made = httpx.post(f"{self.url}/v1/clusters", json={"nodes": 1}, timeout=60).json()
-        pid = made["nodes"][0]["pid"]
-        log = Path(f"/proc/{pid}/fd/2").readlink()
-        return f"{self.url}/v1/clusters/{made['id']}", [pid], log.parent.parent
-
-
-@contextlib.contextmanager
-def laboratory(*options: str) -> Iterator[Laboratory]:
-    with subprocess.Popen([*FENCELINE, "lab", "--json", *options], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield Laboratory(process, json.loads(process.stdout.readline())["url"])
-        finally:
-            process.kill()
-
-
 @pytest.fixture(scope="module")
 def running() -> Iterator[Laboratory]:
-    with laboratory("--port", "0") as found:
+    with laboratory() as found:
         yield found
 
 
@@ -69,7 +44,7 @@ def test_a_second_laboratory_needs_another_port(running: Laboratory) -> None:
     message = refused("--port", port)
     assert f"Port {port} of 127.0.0.1 is taken" in message
     assert "--port 8091" in message
-    with laboratory("--port", "0") as second:
+    with laboratory() as second:
         assert second.url != running.url
         assert httpx.get(f"{second.url}/v1/clusters").json() == []
 
@@ -84,20 +59,20 @@ def test_only_loopback_addresses(host: str, says: str) -> None:
 def test_ipv6() -> None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
         probe.bind(("::1", 0))
-        with laboratory("--host", "::1", "--port", "0") as found:
+        with laboratory("--host", "::1") as found:
             assert re.fullmatch(r"http://\[::1\]:\d+", found.url)
             assert httpx.get(f"{found.url}/v1/situations").status_code == 200
 
 
 def test_a_killed_client_takes_its_cluster_along(running: Laboratory) -> None:
-    path, pids, folder = running.create()
+    path, pid, folder = running.create()
     with subprocess.Popen([sys.executable, "-c", _HOLDS, f"{path}/lease"], stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "held\n"
         assert httpx.get(path).json()["is_held"]
         client.kill()
     eventually(lambda: httpx.get(path).status_code == 404, "the cluster is gone", wait_s=30)
-    eventually(lambda: not any(map(is_alive, pids)) and not folder.exists(), "nothing is left", wait_s=30)
+    eventually(lambda: not is_alive(pid) and not folder.exists(), "nothing is left", wait_s=30)
     assert "held its lease" in httpx.get(path).json()["message"]
 
 
@@ -112,13 +87,13 @@ def test_a_held_lease_ends_with_its_cluster(running: Laboratory) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_the_laboratory(how: signal.Signals) -> None:
-    with laboratory("--port", "0") as found:
-        path, pids, folder = found.create()
+    with laboratory() as found:
+        path, pid, folder = found.create()
         assert folder.is_dir()
         with httpx.stream("GET", f"{path}/lease", timeout=60):
             found.process.send_signal(how)
             assert found.process.wait(60) == (-how if how == signal.SIGKILL else 0)
-        eventually(lambda: not any(map(is_alive, pids)) and not folder.exists(), "nothing is left", wait_s=30)
+        eventually(lambda: not is_alive(pid) and not folder.exists(), "nothing is left", wait_s=30)
 
 
 def test_without_the_extra(tmp_path: Path) -> None:
