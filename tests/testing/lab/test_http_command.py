@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
@@ -94,17 +93,3 @@ def test_nothing_is_left_of_the_laboratory(how: signal.Signals) -> None:
             found.process.send_signal(how)
             assert found.process.wait(60) == (-how if how == signal.SIGKILL else 0)
         eventually(lambda: not is_alive(pid) and not folder.exists(), "nothing is left", wait_s=30)
-
-
-def test_without_the_extra(tmp_path: Path) -> None:
-    program = (
-        "import sys, importlib.util as u\n"
-        "real = u.find_spec\n"
-        "u.find_spec = lambda name, *more: None if name == 'fastapi' else real(name, *more)\n"
-        "from fenceline.cli import main\n"
-        "sys.argv = ['fenceline', 'lab']\n"
-        "main()\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 1
-    assert "pip install 'fenceline[lab]'" in ended.stderr

@@ -6,6 +6,7 @@ import base64
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def test_a_new_situation_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("table", [FAULTS, SITUATIONS, WAITS], ids=["faults", "situations", "waits"])
-def test_examples_are_valid(table: dict[str, operations.Operation]) -> None:
+def test_examples_are_valid(table: dict[str, operations.LabOperation]) -> None:
     for each in table.values():
         each.model.model_validate(each.example)
 
@@ -373,3 +374,10 @@ def test_a_cluster_that_ends_under_a_request_is_unknown(client: TestClient) -> N
 def test_options_of_a_cluster_are_those_of_the_class() -> None:
     given = set(inspect.signature(LabCluster.__init__).parameters) - {"self"}
     assert set(operations.cluster_options().model_fields) == given - operations.NOT_OPTIONS
+
+
+def test_the_page_of_the_documentation_has_every_route(client: TestClient) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "lab.md").read_text()
+    documented = set(re.findall(r"`(?:GET|POST|DELETE) (/v1/[^`]+)`", page))
+    paths = {path.replace("{cluster_id}", "{id}") for path in client.get("/openapi.json").json()["paths"]}
+    assert {re.sub(r"(situations)/[a-z_]+$", r"\1/{name}", path) for path in paths} == documented

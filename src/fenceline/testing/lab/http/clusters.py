@@ -62,7 +62,7 @@ class ClientSettings(BaseModel):
     java: dict[str, str]
 
 
-class NodeView(BaseModel):
+class LabNodeView(BaseModel):
     """A node. `state`: running, paused, killed and so on."""
 
     node: int
@@ -78,7 +78,7 @@ class ClusterView(BaseModel):
     id: str
     bootstrap_servers: str
     client_settings: ClientSettings
-    nodes: list[NodeView]
+    nodes: list[LabNodeView]
     broker_ids: list[int]
     lease_s: float
     is_held: bool
@@ -265,16 +265,16 @@ def _java_settings(cluster: LabCluster) -> dict[str, str]:
     return {"bootstrap.servers": cluster.bootstrap_servers, **settings}
 
 
-def _node_view(cluster: LabCluster, node: int) -> NodeView:
+def _node_view(cluster: LabCluster, node: int) -> LabNodeView:
     status = cluster.processes.status_of(node)
-    return NodeView(node=node, roles=list(status.roles), address=status.address, state=status.state, pid=status.pid)
+    return LabNodeView(node=node, roles=list(status.roles), address=status.address, state=status.state, pid=status.pid)
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-@router.post("/clusters/{cluster_id}/nodes/{node}/start", response_model=NodeView, tags=["nodes"])
-def start_node(leased: Leased, node: int) -> NodeView:
+@router.post("/clusters/{cluster_id}/nodes/{node}/start", response_model=LabNodeView, tags=["nodes"])
+def start_node(leased: Leased, node: int) -> LabNodeView:
     """Start a node, and wait until it is ready; one that runs is restarted."""
     check_node(leased, node)
     leased.cluster.start_node(node)

@@ -19,7 +19,7 @@ from fenceline.testing.lab.http.clusters import Leased, check_node
 from fenceline.testing.lab.http.json_values import FaultView, Wait, fault_view, plain
 from fenceline.testing.lab.http.leases import LeasedCluster, UnknownIdError
 from fenceline.testing.lab.http.operations import (
-    Operation,
+    LabOperation,
     fault_operations,
     situation_operations,
     wait_operations,
@@ -37,7 +37,7 @@ FaultRequest: Any = Annotated[
 router = APIRouter(prefix="/v1", responses=RESPONSES)
 
 
-class OperationView(BaseModel):
+class LabOperationView(BaseModel):
     """What HTTP offers of a method of the Python API. `arguments`: their JSON schema; `left_out`: arguments that have
     no form in JSON."""
 
@@ -57,20 +57,20 @@ class EndedView(BaseModel):
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-@router.get("/faults", response_model=list[OperationView], tags=["faults"])
-def list_fault_kinds() -> list[OperationView]:
+@router.get("/faults", response_model=list[LabOperationView], tags=["faults"])
+def list_fault_kinds() -> list[LabOperationView]:
     """The kinds of faults, with their arguments."""
     return [_operation_view(each) for each in FAULTS.values()]
 
 
-@router.get("/situations", response_model=list[OperationView], tags=["situations"])
-def list_situations() -> list[OperationView]:
+@router.get("/situations", response_model=list[LabOperationView], tags=["situations"])
+def list_situations() -> list[LabOperationView]:
     """The situations, with their arguments."""
     return [_operation_view(each) for each in SITUATIONS.values()]
 
 
-def _operation_view(operation: Operation) -> OperationView:
-    return OperationView(
+def _operation_view(operation: LabOperation) -> LabOperationView:
+    return LabOperationView(
         name=operation.name,
         doc=operation.doc,
         arguments=operation.model.model_json_schema(),
@@ -156,7 +156,7 @@ def _fault(leased: LeasedCluster, fault_id: int) -> ActiveFault:
 # --- situations and waits ---------------------------------------------------------------------------------------------
 
 
-def _situation(operation: Operation) -> Callable[..., Any]:
+def _situation(operation: LabOperation) -> Callable[..., Any]:
     def endpoint(leased: Leased, wanted: Any) -> Any:
         made = operation.call(leased.cluster.situations, wanted)
         leased.faults.update({each.fault_id: each for each in _faults_in(made)})
@@ -165,7 +165,7 @@ def _situation(operation: Operation) -> Callable[..., Any]:
     return _endpoint(endpoint, operation)
 
 
-def _wait(operation: Operation) -> Callable[..., Any]:
+def _wait(operation: LabOperation) -> Callable[..., Any]:
     def endpoint(leased: Leased, wanted: Any) -> Response:
         operation.call(leased.cluster, wanted)
         return Response(status_code=204)
@@ -173,7 +173,7 @@ def _wait(operation: Operation) -> Callable[..., Any]:
     return _endpoint(endpoint, operation)
 
 
-def _endpoint(endpoint: Callable[..., Any], operation: Operation) -> Callable[..., Any]:
+def _endpoint(endpoint: Callable[..., Any], operation: LabOperation) -> Callable[..., Any]:
     endpoint.__annotations__["wanted"] = Annotated[
         operation.model, Body(openapi_examples={operation.name: {"value": dict(operation.example)}})
     ]

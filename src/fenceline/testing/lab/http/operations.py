@@ -58,7 +58,7 @@ _SHOWN_OPTIONS: Final = ("topic", "times", "lose")
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class LabOperation:
     """A method of the Python API as a request. `returns`: the type of its answer; `left_out`: arguments without a form
     in JSON."""
 
@@ -81,7 +81,7 @@ class Operation:
         return self.method(owner, **given)
 
 
-def fault_operations() -> dict[str, Operation]:
+def fault_operations() -> dict[str, LabOperation]:
     """By kind; the models have a field `kind`."""
     return {
         name: _operation("Fault", name, method, kind=True)
@@ -90,12 +90,12 @@ def fault_operations() -> dict[str, Operation]:
     }
 
 
-def situation_operations() -> dict[str, Operation]:
+def situation_operations() -> dict[str, LabOperation]:
     """By name."""
     return {name: _operation("Situation", name, method) for name, method in _methods(Situations).items()}
 
 
-def wait_operations() -> dict[str, Operation]:
+def wait_operations() -> dict[str, LabOperation]:
     """By what is waited for."""
     return {
         name.removeprefix(_WAIT): _operation("Wait", name.removeprefix(_WAIT), method)
@@ -104,7 +104,7 @@ def wait_operations() -> dict[str, Operation]:
     }
 
 
-def create_topic_operation() -> Operation:
+def create_topic_operation() -> LabOperation:
     """`KafkaHelpers.create_topic`, whose docstring has the defaults."""
     method = next(vars(each)["create_topic"] for each in LabCluster.__mro__[1:] if "create_topic" in vars(each))
     return _operation("Topic", "create_topic", method)
@@ -126,7 +126,7 @@ def _methods(owner: type) -> dict[str, Callable[..., Any]]:
     return found
 
 
-def _operation(prefix: str, name: str, method: Callable[..., Any], *, kind: bool = False) -> Operation:
+def _operation(prefix: str, name: str, method: Callable[..., Any], *, kind: bool = False) -> LabOperation:
     fields, left_out = _fields(method)
     if kind:
         fields = {"kind": (Literal[name], ...), **fields}
@@ -142,7 +142,7 @@ def _operation(prefix: str, name: str, method: Callable[..., Any], *, kind: bool
         **fields,
     )
     returns = _hints(method).get("return", type(None))
-    return Operation(name, doc, model, view_of(returns), tuple(left_out), method, example)
+    return LabOperation(name, doc, model, view_of(returns), tuple(left_out), method, example)
 
 
 def _fields(method: Callable[..., Any], without: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
