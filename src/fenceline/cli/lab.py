@@ -6,6 +6,8 @@ Owns the options and the messages. `fenceline.testing.lab.http` does the work.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -53,3 +55,6 @@ def lab(
                 )
 
         serve(listener, allow_remote=allow_remote, on_ready=print_ready)
+        # All clusters have ended. Threads of requests that still wait for something cannot be ended otherwise.
+        sys.stdout.flush()
+        os._exit(0)

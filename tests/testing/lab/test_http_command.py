@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
 
+from fenceline.errors import OperatorError
+from fenceline.testing.lab.http.server import listen
 from fenceline.testing.waiting import eventually
 from tests.support.laboratory import FENCELINE, Laboratory, laboratory
 from tests.support.processes import is_alive
@@ -49,18 +49,18 @@ def test_a_second_laboratory_needs_another_port(running: Laboratory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "says"), [("0.0.0.0", "--allow-remote"), ("::", "--allow-remote"), ("nowhere.invalid", "no address")]
+    ("host", "says"),
+    [("0.0.0.0", "can be reached by other"), ("::", "can be reached by other"), ("nowhere.invalid", "no address")],
 )
 def test_only_loopback_addresses(host: str, says: str) -> None:
-    assert says in refused("--host", host, "--port", "0")
+    with pytest.raises(OperatorError, match=says) as error:
+        listen(host, 0)
+    assert error.value.advice
 
 
-def test_ipv6() -> None:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
-        probe.bind(("::1", 0))
-        with laboratory("--host", "::1") as found:
-            assert re.fullmatch(r"http://\[::1\]:\d+", found.url)
-            assert httpx.get(f"{found.url}/v1/situations").status_code == 200
+def test_other_addresses_if_that_was_asked_for() -> None:
+    with listen("0.0.0.0", 0, allow_remote=True) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
 
 
 def test_a_killed_client_takes_its_cluster_along(running: Laboratory) -> None:
@@ -82,6 +82,31 @@ def test_a_held_lease_ends_with_its_cluster(running: Laboratory) -> None:
         assert next(lines) == "held"
         assert httpx.delete(path, timeout=60).status_code == 204
         assert list(lines) == []
+
+
+@pytest.mark.parametrize("how", ["delete", "stop"])
+def test_requests_end_with_their_cluster(how: str) -> None:
+    with laboratory() as found, ThreadPoolExecutor() as threads:
+        path, pid, folder = found.create()
+        topic = httpx.post(f"{path}/topics").json()["name"]
+        fault = httpx.post(f"{path}/faults", json={"kind": "hang_requests", "api": "Produce"}).json()["id"]
+        hit = threads.submit(httpx.get, f"{path}/faults/{fault}?hits=1", timeout=60)
+        requests = [
+            threads.submit(httpx.post, f"{path}/topics/{topic}/records", json={"values": 1}, timeout=600),
+            threads.submit(httpx.get, f"{path}/faults/{fault}?hits=1000&wait_s=600", timeout=600),
+            threads.submit(httpx.get, f"{path}/losses?wait_s=600", timeout=600),
+            threads.submit(httpx.post, f"{path}/waits/group", json={"group": "g", "wait_s": 600}, timeout=600),
+        ]
+        assert hit.result().json()["hits"] == 1
+        if how == "delete":
+            assert httpx.delete(path, timeout=60).status_code == 204
+        else:
+            found.process.terminate()
+            assert found.process.wait(60) == 0
+        for request in requests:
+            assert request.result(60).status_code == 404
+            assert "has ended" in request.result().json()["message"]
+        eventually(lambda: not is_alive(pid) and not folder.exists(), "nothing is left", wait_s=30)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -88,8 +88,13 @@ class ActiveFault:
         self._undo()
 
     def wait_hits(self, count: int = 1, *, wait_s: float = 30.0) -> None:
-        """Wait until it has affected so many requests. Raises TimeoutError."""
-        eventually(lambda: self.hits >= count, f"{self.text}: {count} requests affected", wait_s=wait_s)
+        """Wait until it has affected so many requests. Raises TimeoutError, OperatorError if the cluster ends."""
+
+        faults = self._faults
+        what = f"{self.text}: {count} requests affected"
+        eventually(lambda: self.hits >= count or faults.has_ended, what, wait_s=wait_s)
+        if self.hits < count:
+            raise OperatorError("The cluster has ended", "Start a new one.")
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +117,7 @@ class ClusterFaults:
         self._cluster = cluster
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
+        self.has_ended = False
         self._active: list[ActiveFault] = []
         self._predicates: dict[int, Predicate] = {}
         self._rules: dict[int, RequestFault] = {}
@@ -374,6 +380,7 @@ class ClusterFaults:
 
     def forget_all(self) -> None:
         """The cluster has ended, and with it its faults."""
+        self.has_ended = True
         with self._lock:
             self._active.clear()
 

@@ -7,6 +7,7 @@
 | `page` | the page for people, from the OpenAPI document |
 | `clusters`, `injection` | the routes: of clusters, and of their faults, situations and waits |
 | `guard` | requests that a web page of another origin has sent |
+| `ended` | answers of requests whose cluster ends meanwhile |
 | `answers` | errors as JSON |
 | `operations` | the routes and models that follow from the signatures of the Python API |
 | `leases` | clusters that end when their client has |

@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse
 from fenceline import __version__
 from fenceline.testing.lab.http import clusters, injection
 from fenceline.testing.lab.http.answers import add_error_handlers
+from fenceline.testing.lab.http.ended import EndedClusterAnswers
 from fenceline.testing.lab.http.guard import OriginGuard
 from fenceline.testing.lab.http.leases import LeasedClusters
 from fenceline.testing.lab.http.page import html_page
@@ -43,6 +44,7 @@ def create_app(leased: LeasedClusters, *, allow_remote: bool = False) -> FastAPI
     app.state.clusters = leased
     app.include_router(clusters.router)
     app.include_router(injection.router)
+    app.add_middleware(EndedClusterAnswers, clusters=leased)
     app.add_middleware(OriginGuard, allow_remote=allow_remote)
     add_error_handlers(app)
 

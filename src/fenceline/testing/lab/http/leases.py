@@ -54,9 +54,13 @@ class LeasedCluster:
         """Call this when the cluster ends, in any thread."""
         self._at_end.append(call)
 
+    def not_at_end(self, call: Callable[[], None]) -> None:
+        """Take `at_end` back."""
+        self._at_end.remove(call)
+
     def end(self) -> None:
         """Stop the cluster."""
-        for call in self._at_end:
+        for call in list(self._at_end):
             call()
         self.cluster.close()
 
@@ -129,6 +133,24 @@ class LeasedClusters:
         with self._changed:
             leased.holders -= 1
         self._end_later(leased, "the request that held its lease has ended")
+
+    @contextlib.contextmanager
+    def when_ended(self, cluster_id: str, call: Callable[[], None]) -> Iterator[None]:
+        """Call this if the cluster ends in this block, in any thread. Does nothing for one that does not run."""
+        with self._changed:
+            leased = self._running.get(cluster_id)
+            if leased is not None:
+                leased.at_end(call)
+        try:
+            yield
+        finally:
+            if leased is not None:
+                leased.not_at_end(call)
+
+    def end_reason(self, cluster_id: str) -> str:
+        """Why a cluster has ended; empty if that is not known, or it runs."""
+        with self._changed:
+            return self._ended.get(cluster_id, "")
 
     def close(self, cluster_id: str) -> None:
         """End a cluster, and wait for it. Raises UnknownIdError."""

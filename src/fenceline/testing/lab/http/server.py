@@ -23,7 +23,7 @@ from fenceline.testing.lab.http.app import create_app
 from fenceline.testing.lab.http.leases import LeasedClusters
 
 _EXIT_SECOND_SIGNAL: Final = 130
-_GRACE_S: Final = 2
+_GRACE_S: Final = 5
 """For answers under way, after the clusters were told to end."""
 _BACKLOG: Final = 128
 
