@@ -4,6 +4,7 @@ SPARK_JARS: the connector's jars, comma-separated. Spark keeps its offsets in a 
 checkpoint is in the temporary folder, under the group's name, so that a program that has crashed continues there.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -50,18 +51,22 @@ def run(source: str) -> None:
         .load()
         .writeStream.foreachBatch(process)
         .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(processingTime="200 milliseconds")
+        .trigger(processingTime="1 second")
         .start()
     )
     try:
         while not stopping and not query.awaitTermination(1):
             pass
     except Exception as error:
-        print(f"error: the query has failed: {error}", file=sys.stderr, flush=True)
-        # The checkpoint stays for the next start.
-        os._exit(1)
-    query.stop()
-    spark.stop()
+        # On SIGTERM, Spark ends at the same time as this program.
+        if not stopping:
+            print(f"error: the query has failed: {error}", file=sys.stderr, flush=True)
+            # The checkpoint stays for the next start.
+            os._exit(1)
+    finally:
+        with contextlib.suppress(Exception):
+            query.stop()
+            spark.stop()
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -11,9 +11,11 @@ from typing import Final
 
 from fenceline.testing.client_check.stage import Case, CaseOutcome, CaseStage
 
-_TRUNCATION: Final = re.compile(r"truncat|diverg|out.of.range|reset|lost|epoch|data loss", re.IGNORECASE)
-_RANGE: Final = re.compile(r"out.of.range|reset|truncat|lost|gap|expired|OffsetOutOfRange", re.IGNORECASE)
-_TOPIC: Final = re.compile(r"unknown.topic|topic.?id|out.of.range|reset|recreat|delet|replaced|truncat", re.IGNORECASE)
+# A connection that is reset or lost is not what these cases are about.
+_GONE: Final = r"truncat|diverg|out.?of.?range|(?<!connection )\b(?:re-?set|lost)|data.?loss|missed"
+_TRUNCATION: Final = re.compile(_GONE, re.IGNORECASE)
+_RANGE: Final = re.compile(rf"{_GONE}|\bgap\b|expired", re.IGNORECASE)
+_TOPIC: Final = re.compile(rf"{_GONE}|unknown.?topic|topic.?id|recreat|delet|replaced", re.IGNORECASE)
 _DAMAGE: Final = re.compile(r"crc|checksum|corrupt|damaged|invalid|malformed", re.IGNORECASE)
 _FAULT_S: Final = 2.0
 

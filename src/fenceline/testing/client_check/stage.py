@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -117,9 +117,16 @@ class CaseStage:
 
 
 def run_consumer_case(
-    cluster: LabCluster, command: Sequence[str], case: Case, patience: Patience, *, configs: Mapping[str, str]
+    cluster: LabCluster,
+    command: Sequence[str],
+    case: Case,
+    patience: Patience,
+    *,
+    configs: Mapping[str, str],
+    noise: Collection[str] = (),
 ) -> CaseVerdict:
-    """A program that consumes. Raises OperatorError if it does not even process its first records."""
+    """A program that consumes. `noise`: shapes of lines that say nothing about a case. Raises OperatorError if it does
+    not even process its first records."""
     began_s = time.monotonic()
     stage = CaseStage(cluster, command, patience, configs=configs)
     mark = cluster.timeline.mark()
@@ -131,7 +138,7 @@ def run_consumer_case(
         except (SituationImpossible, TimeoutError) as error:
             return _not_run(case, error)
         cluster.faults.undo_all()
-        verdict = _judge_consumer(stage, case, outcome, since_s)
+        verdict = _judge_consumer(stage, case, outcome, since_s, noise)
         return replace(verdict, timeline=cluster.timeline.text(mark), seconds=time.monotonic() - began_s)
     finally:
         stage.program.stop(wait_s=patience.stop_s)
@@ -140,10 +147,16 @@ def run_consumer_case(
 
 
 def run_producer_case(
-    cluster: LabCluster, command: Sequence[str], case: Case, patience: Patience, *, configs: Mapping[str, str]
+    cluster: LabCluster,
+    command: Sequence[str],
+    case: Case,
+    patience: Patience,
+    *,
+    configs: Mapping[str, str],
+    noise: Collection[str] = (),
 ) -> CaseVerdict:
-    """A program that produces: values come on its standard input all the time. Raises OperatorError if not even the
-    first ones are acknowledged."""
+    """A program that produces: values come on its standard input all the time. `noise`: shapes of lines that say
+    nothing about a case. Raises OperatorError if not even the first ones are acknowledged."""
     began_s = time.monotonic()
     stage = CaseStage(cluster, command, patience, configs=configs)
     mark = cluster.timeline.mark()
@@ -158,7 +171,7 @@ def run_producer_case(
             except (SituationImpossible, TimeoutError) as error:
                 return _not_run(case, error)
         cluster.faults.undo_all()
-        verdict = _judge_producer(stage, case, outcome, [*first, *feeding.values], since_s)
+        verdict = _judge_producer(stage, case, outcome, [*first, *feeding.values], since_s, noise)
         return replace(verdict, timeline=cluster.timeline.text(mark), seconds=time.monotonic() - began_s)
     finally:
         stage.program.stop(wait_s=patience.stop_s)
@@ -191,7 +204,12 @@ class _Feeding:
 
 
 def _judge_producer(
-    stage: CaseStage, case: Case, outcome: CaseOutcome, given: Sequence[str], since_s: float
+    stage: CaseStage,
+    case: Case,
+    outcome: CaseOutcome,
+    given: Sequence[str],
+    since_s: float,
+    noise: Collection[str],
 ) -> CaseVerdict:
     program = stage.program
     ended_early = program.exit_code
@@ -214,7 +232,7 @@ def _judge_producer(
     by_the_cluster = (in_receipts & acknowledged) - set(in_log)
     lost = tuple(sorted(acknowledged - set(in_log) - by_the_cluster - outcome.gone))
     never = [value for value in (*given, *after) if value not in acknowledged | set(in_log) | outcome.gone]
-    said = remarks(lines, since_s, case.about)
+    said = remarks(lines, since_s, case.about, noise=noise)
     notes = [f"{len(never)} values were not written, and not reported as acknowledged"] if never else []
     if by_the_cluster:
         notes.append(f"{len(by_the_cluster)} acknowledged records were lost by the cluster, with receipts")
@@ -233,12 +251,20 @@ def _judge_producer(
     )
 
 
-def _judge_consumer(stage: CaseStage, case: Case, outcome: CaseOutcome, since_s: float) -> CaseVerdict:
+def _judge_consumer(
+    stage: CaseStage, case: Case, outcome: CaseOutcome, since_s: float, noise: Collection[str]
+) -> CaseVerdict:
     after = set(stage.write())
     missing = stage.program.wait_for(after, wait_s=stage.patience.recover_s)
     exit_code, lines = stage.program.exit_code, stage.program.lines
     restarted: bool | None = None
     hung = missing == after and exit_code is None
+    if hung:
+        # A position in a history that is gone hides as many records as were lost; then it goes on.
+        further = set(stage.write())
+        hung = stage.program.wait_for(further, wait_s=stage.patience.recover_s) == further
+        exit_code, lines = stage.program.exit_code, stage.program.lines
+        hung = hung and exit_code is None
     if exit_code is not None:
         stage.program.stop()
         stage.start()
@@ -246,12 +272,13 @@ def _judge_consumer(stage: CaseStage, case: Case, outcome: CaseOutcome, since_s:
         restarted = not missing
     # What may still come: redeliveries, and records that a rebalance held up.
     stage.program.wait_for(set(stage.in_log()), wait_s=1.0)
+    until_s = time.monotonic()
     stage.program.stop(wait_s=stage.patience.stop_s)
     lines = [*lines, *stage.program.lines] if restarted is not None else stage.program.lines
     counts = processed(lines)
     present = set(stage.in_log())
     lost = tuple(sorted(value for value in present - set(counts) if value.startswith(("r-", "new-", "anew-"))))
-    said = remarks(lines, since_s, case.about)
+    said = remarks(lines, since_s, case.about, until_s=until_s, noise=noise)
     notes = ("it did not end on SIGTERM, and was killed",) if stage.program.was_killed else ()
     return CaseVerdict(
         case=case.name,

@@ -14,9 +14,10 @@ Owns the words of the verdicts and their order. Runs nothing.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -114,14 +115,29 @@ def processed(lines: Iterable[PrintedLine]) -> Counter[str]:
     return counts
 
 
-def remarks(lines: Sequence[PrintedLine], since_s: float, about: re.Pattern[str]) -> tuple[str, ...]:
-    """Lines since a time that say something about the case, and are no values."""
+def remarks(
+    lines: Sequence[PrintedLine],
+    since_s: float,
+    about: re.Pattern[str],
+    *,
+    until_s: float = math.inf,
+    noise: Collection[str] = (),
+) -> tuple[str, ...]:
+    """Lines between two times that say something about the case, are no values, and have no shape of `noise`."""
     found = [
         line.text
         for line in lines
-        if line.at_s >= since_s and about.search(line.text) and not VALUE.fullmatch(line.text.strip())
+        if since_s <= line.at_s <= until_s
+        and about.search(line.text)
+        and not VALUE.fullmatch(line.text.strip())
+        and shape(line.text) not in noise
     ]
     return tuple(dict.fromkeys(found))
+
+
+def shape(line: str) -> str:
+    """A line without what differs each time: numbers, ids and addresses."""
+    return re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "#", line)
 
 
 def duplicates(counts: Mapping[str, int]) -> tuple[str, ...]:
