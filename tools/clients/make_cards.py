@@ -1,5 +1,5 @@
-"""Makes the report cards of clients: runs each program in this folder through the cases of `fenceline check-client`, one
-after the other, each on a cluster of its own; writes benchmarks/cards/ and the generated parts of docs/clients.md.
+"""Makes the report cards of clients: runs each program in this folder through the cases of `fenceline check-client`,
+one after the other, each on a cluster of its own; writes benchmarks/cards/ and the generated parts of docs/clients.md.
 
 A client whose toolchain is missing gets a card that says so; a card of an earlier run is not replaced by such a one.
 
@@ -43,6 +43,10 @@ SPARK_PATIENCE = Patience(start_s=90, recover_s=30, restart_s=45, stop_s=20)
 MOST_REMARKS = 3
 MOST_REMARK_CHARS = 300
 MOST_TIMELINE_LINES = 40
+SPARK_NOTE = (
+    "With `failOnDataLoss=true`, the default, a query ends at a loss that it notices, and ends again when it is"
+    " restarted, until an operator decides: `crashed for good, noticed`. It has no group: cases of groups do not reach it."
+)
 QUICK_JVM = ("-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
@@ -159,6 +163,7 @@ CLIENTS = (
         {"consumer": "java/Consumer.java", "producer": "java/Producer.java"},
         lambda: f"org.apache.kafka:kafka-clients {KAFKA_VERSION}",
         java_program,
+        note="Its log is read at WARN. With a reset policy, it logs truncation and offsets out of range at INFO.",
     ),
     Client(
         "confluent-kafka",
@@ -173,6 +178,7 @@ CLIENTS = (
         {"consumer": "kafka_python_consumer.py", "producer": "kafka_python_producer.py"},
         package("kafka-python"),
         python_program,
+        note="Its log is read at WARNING, the default of Python's `logging`. The client logs a reset at INFO.",
     ),
     Client(
         "aiokafka",
@@ -195,6 +201,7 @@ CLIENTS = (
         lambda: f"spark-sql-kafka-0-10 of Spark {package('pyspark')().split()[1]}",
         spark_program,
         SPARK_PATIENCE,
+        SPARK_NOTE,
     ),
     Client(
         "spark-fenceline",
@@ -203,6 +210,7 @@ CLIENTS = (
         lambda: f"{package('fenceline')()} on Spark {package('pyspark')().split()[1]}",
         spark_program,
         SPARK_PATIENCE,
+        SPARK_NOTE,
     ),
 )
 
@@ -289,6 +297,8 @@ def cards_text() -> str:
             if not verdict.is_good
         ]
         parts.append(f"### {client.title}\n")
+        if client.note:
+            parts.append(f"{client.note}\n")
         parts.append("".join(bad) or "All cases went well.\n")
     return "\n".join(parts)
 

@@ -64,7 +64,7 @@ def _out_of_range(stage: CaseStage) -> CaseOutcome:
     gone = stage.write_unread()
     stage.cluster.situations.offsets_out_of_range(stage.topic)
     stage.program.thaw()
-    return CaseOutcome(frozenset(gone))
+    return CaseOutcome(frozenset(gone), was_unread=True)
 
 
 def _expired(stage: CaseStage) -> CaseOutcome:
@@ -72,7 +72,7 @@ def _expired(stage: CaseStage) -> CaseOutcome:
     gone = stage.write_unread()
     stage.cluster.situations.expiry(stage.topic)
     stage.program.thaw()
-    return CaseOutcome(frozenset(gone))
+    return CaseOutcome(frozenset(gone), was_unread=True)
 
 
 def _recreated(stage: CaseStage) -> None:

@@ -47,11 +47,11 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class CaseOutcome:
-    """What a case made true. `gone`: values that the log has lost. `is_told`: whether a program that knows must say
-    something."""
+    """What a case made true. `gone`: values that the log has lost. `was_unread`: the case is about values that the
+    program has not read; if it has, there is nothing to notice."""
 
     gone: frozenset[str] = frozenset()
-    is_told: bool = False
+    was_unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,20 +279,24 @@ def _judge_consumer(
     present = set(stage.in_log())
     lost = tuple(sorted(value for value in present - set(counts) if value.startswith(("r-", "new-", "anew-"))))
     said = remarks(lines, since_s, case.about, until_s=until_s, noise=noise)
-    notes = ("it did not end on SIGTERM, and was killed",) if stage.program.was_killed else ()
+    notes = ["it did not end on SIGTERM, and was killed"] if stage.program.was_killed else []
+    # An answer that was on its way when the program was frozen.
+    has_read = outcome.was_unread and outcome.gone <= set(counts)
+    if has_read:
+        notes.append("it had read the records before they were gone")
     return CaseVerdict(
         case=case.name,
         recovered=not missing,
         noticed=bool(said) or exit_code not in (None, 0),
-        must_notice=case.must_notice,
+        must_notice=case.must_notice and not has_read,
         hung=hung,
         exit_code=exit_code,
         recovered_after_restart=restarted,
-        lost=() if hung else lost,
+        lost=() if hung or restarted is False else lost,
         duplicated=duplicates(counts),
         stale=tuple(sorted(outcome.gone & set(counts))),
         remarks=said,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
