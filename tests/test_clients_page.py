@@ -49,7 +49,7 @@ def test_every_client_has_a_column_or_a_reason(make_cards: ModuleType) -> None:
     for client in make_cards.CLIENTS:
         for kind in client.programs:
             stored = make_cards.load(client, kind)
-            assert stored.missing or [each.case for each in stored.card.verdicts][0] == "baseline"
+            assert stored.missing or stored.card.verdicts[0].case == "baseline"
             assert f"| {client.title} " in PAGE if not stored.missing else f"{client.title} has no card:" in PAGE
 
 

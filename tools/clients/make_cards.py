@@ -45,7 +45,7 @@ MOST_REMARK_CHARS = 300
 MOST_TIMELINE_LINES = 40
 SPARK_NOTE = (
     "With `failOnDataLoss=true`, the default, a query ends at a loss that it notices, and ends again when it is"
-    " restarted, until an operator decides: `crashed for good, noticed`. It has no group: cases of groups do not reach it."
+    " restarted, until an operator decides: `crashed for good, noticed`. Spark has no members in a group."
 )
 QUICK_JVM = ("-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
@@ -286,7 +286,7 @@ def cards_text() -> str:
         parts.append(markdown_of([each.card for each in cards if not each.missing]))
         parts += [f"{each.card.name} has no card: {each.missing}.\n" for each in cards if each.missing]
     parts.append("## What did not go well\n")
-    parts.append("Each case that is in bold above, with what the run recorded.\n")
+    parts.append("Each case that is in bold above or was not run, with what the run recorded.\n")
     for client in CLIENTS:
         bad = [
             f"- {kind}, {each.card.titles[verdict.case]}: **{verdict.summary()}**. {reason(verdict, kind)}\n"

@@ -8,7 +8,7 @@ import pytest
 
 from fenceline.testing.client_check.cards import ReportCard, markdown_of, text_of_verdict
 from fenceline.testing.client_check.program import PrintedLine
-from fenceline.testing.client_check.verdicts import CaseVerdict, processed, remarks
+from fenceline.testing.client_check.verdicts import CaseVerdict, processed, remarks, shape
 
 
 def verdict(**fields: object) -> CaseVerdict:
@@ -65,6 +65,12 @@ def test_remarks_are_lines_about_the_case_since_it_began() -> None:
     assert remarks(lines, 1.0, re.compile("reset|lost")) == ("offset reset",)
 
 
+def test_lines_after_the_end_and_noise_are_no_remarks() -> None:
+    lines = [line("reset 12 ms"), line("reset to 5"), line("reset on the way down", 3.0)]
+    found = remarks(lines, 1.0, re.compile("reset"), until_s=2.0, noise={shape("reset 7 ms")})
+    assert found == ("reset to 5",)
+
+
 def test_details_are_for_persons() -> None:
     made = verdict(
         lost=tuple(f"r-{number}" for number in range(7)), exit_code=3, remarks=("error: x",), timeline="1 s  a"
@@ -85,8 +91,9 @@ def test_a_card_survives_json_and_is_a_table() -> None:
         {"case": "A", "b": "B"},
     )
     assert ReportCard.from_json(card.to_json()) == card
-    other = ReportCard("other", "consumer", (verdict(case="b"),), {"b": "B"})
+    not_run = verdict(impossible="there is no group")
+    other = ReportCard("other", "consumer", (not_run, verdict(case="b")), {"case": "A", "b": "B"})
     assert markdown_of([card, other]) == (
-        "| Case | mine | other |\n| --- | --- | --- |\n| A | **lost 1** |  |\n| B | recovered, noticed | recovered |\n"
+        "| Case | mine | other |\n| --- | --- | --- |\n| A | **lost 1** | not run |\n| B | recovered, noticed | recovered |\n"
         "| **went well** | **1 of 2** | **1 of 1** |\n"
     )
