@@ -3,7 +3,7 @@ one after the other, each on a cluster of its own; writes benchmarks/cards/ and 
 
 A client whose toolchain is missing gets a card that says so; a card of an earlier run is not replaced by such a one.
 
-usage: make_cards.py [--only CLIENT]... [--kind consumer|producer] [--docs]
+usage: make_cards.py [--only CLIENT]... [--kind consumer|producer] [--case CASE]... [--docs]
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ def run(command: Sequence[str], cwd: Path = ROOT) -> None:
         raise Missing(f"`{command[0]}` could not build the program: {done.stdout.strip()[-500:]}")
 
 
-def make(client: Client, kind: Kind) -> StoredCard:
-    """Run one program through all cases."""
+def make(client: Client, kind: Kind, cases: Sequence[str] = ()) -> StoredCard:
+    """Run one program through all cases, or these."""
     made = time.strftime("%Y-%m-%d", time.gmtime())
     with tempfile.TemporaryDirectory(prefix="fenceline-cards-") as folder:
         try:
@@ -231,6 +231,7 @@ def make(client: Client, kind: Kind) -> StoredCard:
                 client.command(client, kind, Path(folder)),
                 kind,
                 name=client.title,
+                cases=cases,
                 patience=client.patience,
                 on_verdict=lambda verdict, title: print(f"  {line_of(verdict, title)}", flush=True),
             )
@@ -269,6 +270,13 @@ def load(client: Client, kind: Kind) -> StoredCard:
     read = json.loads(text)
     card = ReportCard.from_json(text)
     return StoredCard(read["client"], read["release"], read["made"], read["missing"], card)
+
+
+def merged(old: StoredCard, new: StoredCard) -> StoredCard:
+    """An old card with those verdicts replaced that are new, but for the first case, which always runs."""
+    fresh = {verdict.case: verdict for verdict in new.card.verdicts[1:]}
+    verdicts = tuple(fresh.get(verdict.case, verdict) for verdict in old.card.verdicts)
+    return replace(new, card=replace(old.card, verdicts=verdicts))
 
 
 def stored_cards(kind: Kind) -> list[StoredCard]:
@@ -351,6 +359,7 @@ def main() -> None:
     names = [client.name for client in CLIENTS]
     options.add_argument("--only", action="append", choices=names, help="only this client; may be repeated")
     options.add_argument("--kind", choices=KINDS, help="only its consumer or producer")
+    options.add_argument("--case", action="append", help="only this case, in a card that is there; may be repeated")
     options.add_argument("--docs", action="store_true", help="run nothing: make the page from the cards that are there")
     chosen = options.parse_args()
     for client in CLIENTS:
@@ -358,10 +367,16 @@ def main() -> None:
             if chosen.docs or client.name not in (chosen.only or names) or kind != (chosen.kind or kind):
                 continue
             print(f"{client.title}, {kind}", flush=True)
-            stored = make(client, kind)
+            cases = [name for name in chosen.case or [] if name in EXPLANATIONS[kind]]
+            if chosen.case and not cases:
+                continue
+            stored = make(client, kind, cases)
+            earlier = load(client, kind)
+            if cases and not stored.missing and not earlier.missing:
+                stored = merged(earlier, stored)
             if stored.missing:
                 print(f"  no card: {stored.missing}", flush=True)
-                if path_of(client.name, kind).exists() and not load(client, kind).missing:
+                if not earlier.missing:
                     print("  the card of an earlier run stays", flush=True)
                     continue
             store(stored)

@@ -232,7 +232,7 @@ def _judge_producer(
     by_the_cluster = (in_receipts & acknowledged) - set(in_log)
     lost = tuple(sorted(acknowledged - set(in_log) - by_the_cluster - outcome.gone))
     never = [value for value in (*given, *after) if value not in acknowledged | set(in_log) | outcome.gone]
-    said = remarks(lines, since_s, case.about, noise=noise)
+    said = remarks(lines, since_s, case.about, noise)
     notes = [f"{len(never)} values were not written, and not reported as acknowledged"] if never else []
     if by_the_cluster:
         notes.append(f"{len(by_the_cluster)} acknowledged records were lost by the cluster, with receipts")
@@ -272,13 +272,12 @@ def _judge_consumer(
         restarted = not missing
     # What may still come: redeliveries, and records that a rebalance held up.
     stage.program.wait_for(set(stage.in_log()), wait_s=1.0)
-    until_s = time.monotonic()
     stage.program.stop(wait_s=stage.patience.stop_s)
     lines = [*lines, *stage.program.lines] if restarted is not None else stage.program.lines
     counts = processed(lines)
     present = set(stage.in_log())
     lost = tuple(sorted(value for value in present - set(counts) if value.startswith(("r-", "new-", "anew-"))))
-    said = remarks(lines, since_s, case.about, until_s=until_s, noise=noise)
+    said = remarks(lines, since_s, case.about, noise)
     notes = ["it did not end on SIGTERM, and was killed"] if stage.program.was_killed else []
     # An answer that was on its way when the program was frozen.
     has_read = outcome.was_unread and outcome.gone <= set(counts)

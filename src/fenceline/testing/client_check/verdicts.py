@@ -14,7 +14,6 @@ Owns the words of the verdicts and their order. Runs nothing.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -119,15 +118,13 @@ def remarks(
     lines: Sequence[PrintedLine],
     since_s: float,
     about: re.Pattern[str],
-    *,
-    until_s: float = math.inf,
     noise: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Lines between two times that say something about the case, are no values, and have no shape of `noise`."""
+    """Lines since a time that say something about the case, are no values, and have no shape of `noise`."""
     found = [
         line.text
         for line in lines
-        if since_s <= line.at_s <= until_s
+        if line.at_s >= since_s
         and about.search(line.text)
         and not VALUE.fullmatch(line.text.strip())
         and shape(line.text) not in noise
