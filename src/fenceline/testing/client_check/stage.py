@@ -212,15 +212,24 @@ def _judge_producer(
     noise: Collection[str],
 ) -> CaseVerdict:
     program = stage.program
-    ended_early = program.exit_code
     after = stage.fresh_values()
-    if ended_early is None:
-        program.write(after)
+    program.write(after)
     missing = program.wait_for(set(after), wait_s=stage.patience.recover_s)
+    ended_early, lines = program.exit_code, []
+    restarted: bool | None = None
+    hung = missing == set(after) and ended_early is None
+    if ended_early is not None:
+        program.stop()
+        lines = program.lines
+        program = stage.start()
+        again = stage.fresh_values()
+        program.write(again)
+        missing = program.wait_for(set(again), wait_s=stage.patience.restart_s)
+        restarted = not missing
     program.close_input()
     code = program.wait(stage.patience.stop_s)
     program.stop(wait_s=stage.patience.stop_s)
-    lines = program.lines
+    lines = [*lines, *program.lines]
     acknowledged = set(processed(lines))
     in_log = Counter(stage.in_log())
     in_receipts = {
@@ -239,11 +248,11 @@ def _judge_producer(
     return CaseVerdict(
         case=case.name,
         recovered=not missing,
-        noticed=bool(said) or code not in (0, None),
+        noticed=bool(said) or any(each not in (0, None) for each in (code, ended_early)),
         must_notice=case.must_notice or bool(never),
-        hung=missing == set(after) and ended_early is None,
+        hung=hung,
         exit_code=ended_early,
-        recovered_after_restart=False if ended_early is not None else None,
+        recovered_after_restart=restarted,
         lost=lost,
         duplicated=duplicates(in_log),
         remarks=said,
