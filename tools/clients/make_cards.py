@@ -45,7 +45,7 @@ MOST_REMARK_CHARS = 300
 MOST_TIMELINE_LINES = 40
 SPARK_NOTE = (
     "With `failOnDataLoss=true`, the default, a query ends at a loss that it notices, and ends again when it is"
-    " restarted, until an operator decides: `crashed for good, noticed`. Spark has no members in a group."
+    " restarted, until an operator decides: `stopped`. Spark has no members in a group."
 )
 QUICK_JVM = ("-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
@@ -171,6 +171,8 @@ CLIENTS = (
         {"consumer": "confluent_consumer.py", "producer": "confluent_producer.py"},
         confluent_release,
         python_program,
+        note="It checks no checksums of batches by default (`check.crcs`), and goes back after a truncation without a log"
+        " line.",
     ),
     Client(
         "kafka-python",
@@ -364,7 +366,11 @@ def main() -> None:
     chosen = options.parse_args()
     for client in CLIENTS:
         for kind in client.programs:
-            if chosen.docs or client.name not in (chosen.only or names) or kind != (chosen.kind or kind):
+            if chosen.docs:
+                if path_of(client.name, kind).exists():
+                    store(load(client, kind))  # the words of the verdicts may have changed
+                continue
+            if client.name not in (chosen.only or names) or kind != (chosen.kind or kind):
                 continue
             print(f"{client.title}, {kind}", flush=True)
             cases = [name for name in chosen.case or [] if name in EXPLANATIONS[kind]]

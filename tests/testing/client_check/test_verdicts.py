@@ -39,6 +39,22 @@ def line(text: str, at_s: float = 1.0, *, is_error: bool = False) -> PrintedLine
         ({"hung": True}, ["hung"], False),
         ({"exit_code": 1, "recovered_after_restart": True, "noticed": True}, ["crashed", "noticed"], True),
         ({"exit_code": 0, "recovered_after_restart": False}, ["crashed for good"], False),
+        (
+            {
+                "exit_code": 1,
+                "recovered_after_restart": False,
+                "must_notice": True,
+                "noticed": True,
+                "remarks": ("out of range",),
+            },
+            ["stopped", "noticed"],
+            True,
+        ),
+        (
+            {"exit_code": 1, "recovered_after_restart": False, "must_notice": True, "noticed": True},
+            ["crashed for good", "noticed"],
+            False,
+        ),
         ({"impossible": "the topic has one replica", "lost": ("r-1",)}, ["not run"], False),
     ],
 )

@@ -25,6 +25,8 @@ TOPIC: Final = "KAFKA_TOPIC"
 GROUP: Final = "KAFKA_GROUP"
 _RECORDS: Final = 20
 _FEED_PAUSE_S: Final = 0.02
+# Longer than the default of `fetch.max.wait.ms`: by then a Fetch is answered.
+_FETCH_WAIT_S: Final = 0.6
 _QUICK: Final = {"request.timeout.ms": 1000, "retry.backoff.ms": 20}
 _ANYTHING: Final = re.compile(
     r"error|warn|exception|traceback|fail|lost|truncat|diverg|reset|out of range|fenced|epoch|unknown|corrupt|crc"
@@ -103,6 +105,7 @@ class CaseStage:
         """Write records that the frozen program has not got; their values. A Fetch that it has sent before is answered
         with others."""
         self.write()
+        time.sleep(_FETCH_WAIT_S)
         return self.write()
 
     def await_processed(self, values: Sequence[str]) -> None:

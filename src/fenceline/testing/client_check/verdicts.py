@@ -9,7 +9,8 @@ Owns the words of the verdicts and their order. Runs nothing.
 | lost | records that are in the log were not processed; or that were acknowledged are not in the log |
 | duplicated | records were processed, or written, more than once |
 | hung | it ran on, and did not process what was written after the case |
-| crashed | it ended by itself |
+| crashed | it ended by itself, and went on when it was started again; or it did not, "for good" |
+| stopped | records are gone, it said so, ended with an error, and ended again when it was started again |
 """
 
 from __future__ import annotations
@@ -53,12 +54,20 @@ class CaseVerdict:
         return self.exit_code is not None
 
     @property
+    def stopped(self) -> bool:
+        """It refuses to continue after a loss that it has reported, until a person decides."""
+        ended = self.exit_code not in (None, 0) and self.recovered_after_restart is False
+        return ended and self.must_notice and bool(self.remarks)
+
+    @property
     def words(self) -> list[str]:
         """The verdict, the worst first."""
         if self.impossible:
             return ["not run"]
         words = []
-        if self.crashed:
+        if self.stopped:
+            words.append("stopped")
+        elif self.crashed:
             words.append("crashed" if self.recovered_after_restart is not False else "crashed for good")
         if self.hung:
             words.append("hung")
@@ -78,7 +87,7 @@ class CaseVerdict:
     def is_good(self) -> bool:
         """Nothing is lost or hangs, and what must be noticed was."""
         silent = self.must_notice and not self.noticed
-        ended = self.crashed and self.recovered_after_restart is False
+        ended = self.crashed and self.recovered_after_restart is False and not self.stopped
         return not (self.lost or self.hung or ended or silent or self.impossible)
 
     def summary(self) -> str:
