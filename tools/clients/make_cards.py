@@ -171,8 +171,8 @@ CLIENTS = (
         {"consumer": "confluent_consumer.py", "producer": "confluent_producer.py"},
         confluent_release,
         python_program,
-        note="It checks no checksums of batches by default (`check.crcs`), and goes back after a truncation without a log"
-        " line.",
+        note="It checks no checksums of batches by default (`check.crcs`), and goes back after a truncation without a"
+        " line in its log.",
     ),
     Client(
         "kafka-python",
@@ -239,14 +239,13 @@ def make(client: Client, kind: Kind, cases: Sequence[str] = ()) -> StoredCard:
             )
         except (Missing, OperatorError) as error:
             return StoredCard(client.name, "", made, str(error), ReportCard(client.title, kind, (), {}))
-        short = tuple(shortened(verdict, folder) for verdict in card.verdicts)
-    return StoredCard(client.name, release, made, "", replace(card, verdicts=short))
+    return StoredCard(client.name, release, made, "", card)
 
 
-def shortened(verdict: CaseVerdict, folder: str) -> CaseVerdict:
+def shortened(verdict: CaseVerdict) -> CaseVerdict:
     """Without the folders of this machine; with a timeline only if the case did not go well."""
     remarks = tuple(
-        remark.replace(str(ROOT), ".").replace(folder, "TMP")[:MOST_REMARK_CHARS]
+        remark.replace(str(ROOT), ".").replace(f"{tempfile.gettempdir()}/", "")[:MOST_REMARK_CHARS]
         for remark in verdict.remarks[:MOST_REMARKS]
     )
     timeline = "" if verdict.is_good else "\n".join(verdict.timeline.splitlines()[:MOST_TIMELINE_LINES])
@@ -259,8 +258,9 @@ def path_of(client: str, kind: str) -> Path:
 
 def store(stored: StoredCard) -> None:
     CARDS.mkdir(parents=True, exist_ok=True)
+    card = replace(stored.card, verdicts=tuple(map(shortened, stored.card.verdicts)))
     fields = {"client": stored.client, "release": stored.release, "made": stored.made, "missing": stored.missing}
-    text = json.dumps({**fields, **json.loads(stored.card.to_json())}, indent=1)
+    text = json.dumps({**fields, **json.loads(card.to_json())}, indent=1)
     path_of(stored.client, stored.card.kind).write_text(text + "\n")
 
 
