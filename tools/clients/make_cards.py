@@ -298,6 +298,7 @@ def cards_text() -> str:
     parts.append("## What did not go well\n")
     parts.append("Each case that is in bold above or was not run, with what the run recorded.\n")
     for client in CLIENTS:
+        ran = any(not each.missing for kind in client.programs for each in by_kind[kind] if each.client == client.name)
         bad = [
             f"- {kind}, {each.card.titles[verdict.case]}: **{verdict.summary()}**. {reason(verdict, kind)}\n"
             for kind in client.programs
@@ -309,7 +310,7 @@ def cards_text() -> str:
         parts.append(f"### {client.title}\n")
         if client.note:
             parts.append(f"{client.note}\n")
-        parts.append("".join(bad) or "All cases went well.\n")
+        parts.append("".join(bad) or ("All cases went well.\n" if ran else "It has no card.\n"))
     return "\n".join(parts)
 
 
@@ -326,8 +327,8 @@ def version_rows(by_kind: dict[Kind, list[StoredCard]]) -> list[str]:
 
 def reason(verdict: CaseVerdict, kind: str) -> str:
     """Why a case did not go well, in one or two lines."""
-    details = [each.replace("|", "\\|").replace("<", "&lt;") for each in verdict.details()]
-    said = [f"{each[0].upper()}{each[1:]}." for each in details[:3]]
+    details = [" ".join(each.split()).replace("|", "\\|").replace("<", "&lt;") for each in verdict.details()]
+    said = [f"{each[0].upper()}{each[1:].rstrip('.;')}." for each in details[:3]]
     if verdict.must_notice and not verdict.noticed:
         said.append("It printed nothing about this.")
     return " ".join(said)
