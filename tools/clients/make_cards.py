@@ -238,7 +238,8 @@ def make(client: Client, kind: Kind, cases: Sequence[str] = ()) -> StoredCard:
                 on_verdict=lambda verdict, title: print(f"  {line_of(verdict, title)}", flush=True),
             )
         except (Missing, OperatorError) as error:
-            return StoredCard(client.name, "", made, str(error), ReportCard(client.title, kind, (), {}))
+            why = " ".join(str(error).split()).replace(str(ROOT), ".")
+            return StoredCard(client.name, "", made, why, ReportCard(client.title, kind, (), {}))
     return StoredCard(client.name, release, made, "", card)
 
 
