@@ -195,6 +195,8 @@ CLIENTS = (
         {"consumer": "go/consumer/main.go", "producer": "go/producer/main.go"},
         go_release,
         go_program,
+        note="It does not use a topic that was made anew until the application purges the topic from the client and"
+        " adds it again, and says so in its log.",
     ),
     Client(
         "spark",

@@ -29,7 +29,8 @@ def process(batch: DataFrame, _: int) -> None:
 
 def run(source: str) -> None:
     """Run the query with `format(source)` until SIGTERM, or until it fails."""
-    signal.signal(signal.SIGTERM, stop)
+    # The JVM inherits this: the query ends before Spark does, even if SIGTERM goes to the whole process group.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     folder = Path(tempfile.gettempdir()) / f"spark-{source}-{os.environ['KAFKA_GROUP']}"
     spark = (
         SparkSession.builder.master("local[2]")
@@ -43,6 +44,7 @@ def run(source: str) -> None:
         .config("spark.log.level", "WARN")
         .getOrCreate()
     )
+    signal.signal(signal.SIGTERM, stop)
     query = (
         spark.readStream.format(source)
         .option("kafka.bootstrap.servers", os.environ["KAFKA_BOOTSTRAP_SERVERS"])
@@ -58,11 +60,9 @@ def run(source: str) -> None:
         while not stopping and not query.awaitTermination(1):
             pass
     except Exception as error:
-        # On SIGTERM, Spark ends at the same time as this program.
-        if not stopping:
-            print(f"error: the query has failed: {error}", file=sys.stderr, flush=True)
-            # The checkpoint stays for the next start.
-            os._exit(1)
+        print(f"error: the query has failed: {error}", file=sys.stderr, flush=True)
+        # The checkpoint stays for the next start.
+        os._exit(1)
     finally:
         with contextlib.suppress(Exception):
             query.stop()
