@@ -13,7 +13,7 @@ SPARK43 := .venv-spark43
 BUILD_STAMP := $(VENV)/.built
 KERNEL_SOURCES := pyproject.toml setup.py $(shell find src -name "*.pyx" -o -name "*.pxd")
 
-.PHONY: help setup demo test test-all test-slice record test-spark43 simulate bench lint audit format rules soak lock jars java dist clean
+.PHONY: help setup demo test test-all test-slice record test-spark43 simulate bench cards lint audit format rules soak lock jars java dist clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,6 +145,9 @@ soak: setup java  ## run chaos tests, kill loops and fuzzing for half an hour; t
 
 bench: setup java $(JARS)/.complete  ## run the benchmarks against Apache Kafka; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks
+
+cards: setup java  ## run the programs of tools/clients through check-client; writes benchmarks/cards/ and docs/clients.md
+	@$(BIN)/python tools/clients/make_cards.py $(CARDS_OPTIONS)
 
 lint: setup  ## check formatting, lint, types and import contracts
 	@$(BIN)/ruff format --check .

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 producer = Producer(
     {
@@ -23,8 +23,13 @@ def report(error: object, message: object) -> None:
 
 
 def serve_callbacks() -> None:
-    while True:
-        producer.poll(0.05)
+    try:
+        while True:
+            producer.poll(0.05)
+    except KafkaException as error:
+        # A fatal error: no record can be written any more, and its documentation says to end the program.
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 threading.Thread(target=serve_callbacks, daemon=True).start()

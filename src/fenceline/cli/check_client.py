@@ -67,6 +67,7 @@ def check_client(
         )
         if json_file is not None:
             json_file.write_text(card.to_json() + "\n")
-    print(f"\n{card.good} of {len(card.verdicts)} cases went well.")
+    not_run = len(card.verdicts) - card.ran
+    print(f"\n{card.good} of {card.ran} cases went well{f', {not_run} could not be made true' if not_run else ''}.")
     if card.good < len(card.verdicts):
         raise typer.Exit(1)

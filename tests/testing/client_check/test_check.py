@@ -130,6 +130,18 @@ def test_a_consumer_with_a_mistake(cluster: LabCluster, tmp_path: Path, does: st
             ["lost 1"],
         ),
         (
+            "value == 'r-30' and os._exit(3); producer.send(os.environ['KAFKA_TOPIC'], value.encode()).result(5);"
+            " print(value, flush=True)",
+            "leader-moved",
+            ["crashed", "noticed"],
+        ),
+        (
+            "int(value[2:]) >= 30 and os._exit(3); producer.send(os.environ['KAFKA_TOPIC'], value.encode()).result(5);"
+            " print(value, flush=True)",
+            "leader-moved",
+            ["crashed for good", "noticed"],
+        ),
+        (
             "[producer.send(os.environ['KAFKA_TOPIC'], value.encode()) for _ in 'ab']; print(value, flush=True)",
             "baseline",
             None,

@@ -8,7 +8,7 @@ import pytest
 
 from fenceline.testing.client_check.cards import ReportCard, markdown_of, text_of_verdict
 from fenceline.testing.client_check.program import PrintedLine
-from fenceline.testing.client_check.verdicts import CaseVerdict, processed, remarks
+from fenceline.testing.client_check.verdicts import CaseVerdict, processed, remarks, shape
 
 
 def verdict(**fields: object) -> CaseVerdict:
@@ -39,6 +39,22 @@ def line(text: str, at_s: float = 1.0, *, is_error: bool = False) -> PrintedLine
         ({"hung": True}, ["hung"], False),
         ({"exit_code": 1, "recovered_after_restart": True, "noticed": True}, ["crashed", "noticed"], True),
         ({"exit_code": 0, "recovered_after_restart": False}, ["crashed for good"], False),
+        (
+            {
+                "exit_code": 1,
+                "recovered_after_restart": False,
+                "must_notice": True,
+                "noticed": True,
+                "remarks": ("out of range",),
+            },
+            ["stopped", "noticed"],
+            True,
+        ),
+        (
+            {"exit_code": 1, "recovered_after_restart": False, "must_notice": True, "noticed": True},
+            ["crashed for good", "noticed"],
+            False,
+        ),
         ({"impossible": "the topic has one replica", "lost": ("r-1",)}, ["not run"], False),
     ],
 )
@@ -65,6 +81,11 @@ def test_remarks_are_lines_about_the_case_since_it_began() -> None:
     assert remarks(lines, 1.0, re.compile("reset|lost")) == ("offset reset",)
 
 
+def test_noise_is_no_remark() -> None:
+    lines = [line("reset took 12 ms"), line("reset to 5")]
+    assert remarks(lines, 1.0, re.compile("reset"), {shape("reset took 7 ms")}) == ("reset to 5",)
+
+
 def test_details_are_for_persons() -> None:
     made = verdict(
         lost=tuple(f"r-{number}" for number in range(7)), exit_code=3, remarks=("error: x",), timeline="1 s  a"
@@ -85,8 +106,10 @@ def test_a_card_survives_json_and_is_a_table() -> None:
         {"case": "A", "b": "B"},
     )
     assert ReportCard.from_json(card.to_json()) == card
-    other = ReportCard("other", "consumer", (verdict(case="b"),), {"b": "B"})
+    not_run = verdict(impossible="there is no group")
+    other = ReportCard("other", "consumer", (not_run, verdict(case="b")), {"case": "A", "b": "B"})
     assert markdown_of([card, other]) == (
-        "| Case | mine | other |\n| --- | --- | --- |\n| A | **lost 1** |  |\n| B | recovered, noticed | recovered |\n"
+        "| Case | mine | other |\n| --- | --- | --- |\n| A | **lost 1** | not run |\n"
+        "| B | recovered, noticed | recovered |\n"
         "| **went well** | **1 of 2** | **1 of 1** |\n"
     )

@@ -27,6 +27,11 @@ class ReportCard:
         """How many cases went well."""
         return sum(verdict.is_good for verdict in self.verdicts)
 
+    @property
+    def ran(self) -> int:
+        """How many cases could be made true."""
+        return sum(not verdict.impossible for verdict in self.verdicts)
+
     def to_json(self) -> str:
         """Everything, the timelines as well."""
         rows = [
@@ -75,7 +80,7 @@ def markdown_of(cards: Sequence[ReportCard]) -> str:
         _row(["Case", *(card.name for card in cards)]),
         _row(["---"] * (len(cards) + 1)),
         *(_row([title, *(_cell(verdicts.get(case)) for verdicts in by_case)]) for case, title in titles.items()),
-        _row(["**went well**", *(f"**{card.good} of {len(card.verdicts)}**" for card in cards)]),
+        _row(["**went well**", *(f"**{card.good} of {card.ran}**" for card in cards)]),
     ]
     return "\n".join(rows) + "\n"
 
@@ -84,7 +89,7 @@ def _cell(verdict: CaseVerdict | None) -> str:
     if verdict is None:
         return ""
     text = verdict.summary()
-    return text if verdict.is_good else f"**{text}**"
+    return text if verdict.is_good or verdict.impossible else f"**{text}**"
 
 
 def _row(cells: Iterable[str]) -> str:

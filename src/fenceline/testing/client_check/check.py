@@ -6,13 +6,14 @@ Owns the order: the case in which nothing happens comes first, since a program t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 from fenceline.errors import OperatorError
 from fenceline.testing.client_check import consumer_cases, producer_cases
 from fenceline.testing.client_check.cards import ReportCard
 from fenceline.testing.client_check.stage import Case, Patience, run_consumer_case, run_producer_case
-from fenceline.testing.client_check.verdicts import CaseVerdict
+from fenceline.testing.client_check.verdicts import CaseVerdict, shape
 from fenceline.testing.lab.cluster import LabCluster
 
 Kind = Literal["consumer", "producer"]
@@ -54,9 +55,14 @@ def check_program(
                 command, kind, name=name, cases=cases, patience=patience, on_verdict=on_verdict, cluster=own
             )
     run = run_consumer_case if kind == "consumer" else run_producer_case
-    verdicts = []
+    verdicts: list[CaseVerdict] = []
+    noise: frozenset[str] = frozenset()
     for case in chosen:
-        verdict = run(cluster, command, case, patience or Patience(), configs={})
+        verdict = run(cluster, command, case, patience or Patience(), configs={}, noise=noise)
+        if case is chosen[0]:
+            # What it prints when nothing happens says nothing about the other cases.
+            noise = frozenset(map(shape, verdict.remarks))
+            verdict = replace(verdict, noticed=False)
         verdicts.append(verdict)
         on_verdict(verdict, case.title)
     titles = {case.name: case.title for case in chosen}

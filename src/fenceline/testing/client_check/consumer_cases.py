@@ -11,9 +11,11 @@ from typing import Final
 
 from fenceline.testing.client_check.stage import Case, CaseOutcome, CaseStage
 
-_TRUNCATION: Final = re.compile(r"truncat|diverg|out.of.range|reset|lost|epoch|data loss", re.IGNORECASE)
-_RANGE: Final = re.compile(r"out.of.range|reset|truncat|lost|gap|expired|OffsetOutOfRange", re.IGNORECASE)
-_TOPIC: Final = re.compile(r"unknown.topic|topic.?id|out.of.range|reset|recreat|delet|replaced|truncat", re.IGNORECASE)
+# A connection that is reset or lost is not what these cases are about.
+_GONE: Final = r"truncat|diverg|out.?of.?range|(?<!connection )\b(?:re-?set|lost)|data.?loss|missed"
+_TRUNCATION: Final = re.compile(_GONE, re.IGNORECASE)
+_RANGE: Final = re.compile(rf"{_GONE}|\bgap\b|expired", re.IGNORECASE)
+_TOPIC: Final = re.compile(rf"{_GONE}|unknown.?topic|topic.?id|recreat|delet|replaced", re.IGNORECASE)
 _DAMAGE: Final = re.compile(r"crc|checksum|corrupt|damaged|invalid|malformed", re.IGNORECASE)
 _FAULT_S: Final = 2.0
 
@@ -62,7 +64,7 @@ def _out_of_range(stage: CaseStage) -> CaseOutcome:
     gone = stage.write_unread()
     stage.cluster.situations.offsets_out_of_range(stage.topic)
     stage.program.thaw()
-    return CaseOutcome(frozenset(gone))
+    return CaseOutcome(frozenset(gone), was_unread=True)
 
 
 def _expired(stage: CaseStage) -> CaseOutcome:
@@ -70,7 +72,7 @@ def _expired(stage: CaseStage) -> CaseOutcome:
     gone = stage.write_unread()
     stage.cluster.situations.expiry(stage.topic)
     stage.program.thaw()
-    return CaseOutcome(frozenset(gone))
+    return CaseOutcome(frozenset(gone), was_unread=True)
 
 
 def _recreated(stage: CaseStage) -> None:

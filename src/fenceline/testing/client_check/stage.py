@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -25,6 +25,8 @@ TOPIC: Final = "KAFKA_TOPIC"
 GROUP: Final = "KAFKA_GROUP"
 _RECORDS: Final = 20
 _FEED_PAUSE_S: Final = 0.02
+# Longer than the default of `fetch.max.wait.ms`: by then a Fetch is answered.
+_FETCH_WAIT_S: Final = 0.6
 _QUICK: Final = {"request.timeout.ms": 1000, "retry.backoff.ms": 20}
 _ANYTHING: Final = re.compile(
     r"error|warn|exception|traceback|fail|lost|truncat|diverg|reset|out of range|fenced|epoch|unknown|corrupt|crc"
@@ -47,11 +49,11 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class CaseOutcome:
-    """What a case made true. `gone`: values that the log has lost. `is_told`: whether a program that knows must say
-    something."""
+    """What a case made true. `gone`: values that the log has lost. `was_unread`: the case is about values that the
+    program has not read; if it has, there is nothing to notice."""
 
     gone: frozenset[str] = frozenset()
-    is_told: bool = False
+    was_unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class CaseStage:
         """Write records that the frozen program has not got; their values. A Fetch that it has sent before is answered
         with others."""
         self.write()
+        time.sleep(_FETCH_WAIT_S)
         return self.write()
 
     def await_processed(self, values: Sequence[str]) -> None:
@@ -117,9 +120,16 @@ class CaseStage:
 
 
 def run_consumer_case(
-    cluster: LabCluster, command: Sequence[str], case: Case, patience: Patience, *, configs: Mapping[str, str]
+    cluster: LabCluster,
+    command: Sequence[str],
+    case: Case,
+    patience: Patience,
+    *,
+    configs: Mapping[str, str],
+    noise: Collection[str] = (),
 ) -> CaseVerdict:
-    """A program that consumes. Raises OperatorError if it does not even process its first records."""
+    """A program that consumes. `noise`: shapes of lines that say nothing about a case. Raises OperatorError if it does
+    not even process its first records."""
     began_s = time.monotonic()
     stage = CaseStage(cluster, command, patience, configs=configs)
     mark = cluster.timeline.mark()
@@ -131,7 +141,7 @@ def run_consumer_case(
         except (SituationImpossible, TimeoutError) as error:
             return _not_run(case, error)
         cluster.faults.undo_all()
-        verdict = _judge_consumer(stage, case, outcome, since_s)
+        verdict = _judge_consumer(stage, case, outcome, since_s, noise)
         return replace(verdict, timeline=cluster.timeline.text(mark), seconds=time.monotonic() - began_s)
     finally:
         stage.program.stop(wait_s=patience.stop_s)
@@ -140,10 +150,16 @@ def run_consumer_case(
 
 
 def run_producer_case(
-    cluster: LabCluster, command: Sequence[str], case: Case, patience: Patience, *, configs: Mapping[str, str]
+    cluster: LabCluster,
+    command: Sequence[str],
+    case: Case,
+    patience: Patience,
+    *,
+    configs: Mapping[str, str],
+    noise: Collection[str] = (),
 ) -> CaseVerdict:
-    """A program that produces: values come on its standard input all the time. Raises OperatorError if not even the
-    first ones are acknowledged."""
+    """A program that produces: values come on its standard input all the time. `noise`: shapes of lines that say
+    nothing about a case. Raises OperatorError if not even the first ones are acknowledged."""
     began_s = time.monotonic()
     stage = CaseStage(cluster, command, patience, configs=configs)
     mark = cluster.timeline.mark()
@@ -158,7 +174,7 @@ def run_producer_case(
             except (SituationImpossible, TimeoutError) as error:
                 return _not_run(case, error)
         cluster.faults.undo_all()
-        verdict = _judge_producer(stage, case, outcome, [*first, *feeding.values], since_s)
+        verdict = _judge_producer(stage, case, outcome, [*first, *feeding.values], since_s, noise)
         return replace(verdict, timeline=cluster.timeline.text(mark), seconds=time.monotonic() - began_s)
     finally:
         stage.program.stop(wait_s=patience.stop_s)
@@ -191,18 +207,32 @@ class _Feeding:
 
 
 def _judge_producer(
-    stage: CaseStage, case: Case, outcome: CaseOutcome, given: Sequence[str], since_s: float
+    stage: CaseStage,
+    case: Case,
+    outcome: CaseOutcome,
+    given: Sequence[str],
+    since_s: float,
+    noise: Collection[str],
 ) -> CaseVerdict:
     program = stage.program
-    ended_early = program.exit_code
     after = stage.fresh_values()
-    if ended_early is None:
-        program.write(after)
+    program.write(after)
     missing = program.wait_for(set(after), wait_s=stage.patience.recover_s)
+    ended_early, lines = program.exit_code, []
+    restarted: bool | None = None
+    hung = missing == set(after) and ended_early is None
+    if ended_early is not None:
+        program.stop()
+        lines = program.lines
+        program = stage.start()
+        again = stage.fresh_values()
+        program.write(again)
+        missing = program.wait_for(set(again), wait_s=stage.patience.restart_s)
+        restarted = not missing
     program.close_input()
     code = program.wait(stage.patience.stop_s)
     program.stop(wait_s=stage.patience.stop_s)
-    lines = program.lines
+    lines = [*lines, *program.lines]
     acknowledged = set(processed(lines))
     in_log = Counter(stage.in_log())
     in_receipts = {
@@ -214,18 +244,18 @@ def _judge_producer(
     by_the_cluster = (in_receipts & acknowledged) - set(in_log)
     lost = tuple(sorted(acknowledged - set(in_log) - by_the_cluster - outcome.gone))
     never = [value for value in (*given, *after) if value not in acknowledged | set(in_log) | outcome.gone]
-    said = remarks(lines, since_s, case.about)
+    said = remarks(lines, since_s, case.about, noise)
     notes = [f"{len(never)} values were not written, and not reported as acknowledged"] if never else []
     if by_the_cluster:
         notes.append(f"{len(by_the_cluster)} acknowledged records were lost by the cluster, with receipts")
     return CaseVerdict(
         case=case.name,
         recovered=not missing,
-        noticed=bool(said) or code not in (0, None),
+        noticed=bool(said) or any(each not in (0, None) for each in (code, ended_early)),
         must_notice=case.must_notice or bool(never),
-        hung=missing == set(after) and ended_early is None,
+        hung=hung,
         exit_code=ended_early,
-        recovered_after_restart=False if ended_early is not None else None,
+        recovered_after_restart=restarted,
         lost=lost,
         duplicated=duplicates(in_log),
         remarks=said,
@@ -233,12 +263,20 @@ def _judge_producer(
     )
 
 
-def _judge_consumer(stage: CaseStage, case: Case, outcome: CaseOutcome, since_s: float) -> CaseVerdict:
+def _judge_consumer(
+    stage: CaseStage, case: Case, outcome: CaseOutcome, since_s: float, noise: Collection[str]
+) -> CaseVerdict:
     after = set(stage.write())
     missing = stage.program.wait_for(after, wait_s=stage.patience.recover_s)
     exit_code, lines = stage.program.exit_code, stage.program.lines
     restarted: bool | None = None
     hung = missing == after and exit_code is None
+    if hung:
+        # A position in a history that is gone hides as many records as were lost; then it goes on.
+        further = set(stage.write())
+        hung = stage.program.wait_for(further, wait_s=stage.patience.recover_s) == further
+        exit_code, lines = stage.program.exit_code, stage.program.lines
+        hung = hung and exit_code is None
     if exit_code is not None:
         stage.program.stop()
         stage.start()
@@ -251,21 +289,25 @@ def _judge_consumer(stage: CaseStage, case: Case, outcome: CaseOutcome, since_s:
     counts = processed(lines)
     present = set(stage.in_log())
     lost = tuple(sorted(value for value in present - set(counts) if value.startswith(("r-", "new-", "anew-"))))
-    said = remarks(lines, since_s, case.about)
-    notes = ("it did not end on SIGTERM, and was killed",) if stage.program.was_killed else ()
+    said = remarks(lines, since_s, case.about, noise)
+    notes = ["it did not end on SIGTERM, and was killed"] if stage.program.was_killed else []
+    # An answer that was on its way when the program was frozen.
+    has_read = outcome.was_unread and outcome.gone <= set(counts)
+    if has_read:
+        notes.append("it had read the records before they were gone")
     return CaseVerdict(
         case=case.name,
         recovered=not missing,
         noticed=bool(said) or exit_code not in (None, 0),
-        must_notice=case.must_notice,
+        must_notice=case.must_notice and not has_read,
         hung=hung,
         exit_code=exit_code,
         recovered_after_restart=restarted,
-        lost=() if hung else lost,
+        lost=() if hung or restarted is False else lost,
         duplicated=duplicates(counts),
         stale=tuple(sorted(outcome.gone & set(counts))),
         remarks=said,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 

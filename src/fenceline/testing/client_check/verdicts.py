@@ -9,14 +9,15 @@ Owns the words of the verdicts and their order. Runs nothing.
 | lost | records that are in the log were not processed; or that were acknowledged are not in the log |
 | duplicated | records were processed, or written, more than once |
 | hung | it ran on, and did not process what was written after the case |
-| crashed | it ended by itself |
+| crashed | it ended by itself, and went on when it was started again; or it did not, "for good" |
+| stopped | records are gone, it said so, ended with an error, and ended again when it was started again |
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -53,12 +54,20 @@ class CaseVerdict:
         return self.exit_code is not None
 
     @property
+    def stopped(self) -> bool:
+        """It refuses to continue after a loss that it has reported, until a person decides."""
+        ended = self.exit_code not in (None, 0) and self.recovered_after_restart is False
+        return ended and self.must_notice and bool(self.remarks)
+
+    @property
     def words(self) -> list[str]:
         """The verdict, the worst first."""
         if self.impossible:
             return ["not run"]
         words = []
-        if self.crashed:
+        if self.stopped:
+            words.append("stopped")
+        elif self.crashed:
             words.append("crashed" if self.recovered_after_restart is not False else "crashed for good")
         if self.hung:
             words.append("hung")
@@ -78,7 +87,7 @@ class CaseVerdict:
     def is_good(self) -> bool:
         """Nothing is lost or hangs, and what must be noticed was."""
         silent = self.must_notice and not self.noticed
-        ended = self.crashed and self.recovered_after_restart is False
+        ended = self.crashed and self.recovered_after_restart is False and not self.stopped
         return not (self.lost or self.hung or ended or silent or self.impossible)
 
     def summary(self) -> str:
@@ -114,14 +123,27 @@ def processed(lines: Iterable[PrintedLine]) -> Counter[str]:
     return counts
 
 
-def remarks(lines: Sequence[PrintedLine], since_s: float, about: re.Pattern[str]) -> tuple[str, ...]:
-    """Lines since a time that say something about the case, and are no values."""
+def remarks(
+    lines: Sequence[PrintedLine],
+    since_s: float,
+    about: re.Pattern[str],
+    noise: Collection[str] = (),
+) -> tuple[str, ...]:
+    """Lines since a time that say something about the case, are no values, and have no shape of `noise`."""
     found = [
         line.text
         for line in lines
-        if line.at_s >= since_s and about.search(line.text) and not VALUE.fullmatch(line.text.strip())
+        if line.at_s >= since_s
+        and about.search(line.text)
+        and not VALUE.fullmatch(line.text.strip())
+        and shape(line.text) not in noise
     ]
     return tuple(dict.fromkeys(found))
+
+
+def shape(line: str) -> str:
+    """A line without what differs each time: numbers, ids and addresses."""
+    return re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "#", line)
 
 
 def duplicates(counts: Mapping[str, int]) -> tuple[str, ...]:
