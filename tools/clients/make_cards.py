@@ -137,10 +137,10 @@ def package(name: str) -> Callable[[], str]:
 
 
 def confluent_release() -> str:
-    package("confluent-kafka")()
+    release = package("confluent-kafka")()
     import confluent_kafka
 
-    return f"confluent-kafka {confluent_kafka.version()[0]}, librdkafka {confluent_kafka.libversion()[0]}"
+    return f"{release}, librdkafka {confluent_kafka.libversion()[0]}"
 
 
 def go_release() -> str:
