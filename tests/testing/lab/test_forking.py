@@ -85,7 +85,7 @@ def test_nothing_starts_in_a_closed_cluster_and_waits_end() -> None:
         lambda: cluster.losses(wait_s=60),
         fault.wait_hits,
     ):
-        with pytest.raises(OperatorError, match="has ended|is stopping"):
+        with pytest.raises(OperatorError, match=r"has ended|is stopping"):
             use()
 
 
