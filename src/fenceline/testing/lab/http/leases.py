@@ -130,8 +130,7 @@ class LeasedClusters:
 
     def release(self, leased: LeasedCluster) -> None:
         """The end of a `hold`: ends the cluster at once, in a thread of its own."""
-        with self._changed:
-            leased.holders -= 1
+        # It stays held until then: otherwise the lease might end first, and give another reason.
         self._end_later(leased, "the request that held its lease has ended")
 
     @contextlib.contextmanager
