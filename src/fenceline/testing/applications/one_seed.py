@@ -5,13 +5,10 @@ Owns the outcome and its report. Never raises for an error of the application or
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
-import sys
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +22,12 @@ from fenceline.testing.applications.store import SimulatedStore
 from fenceline.testing.applications.story import Story
 from fenceline.testing.applications.story_world import StoryWorld
 from fenceline.testing.applications.timeline import StoryLine, StoryTimeline, numbered
-from fenceline.testing.simulation.scheduler import Livelock, NothingLeft, ProcessEnded, SimulationError
+from fenceline.testing.simulation.scheduler import (
+    Livelock,
+    NothingLeft,
+    SimulationError,
+    quiet_generators,
+)
 from fenceline.testing.simulation.world import LogSink, World
 
 COMMAND: Final = "python -m fenceline.testing.applications"
@@ -97,7 +99,7 @@ def tell(cluster: SimulatedCluster, story: Story, job: StoryJob) -> StoryOutcome
     view = StoryWorld(cluster, timeline, injection, applications, stores, story.seconds)
     test = SimulatedApplication(cluster, timeline, "the test", story.tell, (view,), {}, is_supervised=False)
     error: BaseException | None = None
-    with LogSink(world), captured_logs(timeline), simulated_standard_library(world), _no_printed_endings():
+    with LogSink(world), captured_logs(timeline), simulated_standard_library(world), quiet_generators():
         try:
             _run(cluster, story, job, test, injection, timeline)
         except (KeyboardInterrupt, SystemExit):
@@ -173,19 +175,3 @@ def _described(error: BaseException | None) -> tuple[str | None, str, str]:
 
 def _is_own(filename: str) -> bool:
     return any(part in filename.replace(os.sep, "/") for part in _OWN)
-
-
-@contextlib.contextmanager
-def _no_printed_endings() -> Iterator[None]:
-    """An unfinished generator of a process gets `ProcessEnded` in its `finally`, which Python would print."""
-    hook = sys.unraisablehook
-
-    def unless_ended(unraisable: sys.UnraisableHookArgs) -> None:
-        if not isinstance(unraisable.exc_value, ProcessEnded):
-            hook(unraisable)
-
-    sys.unraisablehook = unless_ended
-    try:
-        yield
-    finally:
-        sys.unraisablehook = hook

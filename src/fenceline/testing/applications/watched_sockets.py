@@ -5,7 +5,6 @@ Owns the detection of requests by their API key. Knows nothing else of the proto
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,14 +43,10 @@ class WatchedSockets(NodeSockets):
             )
             loop.scheduler.fail(error)
             raise error
-        opened: asyncio.Future[tuple[Any, Any]] = loop.create_future()
-        stream = _WatchedStream(self, self._sockets, self.node_id, int(host[1:]), loop, port)
-        stream.open(factory, opened)
-        try:
-            return await opened
-        except BaseException:
-            stream.give_up()
-            raise
+        return await super().connect(loop, factory, host, port)
+
+    def _stream(self, loop: SimLoop, node_id: int, port: int) -> Stream:
+        return _WatchedStream(self, self._sockets, self.node_id, node_id, loop, port)
 
 
 class _WatchedStream(Stream):

@@ -9,7 +9,7 @@ import re
 import time
 from typing import Final
 
-from fenceline.testing.client_check.stage import Case, CaseOutcome, CaseStage
+from fenceline.testing.client_check.stage import Case, CaseOutcome, CaseStage, text_of_value
 
 # A connection that is reset or lost is not what these cases are about.
 _GONE: Final = r"truncat|diverg|out.?of.?range|(?<!connection )\b(?:re-?set|lost)|data.?loss|missed"
@@ -33,8 +33,9 @@ def _lose_unread(stage: CaseStage) -> CaseOutcome:
     return CaseOutcome(_texts(made.lost_values))
 
 
-def _lose_read(stage: CaseStage) -> CaseOutcome:
-    """Records that the program has processed are lost: its position is behind the end of the log."""
+def _lose_read(stage: CaseStage, *, then_write: int = 0) -> CaseOutcome:
+    """Records that the program has processed are lost: its position is behind the end of the log. With more new records
+    than were lost, it is valid again, in another history."""
     values: list[str] = []
 
     def produce() -> None:
@@ -42,21 +43,12 @@ def _lose_read(stage: CaseStage) -> CaseOutcome:
         stage.cluster.produce(stage.topic, values)
         stage.await_processed(values)
 
-    stage.cluster.situations.unclean_election(stage.topic, produce=produce)
+    stage.cluster.situations.unclean_election(stage.topic, produce=produce, then_write=then_write)
     return CaseOutcome(frozenset(values))
 
 
 def _lose_read_and_grow(stage: CaseStage) -> CaseOutcome:
-    """As before, and the new leader has more records: the position is valid again, in another history."""
-    values: list[str] = []
-
-    def produce() -> None:
-        values.extend(stage.fresh_values())
-        stage.cluster.produce(stage.topic, values)
-        stage.await_processed(values)
-
-    stage.cluster.situations.unclean_election(stage.topic, produce=produce, then_write=40)
-    return CaseOutcome(frozenset(values))
+    return _lose_read(stage, then_write=40)
 
 
 def _out_of_range(stage: CaseStage) -> CaseOutcome:
@@ -183,14 +175,20 @@ def _throttled(stage: CaseStage) -> None:
 
 
 def _texts(values: list[bytes | None]) -> frozenset[str]:
-    return frozenset((value or b"").decode(errors="replace") for value in values)
+    return frozenset(map(text_of_value, values))
 
 
 BASELINE: Final = Case("baseline", "nothing happens", _nothing)
 CONSUMER_CASES: Final = (
     Case("lost-unread", "unclean election: unread records are lost", _lose_unread),
     Case("truncated", "unclean election: processed records are lost", _lose_read, True, _TRUNCATION),
-    Case("truncated-grown", "the same, and the log is longer again", _lose_read_and_grow, True, _TRUNCATION),
+    Case(
+        "truncated-grown",
+        "the same, and the log is longer again",
+        _lose_read_and_grow,
+        True,
+        _TRUNCATION,
+    ),
     Case("out-of-range", "unread records are deleted", _out_of_range, True, _RANGE),
     Case("expired", "unread records expire", _expired, True, _RANGE),
     Case("topic-recreated", "the topic is deleted and made anew", _recreated, True, _TOPIC),

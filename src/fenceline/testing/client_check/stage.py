@@ -78,17 +78,11 @@ class CaseStage:
         self.group = unique_name("g")
         self._command = command
         self._numbers = 0
-        self.written: list[str] = []
-        """Values that were written, and acknowledged, by the laboratory."""
-        self.program = self.start()
+        self.program = self._started()
 
-    def start(self) -> Program:
-        """Start the program; raises OperatorError."""
-        self.program = Program(
-            self._command,
-            {BOOTSTRAP: self.cluster.bootstrap_servers, TOPIC: self.topic, GROUP: self.group},
-        )
-        return self.program
+    def start_again(self) -> None:
+        """Start the program anew, when it has ended. Raises OperatorError."""
+        self.program = self._started()
 
     def fresh_values(self, count: int = _RECORDS) -> list[str]:
         first, self._numbers = self._numbers, self._numbers + count
@@ -98,7 +92,6 @@ class CaseStage:
         """Write records of the laboratory; their values."""
         values = self.fresh_values(count)
         self.cluster.produce(self.topic, values, settings=_QUICK)
-        self.written += values
         return values
 
     def write_unread(self) -> list[str]:
@@ -116,7 +109,16 @@ class CaseStage:
 
     def in_log(self) -> list[str]:
         """The values that are in the log now."""
-        return [(record.value or b"").decode(errors="replace") for record in self.cluster.read(self.topic)]
+        return [text_of_value(record.value) for record in self.cluster.read(self.topic)]
+
+    def _started(self) -> Program:
+        environment = {BOOTSTRAP: self.cluster.bootstrap_servers, TOPIC: self.topic, GROUP: self.group}
+        return Program(self._command, environment)
+
+
+def text_of_value(value: bytes | None) -> str:
+    """A record's value as programs print it."""
+    return (value or b"").decode(errors="replace")
 
 
 def run_consumer_case(
@@ -130,23 +132,15 @@ def run_consumer_case(
 ) -> CaseVerdict:
     """A program that consumes. `noise`: shapes of lines that say nothing about a case. Raises OperatorError if it does
     not even process its first records."""
-    began_s = time.monotonic()
-    stage = CaseStage(cluster, command, patience, configs=configs)
-    mark = cluster.timeline.mark()
-    try:
+
+    def play(stage: CaseStage) -> CaseVerdict:
         stage.await_processed(stage.write())
         since_s = time.monotonic()
-        try:
-            outcome = case.make(stage) or CaseOutcome()
-        except (SituationImpossible, TimeoutError) as error:
-            return _not_run(case, error)
+        outcome = _made(stage, case)
         cluster.faults.undo_all()
-        verdict = _judge_consumer(stage, case, outcome, since_s, noise)
-        return replace(verdict, timeline=cluster.timeline.text(mark), seconds=time.monotonic() - began_s)
-    finally:
-        stage.program.stop(wait_s=patience.stop_s)
-        cluster.faults.undo_all()
-        _delete(cluster, stage.topic)
+        return _judge_consumer(stage, case, outcome, since_s, noise)
+
+    return _run_case(lambda: CaseStage(cluster, command, patience, configs=configs), case, play)
 
 
 def run_producer_case(
@@ -160,26 +154,50 @@ def run_producer_case(
 ) -> CaseVerdict:
     """A program that produces: values come on its standard input all the time. `noise`: shapes of lines that say
     nothing about a case. Raises OperatorError if not even the first ones are acknowledged."""
-    began_s = time.monotonic()
-    stage = CaseStage(cluster, command, patience, configs=configs)
-    mark = cluster.timeline.mark()
-    try:
+
+    def play(stage: CaseStage) -> CaseVerdict:
         first = stage.fresh_values()
         stage.program.write(first)
         stage.await_processed(first)
         since_s = time.monotonic()
         with _Feeding(stage) as feeding:
-            try:
-                outcome = case.make(stage) or CaseOutcome()
-            except (SituationImpossible, TimeoutError) as error:
-                return _not_run(case, error)
+            outcome = _made(stage, case)
         cluster.faults.undo_all()
-        verdict = _judge_producer(stage, case, outcome, [*first, *feeding.values], since_s, noise)
-        return replace(verdict, timeline=cluster.timeline.text(mark), seconds=time.monotonic() - began_s)
+        return _judge_producer(stage, case, outcome, [*first, *feeding.values], since_s, noise)
+
+    return _run_case(lambda: CaseStage(cluster, command, patience, configs=configs), case, play)
+
+
+def _run_case(set_up: Callable[[], CaseStage], case: Case, play: Callable[[CaseStage], CaseVerdict]) -> CaseVerdict:
+    """Play a case, and leave nothing of it behind."""
+    began_s = time.monotonic()
+    stage = set_up()
+    timeline = stage.cluster.timeline
+    mark = timeline.mark()
+    try:
+        verdict = play(stage)
+        return replace(verdict, timeline=timeline.text(mark), seconds=time.monotonic() - began_s)
+    except _CannotBeMade as error:
+        return _not_run(case, error.reason)
     finally:
-        stage.program.stop(wait_s=patience.stop_s)
-        cluster.faults.undo_all()
-        _delete(cluster, stage.topic)
+        stage.program.stop(wait_s=stage.patience.stop_s)
+        stage.cluster.faults.undo_all()
+        _delete(stage.cluster, stage.topic)
+
+
+class _CannotBeMade(Exception):
+    """The case could not be made true."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def _made(stage: CaseStage, case: Case) -> CaseOutcome:
+    try:
+        return case.make(stage) or CaseOutcome()
+    except (SituationImpossible, TimeoutError) as error:
+        raise _CannotBeMade(error) from error
 
 
 class _Feeding:
@@ -224,7 +242,8 @@ def _judge_producer(
     if ended_early is not None:
         program.stop()
         lines = program.lines
-        program = stage.start()
+        stage.start_again()
+        program = stage.program
         again = stage.fresh_values()
         program.write(again)
         missing = program.wait_for(set(again), wait_s=stage.patience.restart_s)
@@ -236,7 +255,7 @@ def _judge_producer(
     acknowledged = set(processed(lines))
     in_log = Counter(stage.in_log())
     in_receipts = {
-        (record.value or b"").decode(errors="replace")
+        text_of_value(record.value)
         for receipt in stage.cluster.losses(stage.topic)
         for record in stage.cluster.lost_records(receipt)
     }
@@ -279,7 +298,7 @@ def _judge_consumer(
         hung = hung and exit_code is None
     if exit_code is not None:
         stage.program.stop()
-        stage.start()
+        stage.start_again()
         missing = stage.program.wait_for(after, wait_s=stage.patience.restart_s)
         restarted = not missing
     # What may still come: redeliveries, and records that a rebalance held up.

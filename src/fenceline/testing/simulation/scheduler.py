@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from random import Random
 from typing import Any, Final
@@ -233,3 +235,19 @@ class Scheduler:
                 self.watcher(process.owner)
             if self._failure is not None:
                 raise self._failure
+
+
+@contextmanager
+def quiet_generators() -> Iterator[None]:
+    """An unfinished generator of a process gets `ProcessEnded` in its `finally`, which Python would print."""
+    hook = sys.unraisablehook
+
+    def unless_ended(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, ProcessEnded):
+            hook(unraisable)
+
+    sys.unraisablehook = unless_ended
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook

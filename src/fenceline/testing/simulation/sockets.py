@@ -84,13 +84,17 @@ class NodeSockets:
     async def connect(self, loop: SimLoop, factory: Factory, host: str, port: int) -> tuple[Any, Any]:
         """Raises ConnectionRefusedError; never returns if the peer does not respond."""
         opened: asyncio.Future[tuple[Any, Any]] = loop.create_future()
-        stream = Stream(self._sockets, self.node_id, int(host[1:]), loop, port)
+        stream = self._stream(loop, int(host[1:]), port)
         stream.open(factory, opened)
         try:
             return await opened
         except BaseException:
             stream.give_up()
             raise
+
+    def _stream(self, loop: SimLoop, node_id: int, port: int) -> Stream:
+        """A connection to a port of a node, which is not open yet."""
+        return Stream(self._sockets, self.node_id, node_id, loop, port)
 
 
 class _FakeSocket:

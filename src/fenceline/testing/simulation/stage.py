@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import gc
 import shlex
-import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
@@ -31,7 +29,7 @@ from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.faults import Faults
 from fenceline.testing.simulation.options import Options, draw_faults
 from fenceline.testing.simulation.pace import PROGRESS
-from fenceline.testing.simulation.scheduler import ProcessEnded, SimulationError
+from fenceline.testing.simulation.scheduler import SimulationError, quiet_generators
 from fenceline.testing.simulation.world import LogSink, World
 
 
@@ -141,29 +139,13 @@ def play(
     had_gc = gc.isenabled()
     gc.disable()  # the seed does not determine when cycles are collected and finalizers run
     try:
-        with _quiet_generators():
+        with quiet_generators():
             outcome = _played(seed, scenario_of(seed, scenario), overrides or {}, sink)
     finally:  # the world has been freed: an earlier collection would traverse all of it
         if had_gc:
             gc.enable()
     outcome.cpu_s = time.process_time() - began
     return outcome
-
-
-@contextmanager
-def _quiet_generators() -> Iterator[None]:
-    """An unfinished generator of a process gets `ProcessEnded` in its `finally`, which Python would print."""
-    hook = sys.unraisablehook
-
-    def unless_ended(unraisable: sys.UnraisableHookArgs) -> None:
-        if not isinstance(unraisable.exc_value, ProcessEnded):
-            hook(unraisable)
-
-    sys.unraisablehook = unless_ended
-    try:
-        yield
-    finally:
-        sys.unraisablehook = hook
 
 
 def _played(seed: int, scenario: str, overrides: Mapping[str, str], sink: Callable[[str], None] | None) -> SeedOutcome:

@@ -15,8 +15,6 @@ lasts (an open transaction, a full disk, a leader that keeps moving) ends with t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fenceline.testing.lab.situations.common import SituationImpossible
 from fenceline.testing.lab.situations.elections import ElectionSituations
 from fenceline.testing.lab.situations.groups import GroupSituations
@@ -24,14 +22,8 @@ from fenceline.testing.lab.situations.records import RecordSituations
 from fenceline.testing.lab.situations.topics import TopicSituations
 from fenceline.testing.lab.situations.transactions import TransactionSituations
 
-if TYPE_CHECKING:
-    from fenceline.testing.lab.cluster import LabCluster
-
 __all__ = ["SituationImpossible", "Situations"]
 
 
 class Situations(ElectionSituations, TopicSituations, GroupSituations, TransactionSituations, RecordSituations):
     """The situations of one cluster."""
-
-    def __init__(self, cluster: LabCluster) -> None:
-        super().__init__(cluster)
