@@ -1,6 +1,6 @@
 """The order service with a mistake: it commits offsets before it has processed the orders.
 
-After a crash between the two, nobody processes these orders. On a calm day every test of it passes.
+After a crash between the two, these orders are never processed. Without faults, every test of the service passes.
 """
 
 from __future__ import annotations

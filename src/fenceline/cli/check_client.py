@@ -1,4 +1,4 @@
-"""`fenceline check-client`: a report card of somebody's consumer or producer program."""
+"""`fenceline check-client`: a report card of a consumer or producer program."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 stops.
 
 Owns systemd's protocol of notifications: a datagram to the socket that NOTIFY_SOCKET names. Without that variable
-nothing is sent. Never fails: a node serves also if nobody can be told.
+nothing is sent. Never fails: a node serves even if the service manager does not listen.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A cluster that somebody else runs, for tests: Apache Kafka, or one cluster that several test processes share.
+"""A cluster that the test run has not started: Apache Kafka, or one cluster that several test processes share.
 
-Owns the helpers' view of it. Has no faults and no situations: these would hit whoever shares the cluster.
+Owns the helpers' view of it. Has no faults and no situations: these would affect other users of the cluster.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def assert_at_least_once(
     """Each of `acknowledged` is in `processed`.
 
     An `AcknowledgedRecord` is compared by its value, or by what `identity` returns for it; anything else as it is.
-    `lost`: records that the log itself has lost (`UncleanElection.lost`), which nobody could process. `what`: a word
-    for the message. Raises AssertionError, which lists what is missing."""
+    `lost`: records that the log itself has lost (`UncleanElection.lost`), which no application could process. `what`: a
+    word for the message. Raises AssertionError, which lists what is missing."""
     seen = set(processed)
     missing = [each for key, each in _expected(acknowledged, identity, lost).items() if key not in seen]
     if missing:

@@ -106,7 +106,7 @@ print(json.dumps([str(each.failure) if each.failure else None for each in found]
 
 
 def test_an_application_that_keeps_something_in_globals_is_reported(tmp_path: Path) -> None:
-    """A seed that fails only because of an earlier one cannot be told again by its number."""
+    """A seed that fails only because of an earlier one cannot be replayed by its number."""
     story = """
 async def story(world: StoryWorld) -> None:
     told.append(1)

@@ -1,4 +1,4 @@
-"""The shortest story: as few faults as the failure needs, and it can be told again."""
+"""The shortest story: as few faults as the failure needs, and it can be replayed."""
 
 from __future__ import annotations
 

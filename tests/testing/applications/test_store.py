@@ -1,4 +1,4 @@
-"""A store outside of Kafka: writes are atomic, happen even if nobody learns of it, and can be conditional."""
+"""A store outside of Kafka: writes are atomic, may happen without an answer, and can be conditional."""
 
 from __future__ import annotations
 

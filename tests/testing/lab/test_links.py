@@ -121,7 +121,7 @@ def run(test: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - a condition of objects that tell nobody
+        while not condition():  # noqa: ASYNC110 - objects without a notification
             await asyncio.sleep(0.001)
 
 

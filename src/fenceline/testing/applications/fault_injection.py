@@ -496,7 +496,7 @@ class FaultInjection:
         rng = world.rng_of(world.seed, f"fault {fault.number}")
         work = running_with(world.loop, lambda: world.scheduler.now_s, rng, recreate())
         world.loop.create_task(work)
-        return f"somebody deletes {topic.name} and creates it again"
+        return f"{topic.name} is deleted and created again"
 
 
 def _name(api_key: ApiKey) -> str:

@@ -1,7 +1,7 @@
 """Which faults a seed has: a numbered list, drawn before the story begins.
 
 Owns the kinds of faults and how a seed chooses among them. A fault of the list does not depend on the others, so a
-story can be told again with some of them: `--faults 2,5`. Injects nothing.
+story can be replayed with some of them: `--faults 2,5`. Injects nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The shortest story with the same failure: as few faults as possible.
 
-Owns the search. A fault is left out or injected as it was drawn, so each attempt can be told again from its seed and
+Owns the search. A fault is left out or injected as it was drawn, so each attempt can be replayed from its seed and
 its fault numbers. Small sets are tried first, up to `_TRIED`; then faults are removed one after the other until each
 is needed.
 """

@@ -1,4 +1,4 @@
-"""Report cards of clients: somebody's consumer or producer program, run through every situation of the laboratory.
+"""Report cards of clients: a consumer or producer program, run through every situation of the laboratory.
 
 | Module | Owns |
 |---|---|

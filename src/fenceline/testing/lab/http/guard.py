@@ -1,4 +1,4 @@
-"""Requests that a web page of another origin has sent are refused: whoever reaches the laboratory starts processes.
+"""Requests from a web page of another origin are refused: a client of the laboratory can start processes.
 
 Owns which values of the headers Host, Origin and Sec-Fetch-Site are accepted. A page of another site can reach a
 service on localhost through its visitor's browser, and with DNS rebinding also read its answers; then Host has the
