@@ -10,6 +10,7 @@ from fenceline.client import Admin, Consumer, TopicPartition
 from fenceline.client.admin.leadership import ElectionKind
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.testing.lab.cluster import LabCluster
+from fenceline.testing.lab.fault_state import BROKERS, LinkFault
 from fenceline.testing.waiting import eventually
 
 
@@ -46,7 +47,9 @@ def test_a_partition_moves_and_its_leader_is_elected() -> None:
         topic = cluster.create_topic(assignments={0: [1, 2]})
         tp = TopicPartition(topic, 0)
         cluster.produce(topic, 10)
-        with cluster.faults.limit_bandwidth(3, 1):
+        # Node 3 fetches nothing from the leader, and answers clients and controllers.
+        hold = LinkFault(0, peer="nodes", listener=BROKERS, holds_incoming=True, holds_outgoing=True)
+        with cluster.faults.links("no replication", 3, [hold]):
             admin.reassign_partitions({tp: [3, 2]})
             found = admin.list_reassignments()[tp]
             assert (found.adding, found.removing) == ((3,), (1,))

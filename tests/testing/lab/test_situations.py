@@ -62,19 +62,18 @@ def poll_until_error(consumer: Consumer) -> None:
 
 def test_an_unclean_election_loses_what_it_says(cluster: LabCluster, topic: str) -> None:
     write(cluster, topic, 3, "kept")
+    made = cluster.situations.unclean_election(topic, lose=5)
+    assert made.lost_values == [f"lost-{number}".encode() for number in range(5)]
+    assert [record.offset for record in made.lost] == [3, 4, 5, 6, 7]
+    assert made.divergent_offset == 3
+    assert made.new_epoch > made.old_epoch
+    assert cluster.leader(topic) == made.new_leader != made.old_leader
+    # A replica that was killed may not have written down how far records were committed.
+    assert {receipt.loss_class for receipt in made.receipts} <= {"committed", "maybe_acknowledged"}
+    assert {receipt.replica for receipt in made.receipts} == set(cluster.nodes) - {made.new_leader}
+    write(cluster, topic, 1, "after")
     with reader(cluster, topic) as consumer:
-        read(consumer, 3)
-        made = cluster.situations.unclean_election(topic, lose=5)
-        assert made.lost_values == [f"lost-{number}".encode() for number in range(5)]
-        assert [record.offset for record in made.lost] == [3, 4, 5, 6, 7]
-        assert made.divergent_offset == 3
-        assert made.new_epoch > made.old_epoch
-        assert cluster.leader(topic) == made.new_leader != made.old_leader
-        # A replica that was killed may not have written down how far records were committed.
-        assert {receipt.loss_class for receipt in made.receipts} <= {"committed", "maybe_acknowledged"}
-        assert {receipt.replica for receipt in made.receipts} == set(cluster.nodes) - {made.new_leader}
-        write(cluster, topic, 1, "after")
-        assert read(consumer, 1) == [b"after-0"]
+        assert read(consumer, 4) == [b"kept-0", b"kept-1", b"kept-2", b"after-0"]
 
 
 def test_what_the_application_writes_can_be_lost(cluster: LabCluster) -> None:

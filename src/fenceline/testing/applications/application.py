@@ -134,7 +134,7 @@ class SimulatedApplication:
         args, options = self._args, self._options
         if self._is_supervised:
             args, options = copy.deepcopy((args, options))
-        self._task = loop.create_task(_without_exit(self._main(*args, **options)), name=self.name)
+        self._task = loop.create_task(_without_exit(self._main, args, options), name=self.name)
         self._task.add_done_callback(self._main_ended)
 
     def _main_ended(self, task: asyncio.Task[Any]) -> None:
@@ -236,10 +236,10 @@ class ApplicationExit(Exception):
     """An application called sys.exit with an error."""
 
 
-async def _without_exit(main: Coroutine[Any, Any, object]) -> None:
+async def _without_exit(main: Main, args: tuple[Any, ...], options: dict[str, Any]) -> None:
     """SystemExit would end the simulation."""
     try:
-        await main
+        await main(*args, **options)
     except SystemExit as exited:
         if exited.code not in (None, 0):
             raise ApplicationExit(f"exit status {exited.code}") from None
