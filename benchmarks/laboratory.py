@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +29,7 @@ _FEW: Final = 2
 """Repeats of a cluster of three nodes of Apache Kafka."""
 _CLUSTERS: Final = 8
 _TOPICS: Final = 50
-_SEEDS: Final = 600
+_SEEDS: Final = 2000
 _FIXTURES: Final = """
 import time
 import pytest
@@ -97,7 +99,8 @@ def run(figures: Figures, repeats: int) -> None:
                     if attempt:
                         figures.add(figure, side, taken_s, "s")
     _topics(figures, repeats)
-    _many(figures)
+    for _ in range(repeats):
+        _many(figures)
     _situations(figures, repeats)
     _seeds(figures, repeats)
 
@@ -128,72 +131,76 @@ def _topics(figures: Figures, repeats: int) -> None:
 
 def _many(figures: Figures) -> None:
     """Clusters of three that are started at once, each with a record."""
+    started: list[LabCluster] = []
 
-    def start(into: list[tuple[float, LabCluster]]) -> None:
+    def start() -> float:
         began_s = time.perf_counter()
         cluster = LabCluster(3).start()
+        started.append(cluster)
         cluster.produce(cluster.create_topic(), 1)
-        into.append((time.perf_counter() - began_s, cluster))
+        return time.perf_counter() - began_s
 
-    started: list[tuple[float, LabCluster]] = []
     try:
-        start(started)
-        start(started)
-        alone_s = started[-1][0]
-        figures.add("a cluster of three, alone, until its first record", "fenceline", alone_s, "s")
-        before = len(started)
-        threads = [threading.Thread(target=start, args=(started,)) for _ in range(_CLUSTERS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        together = [taken_s for taken_s, _ in started[before:]]
-        figures.add(f"the slowest of {_CLUSTERS} clusters of three, started at once", "fenceline", max(together), "s")
-        clusters = [cluster for _, cluster in started[before:]]
+        start()
+        figures.add("a cluster of three, alone, until its first record", "fenceline", start(), "s")
+        used_s = sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in _pids(started[-1:]))
+        figures.add("CPU time of its nodes until then (not of the client)", "fenceline", used_s, "s")
+        alone = len(started)
+        with ThreadPoolExecutor(_CLUSTERS) as threads:
+            slowest_s = max(each.result() for each in [threads.submit(start) for _ in range(_CLUSTERS)])
+        figures.add(f"the slowest of {_CLUSTERS} clusters of three, started at once", "fenceline", slowest_s, "s")
+        clusters = started[alone:]
         figures.add(f"memory of {_CLUSTERS} clusters of three (proportional)", "fenceline", _memory_mb(clusters), "MB")
-        slowest, alone = _records_s(clusters), _records_s(clusters[:1])
-        figures.add(
-            f"1,000 records in each of {_CLUSTERS} clusters, compared with one", "fenceline", slowest / alone, "x"
-        )
+        for text, work in (("1,000 records", _write_records), ("an unclean election", _lose_records)):
+            alone_s, slowest_s = _slowest_s(clusters[:1], work), _slowest_s(clusters, work)
+            figures.add(f"{text} in one of {_CLUSTERS} clusters", "fenceline", alone_s, "s")
+            figures.add(f"{text} in each of {_CLUSTERS} clusters at once, the slowest", "fenceline", slowest_s, "s")
     finally:
-        for _, cluster in started:
+        for cluster in started:
             cluster.close()
 
 
 def _memory_mb(clusters: Sequence[LabCluster]) -> float:
     """Of all nodes and of this process; pages that processes share are counted once (PSS)."""
-    pids = [cluster.processes.running(node).pid for cluster in clusters for node in cluster.nodes]
-    return sum(psutil.Process(pid).memory_full_info().pss for pid in [*pids, os.getpid()]) / 1e6
+    return sum(int(psutil.Process(pid).memory_full_info().pss) for pid in [*_pids(clusters), os.getpid()]) / 1e6
 
 
-def _records_s(clusters: Sequence[LabCluster]) -> float:
-    """Until the slowest cluster has taken 1,000 records, one after the other cluster at a time being no option."""
-    taken: list[float] = []
+def _pids(clusters: Sequence[LabCluster]) -> list[int]:
+    return [cluster.processes.running(node).pid for cluster in clusters for node in cluster.nodes]
 
-    def write(cluster: LabCluster) -> None:
-        topic = cluster.create_topic()
+
+def _lose_records(cluster: LabCluster, topic: str) -> None:
+    cluster.situations.unclean_election(topic, lose=20)
+
+
+def _write_records(cluster: LabCluster, topic: str) -> None:
+    cluster.produce(topic, 1000)
+
+
+def _slowest_s(clusters: Sequence[LabCluster], work: Callable[[LabCluster, str], None]) -> float:
+    """The work in each cluster at the same time, until the slowest is done."""
+    topics = [cluster.create_topic() for cluster in clusters]
+
+    def timed_s(cluster: LabCluster, topic: str) -> float:
         began_s = time.perf_counter()
-        cluster.produce(topic, 1000)
-        taken.append(time.perf_counter() - began_s)
+        work(cluster, topic)
+        return time.perf_counter() - began_s
 
-    threads = [threading.Thread(target=write, args=(cluster,)) for cluster in clusters]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return max(taken)
+    with ThreadPoolExecutor(len(clusters)) as threads:
+        return max(threads.map(timed_s, clusters, topics))
 
 
 def _situations(figures: Figures, repeats: int) -> None:
     """From the call until the situation is true."""
     with LabCluster(3) as cluster:
         for _ in range(repeats):
-            for name, make in _situations_of(cluster):
-                began_s = time.perf_counter()
-                make()
-                figures.add(f"situation {name}", "fenceline", time.perf_counter() - began_s, "s")
-                cluster.faults.undo_all()
-                eventually(lambda: _is_whole(cluster), wait_s=30)
+            with _situations_of(cluster) as situations:
+                for name, make in situations:
+                    began_s = time.perf_counter()
+                    make()
+                    figures.add(f"situation {name}", "fenceline", time.perf_counter() - began_s, "s")
+                    cluster.faults.undo_all()
+                    eventually(lambda: _is_whole(cluster), wait_s=30)
 
 
 def _is_whole(cluster: LabCluster) -> bool:
@@ -201,7 +208,9 @@ def _is_whole(cluster: LabCluster) -> bool:
     return all(set(each.isr) == set(each.replicas) for topic in topics for each in topic.partitions.values())
 
 
-def _situations_of(cluster: LabCluster) -> list[tuple[str, Callable[[], Any]]]:
+@contextmanager
+def _situations_of(cluster: LabCluster) -> Iterator[list[tuple[str, Callable[[], Any]]]]:
+    """All of them, for a topic that a group consumes."""
     topic, group = cluster.create_topic(), "bench"
     cluster.produce(topic, 10)
     settings = {**cluster.client_settings, "group.id": group, "auto.offset.reset": "earliest"}
@@ -229,12 +238,11 @@ def _situations_of(cluster: LabCluster) -> list[tuple[str, Callable[[], Any]]]:
         found.append((name, lambda make=make, given=given: make(given)))
     # What needs members comes first: the topic is another one at the end.
     found.sort(key=lambda each: (each[0] == "topic_recreated", "group" not in each[0]))
-
-    def end() -> None:
+    try:
+        yield found
+    finally:
         stop.set()
         thread.join()
-
-    return [*found, ("(end)", end)]
 
 
 def _seeds(figures: Figures, repeats: int) -> None:

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,13 @@ def test_ports_are_assigned_to_one_process_only() -> None:
         others.stdin.close()
     assert len(theirs) == len(ours) == 500
     assert not theirs & ours
+
+
+def test_ports_are_assigned_to_one_thread_only() -> None:
+    """Threads of a test start clusters at the same time."""
+    with ThreadPoolExecutor(8) as threads:
+        given = list(threads.map(lambda _: free_ports(1), range(400)))
+    assert len(set(given)) == 400
 
 
 _GIVE = (

@@ -76,6 +76,24 @@ def test_session_without_changes_waits(reader: dict[str, Any]) -> None:
     run_story(story, partitions=3)
 
 
+@pytest.mark.parametrize("reader", [CONSUMER, FOLLOWER])
+def test_a_partition_unknown_here_ends_the_wait_of_a_follower_only(reader: dict[str, Any]) -> None:
+    """A broker hears of a new partition before its leader does, and a producer waits for both."""
+
+    async def story(desk: Desk) -> None:
+        session = _idle(desk, reader, 3)
+        answer = session.next_fetch(desk.wanted(index=3, log_start_offset=0), max_wait_ms=60_000)
+        if reader is CONSUMER:
+            await turns()
+            assert answer.is_pending
+            answer.abandon()
+        else:
+            (refused,) = answer.response.partitions
+            assert (refused.index, refused.error_code) == (3, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+    run_story(story, partitions=3)
+
+
 def test_disconnected_reader_leaves_no_waiters() -> None:
     async def story(desk: Desk) -> None:
         session = _idle(desk, CONSUMER, 3)

@@ -240,6 +240,23 @@ def test_rejected_partition_backs_off_and_is_always_retried(code: ErrorCode) -> 
     assert pauses == [20, 40, 80, 160, 320, 640, 1_000, 1_000, 1_000]
 
 
+def test_a_request_waits_no_longer_than_a_partition_backs_off() -> None:
+    """A new partition is refused by a leader that has not heard of it. The fetch of the others would delay it."""
+    following = fetcher()
+    follow(following, MemoryLog(), epoch=1, index=0)
+    follow(following, MemoryLog(), epoch=1, index=1)
+    waits, now_ms = [], 0
+    for _ in range(7):
+        request = following.next_request(now_ms)
+        assert request is not None
+        waits.append(request.max_wait_ms)
+        refused = FetchedPartition(None, TOPIC, 0, error_code=ErrorCode.UNKNOWN_TOPIC_ID)
+        known = {each.index for each in request.partitions}
+        list(following.on_answer(FetchResponse([refused] if 0 in known else [], session_id=5), now_ms))
+        now_ms += 15
+    assert waits == [500, 20, 500, 25, 20, 500, 65]
+
+
 def test_truncating_partition_leaves_the_session_and_returns() -> None:
     leading, log = MemoryLog(), MemoryLog()
     leading.append([1, 3])

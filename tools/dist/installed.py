@@ -5,6 +5,7 @@ Owns the size limits of installations. Every environment is new, in `.cache/dist
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +22,10 @@ LIMIT_MB: Final = 120.0
 DEMO_MONTHS: Final = 3
 """The demo's first minute: three months of flights, with the loss and its repair."""
 _SMOKE: Final = Path(__file__).with_name("smoke.py")
-_EXAMPLES: Final = ROOT / "examples" / "testing"
+_PAGE: Final = ROOT / "docs" / "testing.md"
+_PYTHON_BLOCK: Final = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_ORDERS: Final = ROOT / "examples" / "orders"
+_LAB_TEST: Final = Path(__file__).with_name("lab_test.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +76,27 @@ def check_demo(installation: Installation) -> None:
 
 
 def check_examples(python: Python, wheel: Path) -> str:
-    """The testing examples, from the wheel with the extra `testing`; says what was run. Raises StepFailed."""
-    if not _EXAMPLES.is_dir():
-        return "skipped: there is no examples/testing"
-    needs = _EXAMPLES / "requirements.txt"
-    more = ("-r", str(needs)) if needs.exists() else ()
-    with installed(f"testing {python.release}", python, wheel, "testing", more) as installation:
-        with tempfile.TemporaryDirectory(prefix="fenceline-dist-") as folder:
-            copy = shutil.copytree(_EXAMPLES, Path(folder) / "testing")
-            text = run(f"examples {python.release}", [installation.python, "-m", "pytest", "-q", copy], cwd=copy)
+    """The tests of docs/testing.md, the simulated order service and the laboratory by HTTP, from the wheel with the
+    extras `testing` and `lab`. Raises StepFailed."""
+    with installed(f"testing {python.release}", python, wheel, "testing,lab", ("confluent-kafka",)) as installation:
+        with tempfile.TemporaryDirectory(prefix="fenceline-dist-") as name:
+            folder = Path(name)
+            tests = [block for block in _PYTHON_BLOCK.findall(_PAGE.read_text()) if "def test_" in block]
+            (folder / "test_page.py").write_text("\n\n".join(tests))
+            (folder / "pytest.ini").write_text("[pytest]\n")
+            shutil.copy(_LAB_TEST, folder / "test_lab.py")
+            pytest = [installation.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+            text = run(f"examples {python.release}", pytest, cwd=folder, timeout_s=300)
+            orders = shutil.copytree(_ORDERS, folder / "orders")
+            simulate = [installation.python, "-m", "fenceline.testing.applications"]
+            run("orders", [*simulate, orders / "simulated.py", "--seeds", "0..100", "--workers", "2"], cwd=folder)
+            try:
+                run("orders, mistaken", [*simulate, orders / "simulated_mistake.py", "--seeds", "0..200"], cwd=folder)
+            except StepFailed as found:
+                if "again: " not in found.output:
+                    raise
+            else:
+                raise StepFailed("no seed has found the mistake of examples/orders")
     return text.strip().splitlines()[-1].strip("= ")
 
 

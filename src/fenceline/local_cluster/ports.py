@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -41,16 +42,19 @@ def is_free(port: int) -> bool:
 
 def free_ports(count: int, *, apart_from: range = range(0)) -> int:
     """The first of `count` consecutive free ports, below those that the system uses for outgoing connections."""
-    for first in _candidates(count):
-        wanted = range(first, first + count)
-        if not set(wanted).intersection(apart_from) and all(is_free(port) for port in wanted):
-            _given.update(wanted)
-            return first
+    with _lock:
+        for first in _candidates(count):
+            wanted = range(first, first + count)
+            if not set(wanted).intersection(apart_from) and all(is_free(port) for port in wanted):
+                _given.update(wanted)
+                return first
     raise OperatorError(
         f"There are no {count} consecutive free ports", "Stop other processes that listen on this machine."
     )
 
 
+_lock: Final = threading.Lock()
+"""Threads of a process start clusters at the same time."""
 _claimed: Final[list[int]] = []
 """The first ports of the blocks that this process owns."""
 _given: Final[set[int]] = set()

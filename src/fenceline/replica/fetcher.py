@@ -85,7 +85,10 @@ class ReplicaFetcher:
         return [state for state in known if state.comparison is not None and state.is_ready(now_ms)]
 
     def next_request(self, now_ms: int) -> FetchRequest | None:
-        """The request to send; None while one is in flight, or if no partition is ready (see `next_ready_ms`)."""
+        """The request to send; None while one is in flight, or if no partition is ready (see `next_ready_ms`).
+
+        It waits at the leader no longer than until the next partition in back-off is ready, which is often new and has
+        a producer waiting for it: its leader had not heard of it yet."""
         if self._is_waiting_for_answer:
             return None
         if self._session_epoch == INITIAL_EPOCH:
@@ -112,11 +115,14 @@ class ReplicaFetcher:
             return None
         self._is_waiting_for_answer = True
         limits = self._limits
+        max_wait_ms, ready_ms = limits.max_wait_ms, self.next_ready_ms()
+        if ready_ms is not None:
+            max_wait_ms = min(max_wait_ms, max(FIRST_BACKOFF_MS, ready_ms - now_ms))
         return FetchRequest(
             cluster_id=None,
             replica_id=self._replica_id,
             replica_epoch=self.broker_epoch,
-            max_wait_ms=limits.max_wait_ms,
+            max_wait_ms=max_wait_ms,
             min_bytes=limits.min_bytes,
             max_bytes=limits.max_bytes,
             isolation_level=0,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fenceline.config.node import NodeConfig
+from fenceline.errors import OperatorError
 from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.node.api.handlers.api_versions import ANY_VERSION, ApiVersions, api_ranges
 from fenceline.node.broker import server_limits
@@ -77,3 +78,23 @@ def test_a_connection_made_before_the_broker_serves_waits() -> None:
         return taken, answer[4:]
 
     assert asyncio.run(story()) == (0, struct.pack(">i", 7))
+
+
+def test_an_address_that_another_process_listens_on_since_it_was_bound() -> None:
+    """Two processes can bind it (SO_REUSEADDR), and only the first that listens gets it."""
+
+    async def story() -> None:
+        server, other = server_with({}), server_with({})
+        port = await server.bind("PLAINTEXT", "127.0.0.1", 0)
+        await other.bind("PLAINTEXT", "127.0.0.1", port)
+        other.open_backlog()
+        for _ in range(2):
+            with pytest.raises(
+                OperatorError, match=f"Cannot listen on 127.0.0.1:{port}: Address already in use"
+            ) as error:
+                await server.start_serving()
+            assert "Another process uses that port" in error.value.advice
+        await server.close()
+        await other.close()
+
+    asyncio.run(story())

@@ -175,14 +175,22 @@ class Server:
         return int(server.sockets[0].getsockname()[1])
 
     def open_backlog(self) -> None:
-        """Accept TCP connections into the backlog, where they wait for `start_serving`."""
+        """Accept TCP connections into the backlog, where they wait for `start_serving`.
+
+        Raises OperatorError: two processes can bind an address, and only the first of them can listen on it."""
         for server in self._servers:
             for bound in server.sockets:
-                with bound.dup() as same:
-                    same.listen(self._backlog)
+                try:
+                    with bound.dup() as same:
+                        same.listen(self._backlog)
+                except OSError as error:
+                    host, port = bound.getsockname()[:2]
+                    reason, advice = _bind_failure(error)
+                    raise OperatorError(f"Cannot listen on {host}:{port}: {reason}", advice) from error
 
     async def start_serving(self) -> None:
-        """Accept connections on all bound addresses."""
+        """Accept connections on all bound addresses. Raises OperatorError, as `open_backlog` does."""
+        self.open_backlog()
         for server in self._servers:
             await server.start_serving()
         self._sweep()

@@ -43,6 +43,8 @@ _FEW: Final = 96
 LIMIT_S: Final = 60.0
 _SHOWS_STACK: Final = signal.SIGUSR1
 _WRITES_STACK_S: Final = 1.0
+_LAST_SEEDS_OF_A_COPY: Final = 3
+"""Towards the end the copies run fewer, so that they end at the same time; not fewer than these."""
 _AHEAD: Final = 64
 """Outcomes that may wait for that of an earlier seed."""
 _LENGTH_BYTES: Final = 4
@@ -140,6 +142,8 @@ class _Copies:
     def __init__(self, story: Story, jobs: Iterable[StoryJob], workers: int) -> None:
         self._story = story
         self._waiting = (_NumberedJob(*each) for each in enumerate(jobs))
+        self._next: deque[_NumberedJob] = deque()
+        """The next ones of `_waiting`: fewer than the workers could take at once means that the end is near."""
         self._again: deque[_NumberedJob] = deque()
         """Jobs of copies that did not get to them."""
         self._workers = workers
@@ -188,8 +192,7 @@ class _Copies:
     def _give(self) -> None:
         """Start copies while a worker is free."""
         while len(self._running) < self._workers and self._given - self._following < _AHEAD * self._workers:
-            count = SEEDS_OF_A_COPY if self._given >= _FEW else FIRST_SEEDS_OF_A_COPY
-            jobs = [self._again.popleft()] if self._again else list(islice(self._waiting, count))
+            jobs = [self._again.popleft()] if self._again else self._take()
             if not jobs:
                 return
             self._given = max(self._given, jobs[-1].number + 1)
@@ -197,6 +200,13 @@ class _Copies:
             reader, copy = self._start(jobs)
             self._running[reader] = copy
             self._selector.register(reader, selectors.EVENT_READ)
+
+    def _take(self) -> list[_NumberedJob]:
+        """The next jobs of a copy."""
+        self._next.extend(islice(self._waiting, SEEDS_OF_A_COPY * self._workers - len(self._next)))
+        most = SEEDS_OF_A_COPY if self._given >= _FEW else FIRST_SEEDS_OF_A_COPY
+        count = max(_LAST_SEEDS_OF_A_COPY, min(most, len(self._next) // self._workers))
+        return [self._next.popleft() for _ in range(min(count, len(self._next)))]
 
     def _form(self, count: int) -> None:
         """Have clusters for so many jobs of a copy."""

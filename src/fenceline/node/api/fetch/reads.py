@@ -132,8 +132,9 @@ class FetchReads:
         The follower state in a request is applied once, when the request arrives, and not when it is read again
         (`epochs.md E31`).
 
-        Partitions that do not exist come last and do not end the wait of the others, as in Kafka: a reader with
-        outdated metadata must not retry in a tight loop.
+        Partitions that do not exist come last and do not end the wait of the others, as in Kafka: a client with
+        outdated metadata must not retry in a tight loop. Followers back off, and mostly it is this node that has not
+        heard of a new partition yet, for which a producer waits.
         """
         result = FetchResult(request.replica_id >= 0)
         missing: list[FetchedPartition] = []
@@ -158,7 +159,7 @@ class FetchReads:
                     self.storage_failed(partition, error)
                 result.must_answer = True
                 result.fetched.append(failed_partition(partition, code))
-        if not result.fetched and not answer.has_idle:
+        if (missing and result.is_for_replica) or (not result.fetched and not answer.has_idle):
             result.must_answer = True
         if len(missing) > 1:
             missing.sort(key=lambda partition: partition.error_code != ErrorCode.UNKNOWN_TOPIC_ID)

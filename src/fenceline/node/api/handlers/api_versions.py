@@ -71,13 +71,18 @@ class ApiVersions:
         """`supported` and `finalized`: the levels of features (KIP-584)."""
         self._node = node
         self._ranges = ranges
-        self._flexible_ranges = b"".join(struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items())
+        self._flexible_ranges = uvarint(len(ranges) + 1) + b"".join(
+            struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items()
+        )
         self._supported_rows = {
             # Before v4 a range may not start at 0, because old clients reject it (KAFKA-17011).
             is_v4: [_level_row(name, *levels) for name, levels in sorted(supported.items()) if is_v4 or levels[0] > 0]
             for is_v4 in (False, True)
         }
         self._finalized = finalized
+        self._encoded_features: dict[bool, tuple[dict[str, int], int, bytes]] = {}
+        """By whether it is v4: the finalized levels and their epoch, and the tagged fields that tell them. Each new
+        connection asks, and few of these answers differ."""
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer]:
         version, error = context.api_version, ErrorCode.NONE
@@ -105,25 +110,35 @@ class ApiVersions:
             if version >= 1:
                 parts.append(struct.pack(">i", throttle_ms))
             return b"".join(parts)
-        parts = [
-            struct.pack(">h", error),
-            uvarint(len(ranges) + 1),
-            self._flexible_ranges,
-            struct.pack(">i", throttle_ms),
-        ]
-        finalized = self._finalized()
+        return b"".join(
+            (
+                struct.pack(">h", error),
+                self._flexible_ranges,
+                struct.pack(">i", throttle_ms),
+                self._features(is_v4=version >= 4),
+            )
+        )
+
+    def _features(self, *, is_v4: bool) -> bytes:
+        """The tagged fields with the supported and the finalized features."""
+        finalized, epoch = self._finalized(), self._node.image.offset
+        known = self._encoded_features.get(is_v4)
+        if known is not None and known[1] == epoch and known[0] == finalized:
+            return known[2]
         tagged: list[tuple[int, bytes]] = []
-        supported = self._supported_rows[version >= 4]
+        supported = self._supported_rows[is_v4]
         if supported:
             tagged.append((_TAG_SUPPORTED_FEATURES, uvarint(len(supported) + 1) + b"".join(supported)))
         if finalized:
-            tagged.append((_TAG_FINALIZED_EPOCH, struct.pack(">q", self._node.image.offset)))
+            tagged.append((_TAG_FINALIZED_EPOCH, struct.pack(">q", epoch)))
             rows = b"".join(_level_row(name, level, level) for name, level in sorted(finalized.items()))
             tagged.append((_TAG_FINALIZED_FEATURES, uvarint(len(finalized) + 1) + rows))
-        parts.append(uvarint(len(tagged)))
+        parts = [uvarint(len(tagged))]
         for tag, content in tagged:
             parts += [uvarint(tag), uvarint(len(content)), content]
-        return b"".join(parts)
+        encoded = b"".join(parts)
+        self._encoded_features[is_v4] = dict(finalized), epoch, encoded
+        return encoded
 
 
 def _level_row(name: str, low: int, high: int) -> bytes:
