@@ -163,6 +163,11 @@ class PeerError(FencelineError):
         self.code = code
         self.message = message
 
+    @property
+    def told(self) -> str:
+        """The message for clients."""
+        return self.message
+
 
 class OperatorError(FencelineError):
     """An error that only the operator can fix: `message` names the problem, `advice` the remedy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.log.core.errors import StorageError
+from fenceline.log.core.errors import LogOffline, StorageError
 from fenceline.log.core.producer_state import ProducerStates
 from fenceline.log.partition.out_of_sequence import KEPT_MS, MAX_PRODUCERS, FailedBatches
 from fenceline.records.batch import BatchHeader, read_header
@@ -98,3 +98,23 @@ def test_number_of_failed_batches_is_bounded() -> None:
     reported = sum(is_refused(failed, batch(2, producer=producer), producers) for producer in range(MAX_PRODUCERS + 5))
     assert reported == MAX_PRODUCERS
     assert is_refused(failed, batch(2, producer=MAX_PRODUCERS + 4), producers)
+
+
+def test_clients_are_told_no_path() -> None:
+    failed, path = FailedBatches(), "/data/orders-0/00000000000000000000.log"
+    refusals: list[PeerError] = [
+        StorageError.of(f"appending to {path}", OSError(28, "No space left on device")),
+        StorageError.of(f"appending to {path}", OSError(5, "Input/output error")),
+        StorageError(f"{path} is corrupt"),
+        LogOffline(f"{path} is corrupt"),
+    ]
+    assert isinstance(refusals[1], StorageError)
+    failed.add(batch(0), refusals[1], 1_000)
+    with pytest.raises(PeerError) as after:
+        failed.check(batch(2), ProducerStates(), 1_000)
+    told = [error.told for error in (*refusals, after.value)]
+    assert "full" in told[0]
+    assert "Input/output error" in told[1]
+    assert told[2] == told[3]
+    assert "Input/output error" in told[4]
+    assert not [text for text in told if "/data" in text]

@@ -7,6 +7,7 @@ partition is offline until the operator acts, and the message names the file, th
 from __future__ import annotations
 
 import errno
+import os
 from typing import Final
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
@@ -15,6 +16,8 @@ from fenceline.ids import TopicPartition
 _TRANSIENT: Final = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 )
+
+_OFFLINE: Final = "The broker cannot use the log of this partition; its own log says why"
 
 
 def is_transient(number: int | None) -> bool:
@@ -37,8 +40,26 @@ class StorageError(PeerError):
         return cls(f"{what}: {reason}", number)
 
     @property
+    def told(self) -> str:
+        """Without paths of this node, which are for its operator."""
+        if self.disk_full:
+            return "The disk of the broker is full"
+        return f"The disk of the broker failed: {os.strerror(self.errno)}" if self.errno else _OFFLINE
+
+    @property
     def disk_full(self) -> bool:
         return self.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class LogOffline(PeerError):
+    """The log went offline before, for the reason in `message` (`KAFKA_STORAGE_ERROR`)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
+
+    @property
+    def told(self) -> str:
+        return _OFFLINE
 
 
 class TruncationPending(StorageError):

@@ -67,7 +67,7 @@ class FailedBatches:
             sequence = known.sequence
         elif len(self._failed) >= MAX_PRODUCERS:
             del self._failed[next(iter(self._failed))]
-        self._failed[header.producer_id] = _Failed(header.producer_epoch, sequence, now_ms, error.message)
+        self._failed[header.producer_id] = _Failed(header.producer_epoch, sequence, now_ms, error.told)
 
     def check(self, header: BatchHeader, producers: ProducerStates, now_ms: int) -> None:
         """Raises PeerError(KAFKA_STORAGE_ERROR) for a batch sent after a rejected one; the disk itself may be fine

@@ -18,7 +18,7 @@ from uuid import UUID
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import NO_LEADER, TopicPartition
 from fenceline.log.core.config import LogConfig
-from fenceline.log.core.errors import CorruptLog, StorageError, is_transient
+from fenceline.log.core.errors import CorruptLog, LogOffline, StorageError, is_transient
 from fenceline.log.directories.partition_dir import RemovedPartition
 from fenceline.log.partition.partition_log import NO_LIMIT, PartitionLog
 from fenceline.metadata.image import ConfigResourceType, LeaderRecoveryState
@@ -201,7 +201,7 @@ class Replicas:
         if found is None:
             raise PeerError(ErrorCode.UNKNOWN_TOPIC_ID if topic_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if TopicPartition(found.name, index) in self.offline:
-            raise PeerError(ErrorCode.KAFKA_STORAGE_ERROR, self.offline[TopicPartition(found.name, index)])
+            raise LogOffline(self.offline[TopicPartition(found.name, index)])
         if not 0 <= index < len(found.partitions):
             raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)

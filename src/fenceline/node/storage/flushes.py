@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.log.core.errors import StorageError
+from fenceline.log.core.errors import LogOffline, StorageError
 from fenceline.log.core.flush import FlushWork
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class LogFlushes:
             return None
         offline = self._in_service.offline.get(replica.topic_partition)
         if offline is not None:
-            return PeerError(ErrorCode.KAFKA_STORAGE_ERROR, offline)
+            return LogOffline(offline)
         return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def _end(self, replica: Replica, tell: Callable[[asyncio.Future[PeerError | None]], None] | None = None) -> None:

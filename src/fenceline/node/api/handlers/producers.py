@@ -33,7 +33,7 @@ def describe_producers(
                     {
                         "partition_index": index,
                         "error_code": error.code,
-                        "error_message": error.message,
+                        "error_message": error.told,
                         "active_producers": [],
                     }
                 )

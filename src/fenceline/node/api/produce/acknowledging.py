@@ -180,7 +180,7 @@ class DelayedProduce:
             for each in unflushed:
                 error = await self._answers.flush_up_to(each.replica, each.end_offset)
                 self._acknowledged(
-                    each.position, *((error.code, error.message) if error is not None else (ErrorCode.NONE,))
+                    each.position, *((error.code, error.told) if error is not None else (ErrorCode.NONE,))
                 )
         except Exception:
             log.exception("flush failed", peer=self._context.peer)

@@ -230,7 +230,7 @@ class ProduceHandler:
             opening = self._transactions.begin(request.transactional_id, context.api_version, partitions)
         except PeerError as error:
             self.metrics.failed_produce_partitions += len(partitions)
-            results = [_failed(p, error.code, error.message) for p in partitions]
+            results = [_failed(p, error.code, error.told) for p in partitions]
             return self._answer(context, request, _Appended(results, []), denied=denied)
         if opening is None or not opening.to_ask:
             guards = opening.guards if opening is not None else {}
@@ -305,7 +305,7 @@ class ProduceHandler:
         try:
             self.replicas.leader(partition.topic, partition.topic_id, partition.index)
         except PeerError as error:
-            return _failed(partition, error.code, error.message)
+            return _failed(partition, error.code, error.told)
         return _failed(partition, ErrorCode.INVALID_REQUIRED_ACKS, f"Invalid required acks: {acks}")
 
     def append(
@@ -352,13 +352,13 @@ class ProduceHandler:
         except RecordsError as error:
             self.metrics.failed_produce_partitions += 1
             told_start = -1 if error.is_framing or error.code in _WITHOUT_LOG_START else log_start_offset
-            return _failed(partition, error.code, error.message, told_start)._replace(record_errors=error.record_errors)
+            return _failed(partition, error.code, error.told, told_start)._replace(record_errors=error.record_errors)
         except StorageError as error:
             return self.refused(partition, replica, error)
         except PeerError as error:
             self.metrics.failed_produce_partitions += 1
             told_start = -1 if error.code in _WITHOUT_LOG_START else log_start_offset
-            return _failed(partition, error.code, error.message, told_start)
+            return _failed(partition, error.code, error.told, told_start)
         # A duplicate waits too: the flush of the first attempt may be in progress.
         if acks and replica.log.unflushed_messages >= replica.config.flush_messages:
             pending_acks.append(PendingAck(position, replica, replica.log.log_end_offset, AckedBy.DISK))
@@ -388,7 +388,7 @@ class ProduceHandler:
         if partition.records is not None:
             replica.log.failed_batches.add(peek_header(partition.records), error, self.clock.now_ms())
         self.metrics.failed_produce_partitions += 1
-        return _failed(partition, error.code, error.message)
+        return _failed(partition, error.code, error.told)
 
 
 def _failed(partition: PartitionRecords, code: ErrorCode, message: str, log_start_offset: int = -1) -> PartitionResult:
