@@ -50,6 +50,11 @@ def test_brokers_topics_and_faults(suite: pytest.Pytester) -> None:
         def test_another_topic(kafka_broker, kafka_topic):
             assert seen[1] not in kafka_broker.admin.metadata().topics
             assert kafka_topic != seen[1]
+            assert isinstance(kafka_topic, str)
+            assert kafka_topic.bootstrap_servers == kafka_broker.bootstrap_servers
+
+        def test_the_fixtures_know_the_cluster(kafka_topic, kafka_faults):
+            assert kafka_topic.bootstrap_servers == kafka_faults.bootstrap_servers == seen[0]
 
         @pytest.mark.kafka_topic(partitions=4, configs={"retention.ms": 1000})
         def test_a_topic_with_options(kafka_broker, kafka_topic):
@@ -72,7 +77,7 @@ def test_brokers_topics_and_faults(suite: pytest.Pytester) -> None:
             assert {receipt.records for receipt in kafka_cluster.losses(kafka_topic)} == {5}
         """
     )
-    run(suite).assert_outcomes(passed=7)
+    run(suite).assert_outcomes(passed=8)
 
 
 def test_options_and_scopes(suite: pytest.Pytester) -> None:

@@ -85,10 +85,10 @@ def check_examples(python: Python, wheel: Path) -> str:
             (folder / "test_page.py").write_text("\n\n".join(tests))
             (folder / "pytest.ini").write_text("[pytest]\n")
             shutil.copy(_LAB_TEST, folder / "test_lab.py")
-            pytest = [installation.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+            pytest: list[str | Path] = [installation.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
             text = run(f"examples {python.release}", pytest, cwd=folder, timeout_s=300)
             orders = shutil.copytree(_ORDERS, folder / "orders")
-            simulate = [installation.python, "-m", "fenceline.testing.applications"]
+            simulate: list[str | Path] = [installation.python, "-m", "fenceline.testing.applications"]
             run("orders", [*simulate, orders / "simulated.py", "--seeds", "0..100", "--workers", "2"], cwd=folder)
             try:
                 run("orders, mistaken", [*simulate, orders / "simulated_mistake.py", "--seeds", "0..200"], cwd=folder)

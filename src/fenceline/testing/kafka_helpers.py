@@ -31,6 +31,22 @@ def unique_name(prefix: str = "t") -> str:
     return f"{prefix}-{os.getpid()}-{next(_names)}-{time.time_ns() & 0xFFFFFF:06x}"
 
 
+class KafkaTopic(str):
+    """The name of a topic that knows its cluster. Every client takes it as a name."""
+
+    __slots__ = ("bootstrap_servers",)
+    bootstrap_servers: str
+
+    def __new__(cls, name: str, bootstrap_servers: str) -> KafkaTopic:
+        topic = super().__new__(cls, name)
+        topic.bootstrap_servers = bootstrap_servers
+        return topic
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """A copy is a plain name."""
+        return str, (str(self),)
+
+
 class KafkaHelpers(ABC):
     """The base of clusters for tests."""
 

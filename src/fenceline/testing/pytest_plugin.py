@@ -25,7 +25,7 @@ import pytest
 
 if TYPE_CHECKING:
     from fenceline.testing.connected import ConnectedCluster
-    from fenceline.testing.kafka_helpers import KafkaHelpers
+    from fenceline.testing.kafka_helpers import KafkaHelpers, KafkaTopic
     from fenceline.testing.lab.cluster import LabCluster
     from fenceline.testing.lab.faults import ClusterFaults
 
@@ -120,13 +120,15 @@ def new_kafka_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., 
 
 
 @pytest.fixture
-def kafka_topic(request: pytest.FixtureRequest) -> Iterator[str]:
+def kafka_topic(request: pytest.FixtureRequest) -> Iterator[KafkaTopic]:
     """The name of a topic of this test only, which is deleted afterwards: on `kafka_cluster` if the test uses it,
     otherwise on `kafka_broker`. The marker `kafka_topic` has options of `create_topic`."""
+    from fenceline.testing.kafka_helpers import KafkaTopic
+
     cluster = _cluster_of(request)
     marker = request.node.get_closest_marker("kafka_topic")
     topic = cluster.create_topic(**({} if marker is None else marker.kwargs))
-    yield topic
+    yield KafkaTopic(topic, cluster.bootstrap_servers)
     _delete(cluster, topic)
 
 

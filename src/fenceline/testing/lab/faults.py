@@ -125,6 +125,11 @@ class ClusterFaults:
         """By node: fault id, peers and direction of its cuts."""
 
     @property
+    def bootstrap_servers(self) -> str:
+        """Of the cluster that they hit."""
+        return self._cluster.bootstrap_servers
+
+    @property
     def active(self) -> Sequence[ActiveFault]:
         """The faults in force, oldest first."""
         with self._lock:
