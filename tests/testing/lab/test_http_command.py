@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
 from fenceline.errors import OperatorError
+from fenceline.testing.lab.http.page import first_minute
 from fenceline.testing.lab.http.server import listen
 from fenceline.testing.waiting import eventually
 from tests.support.laboratory import FENCELINE, Laboratory, laboratory
@@ -46,6 +50,22 @@ def test_a_second_laboratory_needs_another_port(running: Laboratory) -> None:
     with laboratory() as second:
         assert second.url != running.url
         assert httpx.get(f"{second.url}/v1/clusters").json() == []
+
+
+def test_the_first_minute(running: Laboratory) -> None:
+    """The commands that the page and docs/lab.md show, as they stand there."""
+    page = (Path(__file__).parents[3] / "docs" / "lab.md").read_text()
+    assert textwrap.indent(first_minute("http://127.0.0.1:8090"), "    ") in page
+    if shutil.which("curl") is None or "--json" not in _output("curl", "--help", "all"):
+        pytest.skip("no curl that knows --json")
+    printed = _output("bash", "-ec", first_minute(running.url))
+    assert '"records":20' in printed, "a loss receipt"
+    assert "unclean election done" in printed
+    assert httpx.get(f"{running.url}/v1/clusters").json() == []
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 @pytest.mark.parametrize(

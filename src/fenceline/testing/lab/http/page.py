@@ -26,14 +26,15 @@ h2, details, td, th { border-color: #3b434c } .dim { color: #9aa4ae } a { color:
 """
 _FIRST_MINUTE: Final = """\
 LAB={address}
-ID=$(curl -s -X POST $LAB/v1/clusters | sed 's/.*"id":"\\([^"]*\\)".*/\\1/')
-curl -s $LAB/v1/clusters/$ID                                   # bootstrap_servers, settings of clients
-curl -sN $LAB/v1/clusters/$ID/lease >/dev/null &               # the cluster ends with this process
+ID=$(curl -s -X POST $LAB/v1/clusters | sed 's/.*"id":"\\(c-[^"]*\\)".*/\\1/')
+curl -s $LAB/v1/clusters/$ID                       # bootstrap_servers, and settings of clients
+curl -sN $LAB/v1/clusters/$ID/lease >/dev/null &   # the cluster ends with this process
 curl -s $LAB/v1/clusters/$ID/topics --json '{{"name": "orders"}}'
 curl -s $LAB/v1/clusters/$ID/topics/orders/records --json '{{"values": 100}}'
 curl -s $LAB/v1/clusters/$ID/situations/unclean_election --json '{{"topic": "orders", "lose": 20}}'
-curl -s "$LAB/v1/clusters/$ID/losses?topic=orders"             # loss receipts
-curl -s $LAB/v1/clusters/$ID/timeline/text                     # what happened
+curl -s "$LAB/v1/clusters/$ID/losses?topic=orders" # loss receipts
+curl -s $LAB/v1/clusters/$ID/faults --json '{{"kind": "lose_answers", "api": "Produce", "times": 1}}'
+curl -s $LAB/v1/clusters/$ID/timeline/text         # what happened
 curl -s -X DELETE $LAB/v1/clusters/$ID"""
 
 
@@ -61,9 +62,9 @@ def html_page(document: Mapping[str, Any], address: str) -> str:
 <p>{links} · <a href="openapi.json">openapi.json</a></p>
 <h2>The first minute</h2>
 <pre>{_text(first_minute(address))}</pre>
-<p>Bytes are text, or <code>{{"base64": "..."}}</code>; answers have both. Errors are
-<code>{{"error", "message", "advice"}}</code>. A cluster ends when no request was about it for <code>lease_s</code>
-seconds, and at once when a request to <code>/lease</code> ends.</p>
+<p><code>--json</code> needs curl 7.82. Bytes are text, or <code>{{"base64": "..."}}</code>; answers have both.
+Errors are <code>{{"error", "message", "advice"}}</code>. A cluster ends when no request was about it for
+<code>lease_s</code> seconds, and at once when a request to <code>/lease</code> ends.</p>
 {sections}
 </body></html>
 """
