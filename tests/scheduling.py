@@ -98,5 +98,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return self.group_of[nodeid]
 
+        def schedule(self) -> None:
+            """A worker does not run a test before it knows the next one, or that there is none. xdist does not care for
+            that with one that replaces another."""
+            super().schedule()
+            for node in self.nodes:
+                while self.workqueue and self._pending_of(self.assigned_work[node]) < 2:
+                    self._assign_work_unit(node)
+                if not self.workqueue and not node.shutting_down:
+                    node.shutdown()
+
+        def remove_node(self, node: Any) -> str | None:
+            """The test during which a worker ended has failed. xdist would run it again, and end the next worker."""
+            left = self.assigned_work.pop(node)
+            ended_it = next((test for tests in left.values() for test, done in tests.items() if not done), None)
+            for group, tests in left.items():
+                if ended_it in tests:
+                    tests[ended_it] = True
+                if not all(tests.values()):
+                    self.workqueue[group] = tests
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return ended_it
+
     config.option.loadscopereorder = False
     return ByGroup(config, log)

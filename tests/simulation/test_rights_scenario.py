@@ -46,10 +46,10 @@ def test_rights_are_gone_when_they_are_removed(seed: int, checked: list[int]) ->
 
 
 def test_a_node_that_is_cut_off_must_not_rely_on_its_rules() -> None:
+    """Two seeds of a thousand find it; which ones changes with the timing of the nodes."""
     settings = {**RightsScenario.more_config, authorizer.MAX_LAG: "0"}
     with patch.object(RightsScenario, "more_config", MappingProxyType(settings)):
-        outcome = play(51, "rights")
-    assert "is allowed WRITE" in str(outcome.failure)
+        assert any("is allowed WRITE" in str(play(seed, "rights").failure) for seed in (670, 707, 910, 2326, 2474))
 
 
 def test_a_right_that_stays_is_found() -> None:

@@ -193,7 +193,10 @@ def test_a_follower_that_is_cut_off_leaves_the_isr_and_returns(
     cluster: LabCluster, topic: str, producer: Producer
 ) -> None:
     leader = cluster.leader(topic)
-    follower = next(node for node in cluster.nodes if node != leader)
+    quorum = cluster.processes.quorum()
+    assert quorum is not None
+    # The leader asks the active controller to remove the follower.
+    follower = next(node for node in cluster.nodes if node not in (leader, quorum.leader_id))
 
     with cluster.faults.cut(leader, peers=[follower]):
         send(producer, topic)

@@ -29,7 +29,7 @@ from fenceline.testing.lab.http.json_values import (
 from fenceline.testing.lab.situations import Situations
 
 NOT_FAULTS: Final = frozenset(
-    {"active", "begin", "decide", "end", "forget_all", "links", "restored", "undo_all", "was_hit"}
+    {"active", "begin", "bootstrap_servers", "decide", "end", "forget_all", "links", "restored", "undo_all", "was_hit"}
 )
 """Public names of `ClusterFaults` that inject nothing: for the cluster, or with routes of their own."""
 NOT_OPTIONS: Final = frozenset({"data_dir", "port"})
