@@ -5,6 +5,7 @@ Owns the choreography of these. Rules: KIP-62, KIP-345, KIP-848.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,8 @@ from fenceline.testing.waiting import eventually
 
 _STRATEGIES: Final = {"range", "roundrobin", "sticky", "cooperative-sticky"}
 _CLASSIC_WITHOUT_MEMBERS: Final = ("Empty", "Dead")
+_SESSION_MS: Final = 1_500
+_LOOKS_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class GroupSituations(SituationBase):
     def rebalance_storm(self, group: str, *, members: int = 2, rounds: int = 3) -> RebalanceStorm:
         """Members of the laboratory join the group and leave again, so many times. The group needs members that consume
         topics."""
-        described = self._with_members(group)
+        described = self._settled(group)
         topics = sorted({tp.topic for member in described.members for tp in member.assignment})
         if not topics:
             raise SituationImpossible(
@@ -100,6 +103,7 @@ class GroupSituations(SituationBase):
             "group.id": group,
             "enable.auto.commit": False,
             **self._protocol_of(described),
+            **self._short_session(),
         }
         self._note("rebalance storm", group=group, members=members, rounds=rounds)
         expected = len(described.members) + 1
@@ -154,6 +158,24 @@ class GroupSituations(SituationBase):
         if found is None or found.state in _CLASSIC_WITHOUT_MEMBERS or not found.members:
             raise SituationImpossible(f"Group {group} has no members", "Start a consumer of the group first.")
         return found
+
+    def _settled(self, group: str) -> GroupDescription:
+        """The group, once it is not between two generations, in which it has no assignor; as it is after a while."""
+        ends_s = time.monotonic() + WAIT_S
+        while True:
+            found = self._with_members(group)
+            if not found.state.endswith("Rebalance") or time.monotonic() > ends_s:
+                return found
+            time.sleep(_LOOKS_S)
+
+    def _short_session(self) -> dict[str, int]:
+        """Settings of a member that is soon gone also if its coordinator forgets that it has left, because the group
+        was moved before its other members had joined again."""
+        resource = ("broker", str(self._cluster.nodes[0]))
+        entry = self._cluster.admin.describe_configs([resource])[resource].get("group.min.session.timeout.ms")
+        shortest_ms = int(entry.value) if entry is not None and entry.value else 0
+        session_ms = max(_SESSION_MS, shortest_ms)
+        return {"session.timeout.ms": session_ms, "heartbeat.interval.ms": session_ms // 3}
 
     def _member_count(self, group: str) -> int:
         return len(self._cluster.admin.describe_groups([group])[group].members)
