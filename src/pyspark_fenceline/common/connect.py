@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from fenceline.client.core.errors import broker_error
+from fenceline.client.core.errors import BrokersUnreachable, NeverReached, broker_error
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition, decode_uuid, encode_uuid
 from pyspark_fenceline.common.cluster import EpochEnd, ReadableEnd, TopicFacts
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _READER_DEFAULTS: Final = {"max.partition.fetch.bytes": 8 * 1024 * 1024, "queued.max.bytes": 64 * 1024 * 1024}
 """Fetches large enough for record batches of 64k rows at 100 bytes a row, two in flight for each leader."""
+
+_FIRST_CONTACT_MS: Final = 10_000
+"""How long the first connection may take, unless the client has a `default.api.timeout.ms` of its own."""
 
 _cache: dict[tuple[Any, ...], Any] = {}
 _lock = threading.Lock()
@@ -66,6 +69,13 @@ def check_addresses(servers: str) -> None:
 def connect(properties: Mapping[str, str]) -> ClientCluster:
     """The process's cluster client for these properties, for planning."""
     return _cached("cluster", properties, lambda: ClientCluster(properties))
+
+
+def reached(properties: Mapping[str, str]) -> ClientCluster:
+    """`connect` as a new query begins, which has nothing to wait for yet. Raises NeverReached."""
+    cluster = connect(properties)
+    cluster.reach()
+    return cluster
 
 
 def reader(properties: Mapping[str, str]) -> RangeReader:
@@ -135,6 +145,9 @@ class ClientCluster:
         self._admin = Admin(of_driver(properties))
         self._isolation_level = str(properties.get("isolation.level", "read_uncommitted"))
         self._cluster_id: str | None = None
+        own_timeout_ms = properties.get("default.api.timeout.ms")
+        self._first_contact_ms: float | None = float(own_timeout_ms or _FIRST_CONTACT_MS)
+        """None: the brokers have answered."""
         self._doubtful: set[str] = set()
         """Topics whose metadata has no leader epochs."""
         self._kept_epochs: set[TopicPartition] = set()
@@ -146,6 +159,16 @@ class ClientCluster:
         self._admin.close()
         if self._watcher is not None:
             self._watcher.close()
+
+    def reach(self) -> None:
+        """Raises NeverReached if no broker answers the first time, soon: an address may be wrong."""
+        if self._first_contact_ms is None:
+            return
+        try:
+            self._admin.describe_cluster(timeout_ms=self._first_contact_ms)
+        except BrokersUnreachable as error:
+            raise NeverReached(error.message, error.advice) from None
+        self._first_contact_ms = None
 
     def cluster_id(self) -> str | None:
         return self._cluster_id

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common.cluster import SourceCluster
-from pyspark_fenceline.common.connect import connect
+from pyspark_fenceline.common.connect import reached
 from pyspark_fenceline.common.planning import PlannedRange, plan_tasks
 from pyspark_fenceline.common.retries import with_retries
 from pyspark_fenceline.common.task_login import token_login
@@ -54,7 +54,7 @@ class FencelineReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        cluster = self._cluster or connect(options.client)
+        cluster = self._cluster or reached(options.client)
         ranges, snapshot = with_retries(lambda: self._ranges(cluster), options.retries)
         tasks = plan_tasks(
             ranges,

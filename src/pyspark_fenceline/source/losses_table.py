@@ -77,7 +77,7 @@ class LossesReader(DataSourceReader):
         return {**self.__dict__, "_cluster": None, "_client": of_tasks(self._client)}
 
     def partitions(self) -> list[InputPartition]:
-        cluster = self._cluster or connect.connect(self._client)
+        cluster = self._cluster or connect.reached(self._client)
         ledger = with_retries(lambda: ledger_ranges(cluster), DEFAULT_RETRIES)
         return [RangesPartition(ledger.ranges, ledger.topic_ids, login=token_login(self._client))]
 

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common.cluster import SourceCluster, TopicFacts
-from pyspark_fenceline.common.connect import connect, partitions_with_records
+from pyspark_fenceline.common.connect import connect, partitions_with_records, reached
 from pyspark_fenceline.common.lost_ranges import Retraction
 from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset, Unresolved, by_topic, decode
 from pyspark_fenceline.common.planning import PlannedRange, Task, plan_tasks
@@ -153,6 +153,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         is_idle = self._idle_at == start and not self._is_available_now
         held = self._idle_held if is_idle else decode(start)
         is_paced = time.monotonic() - self._answered_at_s > _PACED_S
+        if self._connected is None and isinstance(held, Unresolved):
+            self._connected = reached(self._options.client)
         end = None
         if not is_idle or not self._can_await(held) or time.monotonic() - self._polled_at_s > REFRESH_S:
             end = self._with_retries(lambda: self._next(start, held, limit))

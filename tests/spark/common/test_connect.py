@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from fenceline.client.core.errors import NeverReached
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.local_cluster.ports import free_ports
 from fenceline.testing.node import EmbeddedNode
+from pyspark_fenceline.common import connect
 from pyspark_fenceline.common.connect import ClientCluster
 from pyspark_fenceline.errors import DataLossError, LossKind
 from tests.client.scripted_cluster import ScriptedCluster
@@ -25,6 +28,27 @@ def test_an_unauthorized_topic_is_distinguished_from_a_missing_one() -> None:
                 cluster.topics(["t"])
         finally:
             cluster.close()
+
+
+def test_a_new_query_says_soon_that_no_broker_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_FIRST_CONTACT_MS", 50)
+    nobody = {"bootstrap.servers": f"127.0.0.1:{free_ports(1)}"}
+    with pytest.raises(NeverReached, match="answered within 50 ms"):
+        connect.reached(nobody)
+    with pytest.raises(NeverReached, match="answered within 70 ms"):
+        connect.reached({**nobody, "default.api.timeout.ms": "70"})
+    with Driver(nobody["bootstrap.servers"]) as driver, pytest.raises(NeverReached, match="answered within 50 ms"):
+        driver.batch()
+
+
+def test_brokers_that_were_reached_once_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_FIRST_CONTACT_MS", 10_000)
+    with ScriptedCluster() as brokers:
+        properties = {"bootstrap.servers": brokers.bootstrap, "client.id": "reached once"}
+        connect.reached(properties)
+    monkeypatch.setattr(connect, "_FIRST_CONTACT_MS", 1)
+    connect.reached(properties)
+    connect.forget("cluster", properties)
 
 
 def test_a_checkpoint_of_another_cluster_is_reported_with_both_cluster_ids() -> None:

@@ -145,6 +145,10 @@ class BrokersUnreachable(OperatorError):
         return type(self), (self.message, self.advice)
 
 
+class NeverReached(BrokersUnreachable):
+    """The same, and there has been no connection before: an address is wrong rather than a cluster in trouble."""
+
+
 class OffsetOutOfRangeError(ClientError):
     """`offset` is not in the log.
 
