@@ -4,7 +4,8 @@ Spark 4.2 and newer find both without registration, because the module names sta
 offers a `DefaultSource`. `audit` compares a table with the log, `repair` makes the table match the log, `backfill` adds
 missing leader epochs to the rows of a table, and `changes` returns the rows inserted and deleted between two versions.
 `export_checkpoint` writes a checkpoint for Spark's own Kafka source, and `lag_of` returns the lag of a query.
-`pyspark_fenceline.errors.parse(exception)` returns the losses that ended a query.
+`pyspark_fenceline.errors.parse(exception)` returns the losses that ended a query. `use_this_python`, called before the
+session is created, lets Spark start the Python in which this is installed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,24 @@ if TYPE_CHECKING:
     from pyspark_fenceline.auditing.backfill_table import backfill
     from pyspark_fenceline.auditing.repair_table import repair
     from pyspark_fenceline.auditing.table import audit
+    from pyspark_fenceline.common.spark_python import use_this_python
     from pyspark_fenceline.delta.table_changes import changes
     from pyspark_fenceline.source.checkpoint_export import export_checkpoint
     from pyspark_fenceline.source.exactly_once import exactly_once
     from pyspark_fenceline.source.progress import lag_of
     from pyspark_fenceline.source.source import FencelineDataSource as DefaultSource
 
-__all__ = ["DefaultSource", "audit", "backfill", "changes", "exactly_once", "export_checkpoint", "lag_of", "repair"]
+__all__ = [
+    "DefaultSource",
+    "audit",
+    "backfill",
+    "changes",
+    "exactly_once",
+    "export_checkpoint",
+    "lag_of",
+    "repair",
+    "use_this_python",
+]
 _FUNCTIONS: Final = {
     "audit": "auditing.table",
     "backfill": "auditing.backfill_table",
@@ -32,6 +44,7 @@ _FUNCTIONS: Final = {
     "export_checkpoint": "source.checkpoint_export",
     "lag_of": "source.progress",
     "repair": "auditing.repair_table",
+    "use_this_python": "common.spark_python",
 }
 
 
