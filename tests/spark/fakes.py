@@ -65,6 +65,9 @@ class FakeCluster:
         for name, count in topics.items():
             self.create(name, count)
 
+    def reach(self) -> None:
+        """It is always there."""
+
     def create(self, name: str, count: int, *, id: str | None = "auto") -> None:
         self.ids[name] = f"{name}-{len(self.logs)}-id" if id == "auto" else id
         for index in range(count):

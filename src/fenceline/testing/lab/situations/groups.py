@@ -103,7 +103,6 @@ class GroupSituations(SituationBase):
             "group.id": group,
             "enable.auto.commit": False,
             **self._protocol_of(described),
-            **self._short_session(),
         }
         self._note("rebalance storm", group=group, members=members, rounds=rounds)
         expected = len(described.members) + 1
@@ -180,7 +179,7 @@ class GroupSituations(SituationBase):
     def _member_count(self, group: str) -> int:
         return len(self._cluster.admin.describe_groups([group])[group].members)
 
-    def _protocol_of(self, described: GroupDescription) -> dict[str, str]:
+    def _protocol_of(self, described: GroupDescription) -> dict[str, str | int]:
         """The settings with which a consumer fits into the group."""
         types = {group.group_id: group.group_type.lower() for group in self._cluster.admin.list_groups()}
         if types.get(described.group_id) == "consumer":
@@ -190,7 +189,7 @@ class GroupSituations(SituationBase):
                 f"Group {described.group_id} uses the assignor {described.protocol!r}, which the laboratory lacks",
                 f"Use one of {', '.join(sorted(_STRATEGIES))}.",
             )
-        return {"partition.assignment.strategy": described.protocol}
+        return {"partition.assignment.strategy": described.protocol, **self._short_session()}
 
     def _offsets_partition(self, group: str) -> int:
         """The partition of the topic of offsets that has the group's; the topic is created if it is missing."""
