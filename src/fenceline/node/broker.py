@@ -99,7 +99,7 @@ def server_limits(config: NodeConfig) -> ServerLimits:
     return ServerLimits(
         max_request_bytes=config.get_int("socket.request.max.bytes"),
         receive_budget_bytes=budget_bytes if budget_bytes > 0 else _RECEIVE_BUDGET_BYTES,
-        backlog=config.get_int("socket.listen.backlog.size"),
+        backlog=listening.backlog_of(config),
         idle_timeout_ms=config.get_int("connections.max.idle.ms"),
         handshake_timeout_ms=config.get_int("fenceline.authentication.timeout.ms"),
         # Kafka's default buffers would split requests and responses into ten pieces each; the system's buffers grow

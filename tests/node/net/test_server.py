@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -35,7 +36,11 @@ def server_with(overrides: dict[str, str]) -> Server:
     )
 
 
-@pytest.mark.parametrize(("overrides", "expected"), [({}, 50), ({"socket.listen.backlog.size": "7"}, 7)])
+_MOST: Final = int(Path("/proc/sys/net/core/somaxconn").read_text())
+"""What the system allows."""
+
+
+@pytest.mark.parametrize(("overrides", "expected"), [({}, _MOST), ({"socket.listen.backlog.size": "7"}, 7)])
 def test_backlog_of_the_listeners(overrides: dict[str, str], expected: int) -> None:
     """As the system knows it: for a listening socket, `tcpi_sacked` is the length of its queue."""
 

@@ -102,7 +102,7 @@ class ControllerListener:
             ServerLimits(
                 max_request_bytes=config.get_int("socket.request.max.bytes"),
                 receive_budget_bytes=RECEIVE_BUDGET_BYTES,
-                backlog=config.get_int("socket.listen.backlog.size"),
+                backlog=listening.backlog_of(config),
                 idle_timeout_ms=config.get_int("connections.max.idle.ms"),
                 handshake_timeout_ms=config.get_int("fenceline.authentication.timeout.ms"),
             ),

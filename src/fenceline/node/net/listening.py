@@ -1,7 +1,7 @@
-"""Which of TLS and SASL the listeners that a node opens need.
+"""Which of TLS and SASL the listeners that a node opens need, and how many connections wait to be accepted.
 
-Owns that decision only. A node loads neither the libraries nor the modules of what none of its listeners uses: the TLS
-library alone would be a quarter of its memory.
+Owns these decisions only. A node loads neither the libraries nor the modules of what none of its listeners uses: the
+TLS library alone would be a quarter of its memory.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 WITH_TLS: Final = ("SSL", "SASL_SSL")
 WITH_SASL: Final = ("SASL_PLAINTEXT", "SASL_SSL")
+_ALL_THAT_THE_SYSTEM_ALLOWS: Final = 65_535
+
+
+def backlog_of(config: NodeConfig) -> int:
+    """How many connections may wait to be accepted. Kafka's default of 50 is overrun by every burst of clients, and the
+    system repeats their attempts after a second, then after two."""
+    key = "socket.listen.backlog.size"
+    return config.get_int(key) if config.is_set(key) else _ALL_THAT_THE_SYSTEM_ALLOWS
 
 
 def tls_of(

@@ -70,6 +70,7 @@ class RightsOfPeers(Protocol):
 
 
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
+_ACCEPTED_AT_ONCE: Final = 16
 _STALL_S: Final = 5.0
 _OF_BROKERS: Final = (ApiKey.WRITE_TXN_MARKERS,)
 """Their time is nobody's."""
@@ -79,7 +80,9 @@ _OF_SASL: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Sizes and times of a server. Socket buffers of -1 are the system's."""
+    """Sizes and times of a server. Socket buffers of -1 are the system's.
+
+    backlog: how many connections wait to be accepted; the system limits it (`net.core.somaxconn`)."""
 
     max_request_bytes: int
     receive_budget_bytes: int
@@ -158,7 +161,8 @@ class Server:
                 partial(self._accept, listener),
                 host or None,
                 port,
-                backlog=self._backlog,
+                # So many connections are accepted at once, between requests of others.
+                backlog=_ACCEPTED_AT_ONCE,
                 reuse_address=True,
                 start_serving=False,
             )
@@ -193,6 +197,8 @@ class Server:
         self.open_backlog()
         for server in self._servers:
             await server.start_serving()
+        # It has listened with the smaller backlog.
+        self.open_backlog()
         self._sweep()
 
     async def close(self, *, drain_s: float = 1.0) -> None:
