@@ -203,7 +203,7 @@ def _kafka_9777_a_completion_that_is_rejected_is_tried_again(patch: pytest.Monke
     patch.setattr(StatePartition, "_is_armed", lambda self, transactional_id: True)
 
 
-@breaks(70, "transactions", "2026-11-28", scenario=_IN)
+@breaks(242, "receipts", "2026-11-29", scenario=_IN)
 def _a_rejected_record_changes_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StatePartition, "rejected", lambda self, write_id, code, now: self.committed(write_id, now))
 
@@ -268,7 +268,7 @@ def _a_new_coordinator_goes_on_with_time_outs(patch: pytest.MonkeyPatch) -> None
 # --- end markers ----------------------------------------
 
 
-@breaks(69, "NOT_REQUESTED", "2026-11-28", scenario=_IN)
+@breaks(81, "coordinator", "2026-11-29", scenario=_IN)
 def _a_transaction_is_complete_when_all_markers_are_written(patch: pytest.MonkeyPatch) -> None:
     written = StatePartition.markers_written
 
@@ -457,12 +457,12 @@ def _offsets_of_an_aborted_transaction_are_dropped(patch: pytest.MonkeyPatch) ->
     patch.setattr(OffsetStore, "end_transaction", kept)
 
 
-@breaks(98, "WRONG_POSITION", "2026-11-28", scenario=_IN)
+@breaks(333, "COPIED_TWICE", "2026-11-29", scenario=_IN)
 def _a_stable_offset_waits_for_open_transactions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OffsetStore, "is_unstable", lambda self, slot: False)
 
 
-@breaks(152, "COPIED_TWICE", "2026-11-28", scenario=_IN)
+@breaks(87, "WRONG_POSITION", "2026-11-29", scenario=_IN)
 def _a_group_coordinator_that_loads_does_not_answer_zero(patch: pytest.MonkeyPatch) -> None:
     """As Bufstream 0.1.0, in which a group without a known offset began at 0."""
     fetch = GroupCoordinator.fetch_offsets
