@@ -28,7 +28,7 @@ class UnknownIdError(OperatorError):
 
 
 class LeasedCluster:
-    """A cluster, and how long it lives. `faults`: all that a client was told of, by id, also those that have ended."""
+    """A cluster and its lease. `faults`: those whose id a client has received, by id, ended ones included."""
 
     def __init__(self, cluster_id: str, cluster: LabCluster, lease_s: float, now_s: float) -> None:
         self.id = cluster_id

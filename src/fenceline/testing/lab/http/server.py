@@ -24,7 +24,7 @@ from fenceline.testing.lab.http.leases import LeasedClusters
 
 _EXIT_SECOND_SIGNAL: Final = 130
 _GRACE_S: Final = 5
-"""For answers under way, after the clusters were told to end."""
+"""How long answers that are under way may still take when the service ends."""
 _BACKLOG: Final = 128
 
 
