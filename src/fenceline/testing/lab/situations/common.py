@@ -104,7 +104,10 @@ class SituationBase:
 
     def _config(self, topic: str, name: str) -> str:
         """The effective value of a config of a topic."""
-        resource = ("topic", topic)
+        return self._config_of(("topic", topic), name)
+
+    def _config_of(self, resource: tuple[str, str], name: str) -> str:
+        """The effective value of a config of a resource, such as `("broker", "1")`; empty if it has none."""
         entry = self._cluster.admin.describe_configs([resource])[resource].get(name)
         return "" if entry is None or entry.value is None else entry.value
 

@@ -170,10 +170,8 @@ class GroupSituations(SituationBase):
     def _short_session(self) -> dict[str, int]:
         """Settings of a member that is soon gone also if its coordinator forgets that it has left, because the group
         was moved before its other members had joined again."""
-        resource = ("broker", str(self._cluster.nodes[0]))
-        entry = self._cluster.admin.describe_configs([resource])[resource].get("group.min.session.timeout.ms")
-        shortest_ms = int(entry.value) if entry is not None and entry.value else 0
-        session_ms = max(_SESSION_MS, shortest_ms)
+        shortest_ms = self._config_of(("broker", str(self._cluster.nodes[0])), "group.min.session.timeout.ms")
+        session_ms = max(_SESSION_MS, int(shortest_ms or 0))
         return {"session.timeout.ms": session_ms, "heartbeat.interval.ms": session_ms // 3}
 
     def _member_count(self, group: str) -> int:
