@@ -22,6 +22,7 @@ from fenceline.errors import ErrorCode
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.extensions import SOFTWARE_NAME
 from fenceline.wire.frame import encode_request_frame, parse_response_header
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         """Supported versions of the peer, by API key."""
         self.api_versions: Any = None
         """The peer's complete ApiVersions response."""
+        self.fenceline_level = 0
+        """Which extensions the peer takes part in (`wire.extensions`); 0 for Kafka's nodes."""
         self._client_id = client_id
         self._lends_answers = lends_answers
         self._largest_answer = largest_answer
@@ -355,7 +358,7 @@ async def open_peer(
 
 async def negotiate_versions(connection: PeerConnection) -> Any:
     """Send ApiVersions; the response entity. Raises ConnectionError."""
-    software = {"client_software_name": "fenceline", "client_software_version": __version__}
+    software = {"client_software_name": SOFTWARE_NAME, "client_software_version": __version__}
     for version in _API_VERSIONS:
         try:
             body = await _in_time(connection, version, software)
@@ -365,6 +368,7 @@ async def negotiate_versions(connection: PeerConnection) -> Any:
         except MalformedRequest as error:
             raise PeerConnectionLost(f"{connection.peer} does not speak the Kafka protocol: {error}") from None
         connection.api_versions = answer
+        connection.fenceline_level = answer.fenceline_level
         connection.versions = {int(each.api_key): (each.min_version, each.max_version) for each in answer.api_keys}
         return answer
     raise PeerConnectionLost(f"{connection.peer} supports no version of ApiVersions that this node supports")
