@@ -136,6 +136,11 @@ class ActiveController:
         return self._controller.state.sessions.expired_count
 
     @property
+    def silent_count(self) -> int:
+        """Number of brokers that were fenced because they did not answer, since the start of this node."""
+        return self._controller.state.silence.fenced_count
+
+    @property
     def sessions(self) -> Sessions:
         """The sessions, for metrics."""
         return self._controller.state.sessions

@@ -387,7 +387,7 @@ class BrokerLifecycle:
             self._fenced_heartbeats = None
 
     def _heartbeat_request(self, *, want_fence: bool = False, want_shut_down: bool = False) -> BrokerHeartbeat:
-        registered = self._controller.image.brokers
+        registered = self._controller.image.brokers if self._silent_ids else {}
         return BrokerHeartbeat(
             self._node_id,
             self.broker_epoch,

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from fenceline.node.net.peer_connection import PeerConnection, PeerConnectionLost, negotiate_versions
+from fenceline.node.net.peer_connection import PeerConnection, PeerNotAnswering, negotiate_versions
 
 if TYPE_CHECKING:
     from fenceline.metadata.image import BrokerImage, Endpoint
@@ -79,8 +79,8 @@ class BrokerProbe:
         try:
             await self._connect(lambda: connection, endpoint.host, endpoint.port)
             await negotiate_versions(connection)
-        except PeerConnectionLost:
-            return connection.was_closed_by_peer  # or else there was no answer
+        except PeerNotAnswering:
+            return False
         except ConnectionError:
             return True
         except (OSError, ValueError):

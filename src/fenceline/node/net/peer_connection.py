@@ -50,6 +50,10 @@ class PeerConnectionLost(ConnectionError):
     """No response will arrive on this connection; whether the request was handled is unknown."""
 
 
+class PeerNotAnswering(PeerConnectionLost):
+    """Nothing arrived in time."""
+
+
 class AnswerTooLarge(PeerConnectionLost):
     """The response exceeds this node's limit, so this node closed the connection.
 
@@ -343,7 +347,7 @@ async def open_peer(
         async with asyncio.timeout(_CONNECT_S):
             await connect(lambda: connection, host, port)
     except TimeoutError:
-        raise PeerConnectionLost(f"{peer} did not accept a connection within {_CONNECT_S} s") from None
+        raise PeerNotAnswering(f"{peer} did not accept a connection within {_CONNECT_S} s") from None
     except ConnectionError:
         raise
     except OSError as error:
@@ -381,4 +385,4 @@ async def _in_time(connection: PeerConnection, version: int, fields: Mapping[str
             return await answer
     except TimeoutError:
         connection.close()
-        raise PeerConnectionLost(f"{connection.peer} did not respond to ApiVersions within {_CONNECT_S} s") from None
+        raise PeerNotAnswering(f"{connection.peer} did not respond to ApiVersions within {_CONNECT_S} s") from None
