@@ -39,7 +39,7 @@ _LONGEST_DOUBLING: Final = 6
 class SilenceReports:
     """By reporting broker: the leaders that it misses."""
 
-    __slots__ = ("_fencings", "_next_ms", "_reports", "_session_ms", "fenced_count")
+    __slots__ = ("_fencings", "_next_ms", "_reports", "_session_ms", "fenced_count", "last_fenced_id")
 
     def __init__(self, session_ms: int) -> None:
         """`session_ms`: the session timeout. A broker that was fenced for its silence is not fenced for it again for at
@@ -52,6 +52,8 @@ class SilenceReports:
         self._next_ms: dict[SilentBroker, int] = {}
         self.fenced_count = 0
         """Number of brokers fenced for their silence since the start of this node."""
+        self.last_fenced_id = -1
+        """The last of them; -1: there is none."""
 
     def report(self, broker_id: int, silent: Iterable[SilentBroker], now_ms: int) -> None:
         """A heartbeat of an unfenced broker: what it misses now, in place of its last report."""
@@ -83,6 +85,7 @@ class SilenceReports:
         times = self._fencings[broker] = self._fencings.get(broker, 0) + 1
         self._next_ms[broker] = now_ms + (self._session_ms << min(times - 1, _LONGEST_DOUBLING))
         self.fenced_count += 1
+        self.last_fenced_id = broker.broker_id
 
     def clear(self) -> None:
         """Reset for a new term."""

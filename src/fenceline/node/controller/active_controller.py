@@ -141,6 +141,11 @@ class ActiveController:
         return self._controller.state.silence.fenced_count
 
     @property
+    def last_silent_id(self) -> int:
+        """The broker that was last fenced because it did not answer; -1: none was."""
+        return self._controller.state.silence.last_fenced_id
+
+    @property
     def sessions(self) -> Sessions:
         """The sessions, for metrics."""
         return self._controller.state.sessions
