@@ -223,7 +223,7 @@ def many_leaders(figures: Figures, root: Path, repeats: int) -> None:
                 label = f"{LEADERS:,} leaders of a killed broker"
                 figures.add(f"{label}: until all are led by others", side, decided - moment, "s")
                 figures.add(f"{label}: from there until all serve", side, served - decided, "s")
-                _restore(leader, signal.SIGKILL)
+                _restart(leader)
                 delete_topics(_bootstrap(cluster), [topic])
 
 

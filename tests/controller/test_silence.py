@@ -137,6 +137,13 @@ def test_the_next_fencing_of_one_broker_must_wait_longer_each_time(cluster: Clus
         report(cluster, 2, 3, 4)
         assert not fence(cluster), times
         cluster.now_ms += 1
+    cluster.now_ms += SESSION_MS << 6
+    for again in range(2):
+        cluster.create(f"led-at-last-{again}", (1, 2, 3))
+        report(cluster, 2, 3, 4)
+        assert fence(cluster) == (not again), "it begins anew after a long time"
+        cluster.now_ms += SESSION_MS - 1
+        cluster.heartbeat(LEADER)
 
 
 def test_new_term_begins_without_reports(cluster: Cluster) -> None:

@@ -1,5 +1,5 @@
-"""The parts of the argument why fencing a silent broker is safe, each removed by a patch: the sixth part of the table of
-`test_broken_data_rules`.
+"""The parts of the argument why fencing a silent broker is safe, each removed by a patch: the sixth part of the table
+of `test_broken_data_rules`.
 
 The argument is in docs/replication.md, "A leader that freezes". The runs are those of the scenario `freezes`: leaders
 freeze or are cut off, are fenced for their silence, and return while they still believe that they lead.

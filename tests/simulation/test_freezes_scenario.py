@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import pytest
@@ -50,7 +52,7 @@ class Cluster:
         self.world.scheduler.watcher = invariants.check
         self.scenario.build()
         self.rng = self.world.rng("the test")
-        self.until(self._is_complete, 30.0)
+        self.until(self.is_complete, 30.0)
         self.run(self.rng.uniform(0.0, 3.0))
 
     def close(self) -> None:
@@ -60,9 +62,8 @@ class Cluster:
     def run(self, seconds: float) -> None:
         self.world.scheduler.run(until_s=self.world.scheduler.now_s + seconds)
 
-    def until(self, holds: object, limit_s: float) -> float:
+    def until(self, holds: Callable[[], bool], limit_s: float) -> float:
         """Virtual seconds until `holds()`; fails after the limit."""
-        assert callable(holds)
         began_s = self.world.scheduler.now_s
         while not holds():
             assert self.world.scheduler.now_s - began_s < limit_s, f"not within {limit_s} s"
@@ -86,7 +87,7 @@ class Cluster:
         topic = None if image is None else image.topics_by_name.get("t0")
         return [] if topic is None else [each.leader for each in topic.partitions]
 
-    def _is_complete(self) -> bool:
+    def is_complete(self) -> bool:
         image = self.image()
         topic = None if image is None else image.topics_by_name.get("t0")
         return topic is not None and all(len(each.isr) == 3 for each in topic.partitions)
@@ -125,12 +126,12 @@ def test_silent_leader_is_replaced_with_default_settings(how: str, is_active: bo
         try:
             victim = _victim(cluster, is_active=is_active)
             _strike(cluster, victim, how)
-            took_s = cluster.until(lambda: _is_replaced(cluster, victim), 60.0)
+            took_s = cluster.until(partial(_is_replaced, cluster, victim), 60.0)
             assert took_s <= REPLACED_S, f"seed {seed}: {took_s} s"
             cluster.run(1.0)
             cluster.process(victim).resume()
             cluster.world.network.heal()
-            cluster.until(cluster._is_complete, BACK_S)
+            cluster.until(cluster.is_complete, BACK_S)
         finally:
             cluster.close()
 

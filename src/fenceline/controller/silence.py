@@ -42,13 +42,13 @@ class SilenceReports:
     __slots__ = ("_fencings", "_next_ms", "_reports", "_session_ms", "fenced_count", "last_fenced_id")
 
     def __init__(self, session_ms: int) -> None:
-        """`session_ms`: the session timeout. A broker that was fenced for its silence is not fenced for it again for at
-        least that long, then for twice as long, up to 64 times."""
+        """`session_ms`: the session timeout. A broker that was fenced for its silence is not fenced for it again for
+        that long, the next time for twice as long, up to 64 times; after that time without a silence it begins anew."""
         self._session_ms = session_ms
         self._reports: dict[int, tuple[int, frozenset[SilentBroker]]] = {}
         """When the report arrived, and its content. A broker that misses nobody has none."""
         self._fencings: dict[SilentBroker, int] = {}
-        """How often a broker was fenced for its silence in this term."""
+        """How often a broker was fenced for its silence in this term, without a long time in between."""
         self._next_ms: dict[SilentBroker, int] = {}
         self.fenced_count = 0
         """Number of brokers fenced for their silence since the start of this node."""
@@ -82,7 +82,8 @@ class SilenceReports:
 
     def fenced(self, broker: SilentBroker, now_ms: int) -> None:
         """The broker is fenced for its silence."""
-        times = self._fencings[broker] = self._fencings.get(broker, 0) + 1
+        is_long_ago = now_ms >= self._next_ms.get(broker, now_ms) + (self._session_ms << _LONGEST_DOUBLING)
+        times = self._fencings[broker] = 1 if is_long_ago else self._fencings.get(broker, 0) + 1
         self._next_ms[broker] = now_ms + (self._session_ms << min(times - 1, _LONGEST_DOUBLING))
         self.fenced_count += 1
         self.last_fenced_id = broker.broker_id

@@ -1,8 +1,8 @@
 """Scenario: leaders and controllers freeze, or are cut off, and are replaced long before their sessions expire.
 
 Owns the draws, and the check that a broker is fenced for its silence only if it was silent. The cluster and its clients
-are those of `brokers`, with their checks: whatever the fencing was worth, no acknowledged record is lost by it. Sessions
-are longer than a run, so a broker that is fenced and has not ended was fenced for its silence.
+are those of `brokers`, with their checks: whatever the fencing was worth, no acknowledged record is lost by it.
+Sessions are longer than a run, so a broker that is fenced and has not ended was fenced for its silence.
 
 Rules: `fenceline.controller.silence`.
 """
