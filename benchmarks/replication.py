@@ -30,7 +30,7 @@ LATENCY_RECORDS: Final = 5_000
 _KILLS: Final = int(os.environ.get("BENCH_KILLS", "20"))
 KILLS: Final[dict[Side, int]] = {"fenceline": _KILLS, "before": _KILLS, "kafka": min(5, _KILLS)}
 """Kafka needs 10 s for each failover."""
-FREEZES: Final = min(5, _KILLS)
+FREEZES: Final[dict[Side, int]] = {"fenceline": _KILLS, "before": _KILLS, "kafka": min(5, _KILLS)}
 SHUTDOWNS: Final = min(5, _KILLS)
 LEADERS: Final = 1000
 UNCLEAN_RECORDS: Final = 10_000
@@ -116,14 +116,26 @@ def killed(figures: Figures, root: Path, repeats: int) -> None:
 
 
 def frozen(figures: Figures, root: Path, repeats: int) -> None:
-    """Session 1.5 s, heartbeat 0.3 s: a leader that is stopped, and one that is killed without fast fencing."""
+    """SIGSTOP, with Kafka's default timeouts; the leader is a broker with or without the active controller."""
     for side in SIDES:
-        with ClusterUnderTest(side, root / f"frozen-{side}", settings=SHORT_SESSIONS | WITHOUT_FAST_FENCING) as cluster:
+        with ClusterUnderTest(side, root / f"frozen-{side}") as cluster:
             cluster.start_voters()
-            for number in range(FREEZES):
+            for number in range(FREEZES[side]):
                 for is_controller in (False, True):
-                    for what, sent in (("frozen", signal.SIGSTOP), ("killed, session 1.5 s", signal.SIGKILL)):
-                        _failed_over(figures, cluster, what, number, sent, is_controller=is_controller)
+                    _failed_over(figures, cluster, "frozen", number, signal.SIGSTOP, is_controller=is_controller)
+
+
+def by_session(figures: Figures, root: Path, repeats: int) -> None:
+    """Session 1.5 s, heartbeat 0.3 s: a leader that is killed without fast fencing."""
+    for side in SIDES:
+        with ClusterUnderTest(
+            side, root / f"session-{side}", settings=SHORT_SESSIONS | WITHOUT_FAST_FENCING
+        ) as cluster:
+            cluster.start_voters()
+            for number in range(KILLS["kafka"]):
+                for is_controller in (False, True):
+                    what = "killed, session 1.5 s"
+                    _failed_over(figures, cluster, what, number, signal.SIGKILL, is_controller=is_controller)
 
 
 def _failed_over(
@@ -152,7 +164,7 @@ def _failed_over(
             elected_s = watch.until_led_by_others(leader.node_id) - moment
             acknowledged_s = stream.next_acknowledged_s(moment)
         finally:
-            _restore(leader, sent)
+            _restart(leader)
     label = f"leader {what}{', the active controller, too' if is_controller else ''}"
     figures.add(f"{label}: until another leads in the metadata", cluster.side, elected_s, "s")
     figures.add(f"{label}: until the next acknowledgement", cluster.side, acknowledged_s, "s")
@@ -163,12 +175,10 @@ def _failed_over(
     delete_topics(_bootstrap(cluster), [topic])
 
 
-def _restore(node: MixedNode, sent: signal.Signals) -> None:
-    if sent == signal.SIGSTOP:
-        node.send_signal(signal.SIGCONT)
-    else:
-        node.kill()
-        node.start()
+def _restart(node: MixedNode) -> None:
+    """Also after it was frozen: a new incarnation, which is fenced for its silence as quickly as one that never was."""
+    node.kill()
+    node.start()
 
 
 def shutdown(figures: Figures, root: Path, repeats: int) -> None:
@@ -213,7 +223,7 @@ def many_leaders(figures: Figures, root: Path, repeats: int) -> None:
                 label = f"{LEADERS:,} leaders of a killed broker"
                 figures.add(f"{label}: until all are led by others", side, decided - moment, "s")
                 figures.add(f"{label}: from there until all serve", side, served - decided, "s")
-                _restore(leader, signal.SIGKILL)
+                _restart(leader)
                 delete_topics(_bootstrap(cluster), [topic])
 
 
@@ -338,6 +348,7 @@ ROWS: Final[dict[str, Callable[[Figures, Path, int], None]]] = {
     "latency": latency,
     "killed": killed,
     "frozen": frozen,
+    "by_session": by_session,
     "shutdown": shutdown,
     "many-leaders": many_leaders,
     "unclean": unclean,

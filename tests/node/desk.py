@@ -106,15 +106,19 @@ class _Controller:
 
 
 class _Lifecycle:
-    """Receives reports about directories; `answers` says whether a controller responds."""
+    """Receives reports about directories and silent leaders; `answers` says whether a controller responds."""
 
     def __init__(self) -> None:
         self.failed: list[UUID] = []
         self.cordoned: list[tuple[UUID, ...]] = []
+        self.silent: list[tuple[int, ...]] = []
         self.answers = True
 
     def report_cordoned(self, directory_ids: tuple[UUID, ...]) -> None:
         self.cordoned.append(directory_ids)
+
+    def report_silent(self, broker_ids: Collection[int]) -> None:
+        self.silent.append(tuple(broker_ids))
 
     async def report_failed(self, directory_id: UUID) -> None:
         self.failed.append(directory_id)
@@ -291,6 +295,7 @@ class Desk:
             broker_epoch=lambda: self.broker_epoch,
             report_failed=self.lifecycle.report_failed,
             report_cordoned=self.lifecycle.report_cordoned,
+            report_silent=self.lifecycle.report_silent,
             log_config=lambda _: self.topic_settings,
             fence_transactions=self._fence,
             transaction_outcomes=self._outcomes,

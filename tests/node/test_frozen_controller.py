@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from fenceline.controller.partition_requests import AlterPartition, IsrChange, IsrMember
-from fenceline.controller.requests import BrokerHeartbeat
+from fenceline.controller.requests import BrokerHeartbeat, SilentBroker
 from fenceline.metadata.image import Endpoint
 from fenceline.node.controller import channel as controller_channel
 from fenceline.node.controller.channel import ControllerChannel
@@ -42,11 +42,14 @@ REQUESTS = {
 
 
 class Controller:
-    """`answers`: how many requests it answers per connection, including ApiVersions."""
+    """`answers`: how many requests it answers per connection, including ApiVersions. `fenceline_level`: as
+    `wire.extensions`."""
 
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, fenceline_level: int = 0) -> None:
         self.asked: asyncio.Queue[int] = asyncio.Queue()
+        self.heartbeats: list[Any] = []
         self._answers = answers
+        self._level = fenceline_level
         self.endpoint: Endpoint | None = None
 
     async def serve(self) -> asyncio.Server:
@@ -67,11 +70,13 @@ class Controller:
                 answer = header.correlation_id.to_bytes(4, "big")
                 if header.api_key == ApiKey.API_VERSIONS:
                     keys = [{"api_key": key, "min_version": 0, "max_version": 3} for key in ANSWERS]
-                    answer += entities.write_response(
-                        ApiKey.API_VERSIONS, header.api_version, {"error_code": 0, "api_keys": keys}
-                    )
+                    fields = {"error_code": 0, "api_keys": keys, "fenceline_level": self._level}
+                    answer += entities.write_response(ApiKey.API_VERSIONS, header.api_version, fields)
                 else:
                     key = ApiKey(header.api_key)
+                    if key is ApiKey.BROKER_HEARTBEAT:
+                        body = frame[header.body_position :]
+                        self.heartbeats.append(entities.read_request(key, header.api_version, body))
                     answer += b"\0" + entities.write_response(key, header.api_version, ANSWERS[key])
                 writer.write(len(answer).to_bytes(4, "big") + answer)
         writer.close()
@@ -126,5 +131,25 @@ def test_request_is_resent_to_the_next_leader_at_once(
         channel.close()
         for server in servers:
             server.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("level", "reported"), [(0, ()), (1, ((2, 9),))])
+def test_only_controllers_that_announce_it_get_reports_of_silent_brokers(
+    level: int, reported: tuple[tuple[int, int], ...]
+) -> None:
+    """A Kafka controller does not."""
+
+    async def story() -> None:
+        controller = Controller(1_000, level)
+        server = await controller.serve()
+        channel = ControllerChannel(Quorum(controller), node_id=1)  # type: ignore[arg-type]
+        beat = BrokerHeartbeat(1, 101, 0, silent_brokers=(SilentBroker(2, 9),))
+        await asyncio.wait_for(channel.submit(beat), WAIT_S)
+        (heard,) = controller.heartbeats
+        assert tuple((each.broker_id, each.broker_epoch) for each in heard.silent_brokers) == reported
+        channel.close()
+        server.close()
 
     asyncio.run(story())

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from tests.simulation.broken_rules import RULES as QUORUM_RULES
-from tests.simulation.broken_transaction_rules import NO_SEED
-from tests.simulation.broken_transaction_rules import RULES as DATA_RULES
+from tests.simulation.broken_silence_rules import NO_SEED
+from tests.simulation.broken_silence_rules import RULES as DATA_RULES
 
 HISTORY: Final[Mapping[str, tuple[str, str]]] = {
     "KAFKA-1211": (

@@ -18,14 +18,14 @@ import pytest
 
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.stage import SeedOutcome, play
-from tests.simulation.broken_transaction_rules import NO_SEED, RULES
+from tests.simulation.broken_silence_rules import NO_SEED, RULES
 
 from . import kafka_history
 
 SEEDS: Final = 1000
 _HERE: Final = Path(__file__).parent
 _MODULES: Final = tuple(
-    _HERE / f"broken_{part}_rules.py" for part in ("data", "election", "history", "holes", "transaction")
+    _HERE / f"broken_{part}_rules.py" for part in ("data", "election", "history", "holes", "transaction", "silence")
 )
 DOCUMENT: Final = _HERE.parents[1] / "docs" / "simulation.md"
 _HEAD: Final = "| Breach | Seed | Noticed by | Last reproduced |\n|---|---|---|---|\n"

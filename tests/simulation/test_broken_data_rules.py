@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from tests.simulation.broken_transaction_rules import NO_SEED, RULES
+from tests.simulation.broken_silence_rules import NO_SEED, RULES
 from tests.simulation.rules_table import DOCUMENT, NO_VERDICT, SEEDS, first_that_detects, played, table
 
 pytestmark = pytest.mark.long

@@ -16,7 +16,7 @@ from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.search import FAULT_OPTIONS, LIKELY, Search
 from fenceline.testing.simulation.stage import SCENARIOS, SeedOutcome, options_of
 from fenceline.testing.simulation.workers import Game
-from tests.simulation.broken_transaction_rules import NO_SEED, RULES
+from tests.simulation.broken_silence_rules import NO_SEED, RULES
 
 CORPUS = Path(__file__).parent / "corpus.txt"
 HOLES = [rule for name, rule in RULES.items() if re.match(r"b\d_", name) and rule.seed != NO_SEED]

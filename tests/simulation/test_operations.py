@@ -94,7 +94,7 @@ def test_a_node_whose_disk_failed_is_restarted() -> None:
 def test_a_node_that_was_down_loads_a_metadata_snapshot() -> None:
     options = {"forget_metadata": "1", "snapshot_bytes": "300", "snapshot_interval_ms": "200", "quiet_s": "0"}
     lines: list[str] = []
-    overrides = options | {"crash_s": "0.5", "down_s": "1", "max_job_ms": "100"}
+    overrides = options | {"crash_s": "0.5", "down_s": "1", "max_job_ms": "100", "silence_ms": "-1"}
     outcome = play(13, "operations", overrides=overrides, sink=lines.append)
     assert outcome.failure is None, outcome.report()
     assert any("-from-" in line and ".checkpoint.part" in line for line in lines)

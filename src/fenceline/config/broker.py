@@ -24,6 +24,7 @@ BROKER_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
 
 EVIDENCE_FETCH: Final = "fenceline.evidence.fetch.enable"
 FENCING_GRACE: Final = "fenceline.broker.fencing.grace.ms"
+SILENCE_TIMEOUT: Final = "fenceline.silence.timeout.ms"
 SCHEDULING_POLICY: Final = "fenceline.scheduling.policy"
 BATCH_POLICY: Final = "batch"
 
@@ -170,6 +171,17 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "100",
             "Milliseconds that a broker which lost its connection to the active controller must refuse new ones before"
             " it is fenced without waiting for its session; -1 always waits for the session, as Kafka does.",
+            Importance.MEDIUM,
+            Range(-1),
+        ),
+        ConfigKey(
+            SILENCE_TIMEOUT,
+            ConfigType.INT,
+            "300",
+            "Milliseconds by which the answer of a leader may be overdue until its followers report it to the active"
+            " controller, and until voters ask each other whether to elect another controller; and how long the"
+            " controller then waits for an answer itself before it fences the broker. -1 waits for sessions, as Kafka"
+            " does.",
             Importance.MEDIUM,
             Range(-1),
         ),

@@ -4,7 +4,8 @@ Owns heartbeats and fencing. The table `_NEXT` maps each state to the next one. 
 `controller.registrations`.
 
 Faster than Kafka: a broker whose process has certainly ended is fenced at once (`fence_ended_broker`); one that is only
-silent keeps its session. A fenced broker that is alive returns with its next heartbeat, with the same broker epoch.
+silent keeps its session, unless a majority of its followers and this controller miss it (`fence_silent_broker`). A
+fenced broker that is alive returns with its next heartbeat, with the same broker epoch.
 
 Rules: controller.md C13-C20; since_4_0.md K22-K25; gaps.md G44.
 """
@@ -18,7 +19,14 @@ from uuid import UUID
 
 from fenceline.controller.directories import cordon, failed_directories, leave_failed_directories
 from fenceline.controller.partition_changes import PartitionChanges
-from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, EmptyAnswer, FenceEndedBroker
+from fenceline.controller.requests import (
+    BrokerHeartbeat,
+    BrokerHeartbeatAnswer,
+    EmptyAnswer,
+    FenceEndedBroker,
+    FenceSilentBroker,
+    SilentBroker,
+)
 from fenceline.controller.state import ControllerState, Decision
 from fenceline.metadata.image import BrokerImage
 from fenceline.metadata.node_records import BrokerRegistrationChangeRecord
@@ -180,6 +188,35 @@ def fence_ended_broker(state: ControllerState, request: FenceEndedBroker) -> Dec
         return Decision((), EmptyAnswer())
     state.sessions.end(broker.id, epoch, for_good=not broker.fenced)
     return Decision([] if broker.fenced else fence(state, broker), EmptyAnswer(), atomic=False)
+
+
+def is_missed_by_followers(state: ControllerState, silent: SilentBroker, now_ms: int) -> bool:
+    """Whether a majority of the in-sync followers of this unfenced broker reports that it does not answer, and it may
+    be fenced for that (`controller.silence`)."""
+    broker = state.image.brokers.get(silent.broker_id)
+    if broker is None or broker.epoch != silent.broker_epoch or broker.fenced:
+        return False
+    if not state.silence.may_fence(silent, now_ms):
+        return False
+    brokers = state.image.brokers
+    followers = [
+        each for each in state.index.followers_of(silent.broker_id) if each in brokers and not brokers[each].fenced
+    ]
+    return state.silence.is_missed(silent, followers, now_ms)
+
+
+def fence_silent_broker(state: ControllerState, request: FenceSilentBroker, now_ms: int) -> Decision:
+    """Fence a broker that neither answers its followers nor this controller. Does nothing if that is not so any more: a
+    heartbeat that arrived after the controller began to ask outweighs it."""
+    silent = SilentBroker(request.broker_id, request.broker_epoch)
+    session = state.sessions.get(silent.broker_id)
+    if session is not None and session.last_contact_ms > request.since_ms:
+        return Decision((), EmptyAnswer())
+    if not is_missed_by_followers(state, silent, now_ms):
+        return Decision((), EmptyAnswer())
+    state.sessions.end(silent.broker_id, silent.broker_epoch, for_good=False)
+    state.silence.fenced(silent, now_ms)
+    return Decision(fence(state, state.image.brokers[silent.broker_id]), EmptyAnswer(), atomic=False)
 
 
 def fence(state: ControllerState, broker: BrokerImage) -> list[MetadataRecord]:

@@ -121,6 +121,8 @@ def _heartbeat(request: BrokerHeartbeat, version: int) -> Fields:
     }
     if request.cordoned_log_dirs is not None:
         fields["cordoned_log_dirs"] = list(request.cordoned_log_dirs)
+    if request.silent_brokers:
+        fields["silent_brokers"] = [each._asdict() for each in request.silent_brokers]
     return fields
 
 

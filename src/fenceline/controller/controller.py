@@ -52,6 +52,7 @@ from fenceline.controller.requests import (
     EmptyAnswer,
     ExpireDelegationToken,
     FenceEndedBroker,
+    FenceSilentBroker,
     FenceStaleBroker,
     IncrementalAlterConfigs,
     RegisterBroker,
@@ -95,6 +96,7 @@ class Controller:
         """Become active with `image` as the state; `dead` as in `brokers.begin_sessions`."""
         self._now_ms = now_ms
         self.state.reset(image, next_offset)
+        self.state.silence.clear()
         brokers.begin_sessions(self.state, now_ms, dead=dead)
 
     def reset(self, image: MetadataImage, next_offset: int) -> None:
@@ -168,6 +170,8 @@ def _decide(state: ControllerState, request: Request, now_ms: int, rng: Rng) -> 
             return partitions.elect_leaders(state, request)
         case FenceEndedBroker():
             return brokers.fence_ended_broker(state, request)
+        case FenceSilentBroker():
+            return brokers.fence_silent_broker(state, request, now_ms)
         case FenceStaleBroker():
             return brokers.fence_stale_broker(state, now_ms)
         case BalanceLeaders():

@@ -40,7 +40,7 @@ class ReplicaIndex:
     def __init__(self, image: MetadataImage) -> None:
         self._isr: defaultdict[int, _Partitions] = defaultdict(dict)
         self._elr: defaultdict[int, _Partitions] = defaultdict(dict)
-        self._leads: defaultdict[int, int] = defaultdict(int)
+        self._leads: defaultdict[int, _Partitions] = defaultdict(dict)
         self._preferred: defaultdict[int, int] = defaultdict(int)
         """Number of partitions whose preferred leader is the broker."""
         self._leaderless: _Partitions = {}
@@ -69,7 +69,14 @@ class ReplicaIndex:
         return _pairs(self._elr.get(broker_id, _NOTHING))
 
     def leads_any(self, broker_id: int) -> bool:
-        return self._leads.get(broker_id, 0) > 0
+        return bool(self._leads.get(broker_id))
+
+    def followers_of(self, broker_id: int) -> Iterator[int]:
+        """Other brokers in the ISR of a partition that the broker leads."""
+        led = self._leads.get(broker_id, _NOTHING)
+        for other, held in self._isr.items():
+            if other != broker_id and any(held.get(topic_id, 0) & partitions for topic_id, partitions in led.items()):
+                yield other
 
     def leaderless(self) -> Iterator[tuple[UUID, int]]:
         return _pairs(self._leaderless)
@@ -112,13 +119,14 @@ class ReplicaIndex:
     def _add_topic(self, topic: TopicImage) -> None:
         """Same as `_add` for each partition, but cheaper: a topic id is hashed once for each broker."""
         isr: dict[int, int] = {}
+        leads: dict[int, int] = {}
         bit = 1
         for partition in topic.partitions:
             for broker in partition.isr:
                 isr[broker] = isr.get(broker, 0) | bit
             leader = partition.leader
             if leader != NO_LEADER:
-                self._leads[leader] += 1
+                leads[leader] = leads.get(leader, 0) | bit
             self._preferred[partition.preferred_leader] += 1
             if partition.replicas[:1] != (leader,) or partition.elr or partition.adding or partition.removing:
                 for place in self._places(partition):
@@ -126,13 +134,15 @@ class ReplicaIndex:
             bit <<= 1
         for broker, held in isr.items():
             self._isr[broker][topic.id] = held
+        for broker, held in leads.items():
+            self._leads[broker][topic.id] = held
 
     def _add(self, topic_id: UUID, index: int, partition: PartitionImage) -> None:
         self._preferred[partition.preferred_leader] += 1
         for broker in partition.isr:
             _insert(self._isr[broker], topic_id, index)
         if partition.leader != NO_LEADER:
-            self._leads[partition.leader] += 1
+            _insert(self._leads[partition.leader], topic_id, index)
         for place in self._places(partition):
             _insert(place, topic_id, index)
 
@@ -141,7 +151,7 @@ class ReplicaIndex:
         for broker in partition.isr:
             _discard(self._isr[broker], topic_id, index)
         if partition.leader != NO_LEADER:
-            self._leads[partition.leader] -= 1
+            _discard(self._leads[partition.leader], topic_id, index)
         for place in self._places(partition):
             _discard(place, topic_id, index)
 

@@ -199,9 +199,17 @@ class RegisterBrokerAnswer:
     broker_epoch: int
 
 
+class SilentBroker(NamedTuple):
+    """A leader that does not answer the fetches of the broker that reports it."""
+
+    broker_id: int
+    broker_epoch: int
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerHeartbeat:
-    """`current_metadata_offset`: the highest offset the broker has applied. `cordoned_log_dirs` None = not sent."""
+    """`current_metadata_offset`: the highest offset the broker has applied. `cordoned_log_dirs` None = not sent.
+    `silent_brokers`: an extension (`wire.extensions`)."""
 
     broker_id: int
     broker_epoch: int
@@ -210,6 +218,7 @@ class BrokerHeartbeat:
     want_shut_down: bool = False
     offline_log_dirs: tuple[UUID, ...] = ()
     cordoned_log_dirs: tuple[UUID, ...] | None = None
+    silent_brokers: tuple[SilentBroker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +315,16 @@ class FenceStaleBroker:
 class FenceEndedBroker:
     """A probe found that this incarnation has no connection to this controller and its address has refused connections
     since `since_ms` (monotonic). Its process has ended: fence it."""
+
+    broker_id: int
+    broker_epoch: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FenceSilentBroker:
+    """This controller has had no answer from this incarnation since `since_ms` (monotonic), and followers report the
+    same: fence it."""
 
     broker_id: int
     broker_epoch: int
@@ -503,6 +522,7 @@ Request: TypeAlias = (
     | RemoveExpiredTokens
     | FenceStaleBroker
     | FenceEndedBroker
+    | FenceSilentBroker
     | WriteNoOp
     | WriteBootstrapRecords
     | PartitionRequest

@@ -16,6 +16,7 @@ from fenceline.config.broker import BROKER_CONFIGS
 from fenceline.config.definitions import ConfigValue
 from fenceline.controller.replica_index import ReplicaIndex
 from fenceline.controller.sessions import Sessions
+from fenceline.controller.silence import SilenceReports
 from fenceline.controller.token_index import TokenIndex
 from fenceline.controller.topic_names import NameIndex
 from fenceline.errors import ErrorCode, InternalError, PeerError
@@ -111,6 +112,7 @@ class ControllerState:
         self.can_finalize_kraft_version = False
         """Whether the driver executes `Decision.kraft_version`."""
         self.sessions = Sessions(settings.session_timeout_ms)
+        self.silence = SilenceReports(settings.session_timeout_ms)
         self._own_resource = ConfigResource(ConfigResourceType.BROKER, str(settings.node_id))
         self._index: ReplicaIndex | None = None
         self._names: NameIndex | None = None

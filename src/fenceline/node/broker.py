@@ -233,6 +233,7 @@ class Broker:
             broker_epoch=lambda: self.broker_epoch,
             report_failed=self.lifecycle.report_failed,
             report_cordoned=self.lifecycle.report_cordoned,
+            report_silent=self.lifecycle.report_silent,
             log_config=self.log_config,
             fence_transactions=lambda where: self.transaction_recovery.fence(where),
             transaction_outcomes=lambda where, open_ones: self.transaction_recovery.outcomes(where, open_ones),

@@ -45,7 +45,7 @@ from fenceline.node.storage.log_cleaner import LogCleaner
 from fenceline.node.storage.log_recovery import recover_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
     from concurrent.futures import Executor
     from random import Random
     from uuid import UUID
@@ -79,6 +79,7 @@ class DataPlane:
         broker_epoch: Callable[[], int],
         report_failed: Callable[[UUID], Awaitable[None]],
         report_cordoned: Callable[[tuple[UUID, ...]], None],
+        report_silent: Callable[[Collection[int]], None],
         log_config: Callable[[str], Mapping[str, str | None]],
         fence_transactions: FenceTransactions,
         transaction_outcomes: TransactionOutcomes,
@@ -90,9 +91,9 @@ class DataPlane:
         delete_later: Callable[[Callable[[], None], int], None],
     ) -> None:
         """`dial` connects to other brokers. `submit`, `next_change`: see `Replication`. `report_failed`,
-        `report_cordoned` report directories to the controller. `log_config`: the effective configs of a topic.
-        `executor` runs the work on the data directories; `delete_later` deletes files there, after a delay in
-        milliseconds."""
+        `report_cordoned` report directories to the controller, `report_silent` leaders that do not answer.
+        `log_config`: the effective configs of a topic. `executor` runs the work on the data directories; `delete_later`
+        deletes files there, after a delay in milliseconds."""
         self._config = config
         self._log_dirs = log_dirs
         self._image = image
@@ -123,6 +124,7 @@ class DataPlane:
             submit=submit,
             next_change=next_change,
             broker_epoch=broker_epoch,
+            report_silent=report_silent,
             clock=clock,
             executor=executor,
             flush_up_to=self.flushes.up_to,

@@ -19,8 +19,10 @@ from fenceline.node.authorizing import NodeAuthorization
 from fenceline.node.client_limits import NodeQuotas
 from fenceline.node.context import NodeView
 from fenceline.node.controller.driver import ControllerDriver
+from fenceline.node.controller.opening import watches_silence
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.certificates import NodeCertificates
+from fenceline.wire.extensions import WATCHES_SILENCE
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -109,7 +111,8 @@ class QuorumNode:
 
             node = NodeView(config.node_id, self._cluster_id, config, lambda: controller.image)
             apis = controller_apis(node, controller, self.authorization, self.quotas)
-            raw = with_api_versions(node, controller, apis, {})
+            level = WATCHES_SILENCE if watches_silence(config) else 0
+            raw = with_api_versions(node, controller, apis, {}, fenceline_level=level)
             self.listener = ControllerListener(
                 config,
                 controller,

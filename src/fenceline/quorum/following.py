@@ -5,8 +5,12 @@ Owns the fetch loop of this node. The next fetch is sent only when everything ap
 so no crash can lose records below its offset (Q28).
 
 Differences from Kafka, on the same wire protocol: a leader whose connection is lost and whose address refuses a new one
-is doubted at once, without waiting for the fetch timeout; the pre-vote keeps that harmless. An invalid response is
+is doubted at once, without waiting for the fetch timeout; so is a leader known to answer in time (`wire.extensions`)
+whose answer is overdue. The pre-vote keeps that harmless: a majority must doubt the leader. An invalid response is
 logged and the request repeated; only a truncation below the high watermark is fatal (G36).
+
+An answer counts as overdue only if it is still missing a moment after its deadline was noticed: a process that was not
+running itself finds its deadline passed and the answer in its socket.
 
 Rules: raft.md Q15, Q22, Q28-Q30; snapshots.md N22, N33; since_4_0.md K11, K12, K14; gaps.md G10, G11, G36.
 """
@@ -32,6 +36,10 @@ from fenceline.quorum.roles import Follower, Unattached
 
 _BACKOFF_MS: Final = 100
 """Backoff after an unusable response."""
+_AGAIN_MS: Final = 30
+"""Between noticing that an answer is overdue and doubting the leader for it."""
+_LATE_MS: Final = 100
+"""A timer that is later than this shows that this process was not running: the answer gets its time again."""
 
 
 class Following:
@@ -54,6 +62,14 @@ class Following:
         """As in the leader's last response; None: no response yet."""
         self._next_fetch_ms = 0
         self._has_sent_fetch = False
+        self._leader_is_prompt = False
+        """The leader answers each fetch in time."""
+        self._overdue_at_ms: int | None = None
+        """When to check whether the response in flight is overdue."""
+        self._was_overdue = False
+        """It was, at the last check."""
+        self._silent_until_ms = 0
+        """An observer whose leader was silent asks other nodes until then."""
 
     @property
     def in_touch(self) -> bool:
@@ -68,7 +84,10 @@ class Following:
         self._leader_high_watermark = -1
         self.leader_log_start_offset = None
         self._next_fetch_ms = self._core.now_ms
+        self._overdue_at_ms = None
         if not same_leader:
+            self._leader_is_prompt = False
+            self._silent_until_ms = 0
             self._consecutive_doubts = 0
             self._next_doubt_ms = self._core.now_ms
 
@@ -92,6 +111,7 @@ class Following:
         if peer is None:
             return
         self._has_sent_fetch = True
+        self._expect_answer(peer)
         if isinstance(core.role, Follower) and peer.node_id == core.leader_id and self._download.is_wanted:
             request = self._download.next_request()
             if request is not None:
@@ -131,6 +151,9 @@ class Following:
         if leader is not None:
             servers.append(leader)  # doubted, but it may return before another leader is elected
         servers = [peer for peer in servers if not core.outbox.is_backing_off(core.now_ms, peer)]
+        if leader is not None and core.now_ms < self._silent_until_ms:
+            others = [peer for peer in servers if (peer.host, peer.port) != (leader.host, leader.port)]
+            servers = others or servers
         return servers[core.rng.randrange(len(servers))] if servers else None
 
     def back_off(self) -> None:
@@ -145,9 +168,27 @@ class Following:
         return not self._has_sent_fetch
 
     def next_deadline_ms(self) -> int | None:
-        if isinstance(self._core.role, Follower | Unattached) and self._next_fetch_ms > self._core.now_ms:
+        if not isinstance(self._core.role, Follower | Unattached):
+            return None
+        if self._next_fetch_ms > self._core.now_ms:
             return self._next_fetch_ms
-        return None
+        return self._overdue_at_ms
+
+    def tick(self) -> None:
+        """Handle the timer of the response in flight."""
+        core = self._core
+        if self._overdue_at_ms is None or core.now_ms < self._overdue_at_ms:
+            return
+        late_ms, self._overdue_at_ms = core.now_ms - self._overdue_at_ms, None
+        is_pending = core.outbox.has(QuorumFetchRequest) or core.outbox.has(FetchSnapshotRequest)
+        if not isinstance(core.role, Follower) or not is_pending:
+            return
+        if self._was_overdue and late_ms < _LATE_MS:
+            self._leader_is_silent()
+            return
+        silence_ms = core.settings.silence_timeout_ms or 0
+        self._was_overdue = late_ms < _LATE_MS
+        self._overdue_at_ms = core.now_ms + (_AGAIN_MS if self._was_overdue else max(_AGAIN_MS, silence_ms))
 
     # -- responses ---------------------------------------------------------------------------------------------------
 
@@ -166,6 +207,7 @@ class Following:
         if not isinstance(core.role, Follower) or not same:
             return
         self.leader_contacted()
+        self._leader_is_prompt = response.is_prompt
         if response.log_start_offset >= 0:
             self.leader_log_start_offset = response.log_start_offset
         if response.diverging_epoch is not None:
@@ -241,12 +283,43 @@ class Following:
         core = self._core
         if not isinstance(core.role, Follower) or node_id != core.leader_id:
             return
+        self._doubt()
+
+    def _doubt(self) -> None:
+        """Ask the other voters whether they also miss the leader, less often each time."""
+        core = self._core
         self._doubted = True
         if core.is_electable and core.now_ms >= self._next_doubt_ms:
             limit = min(100 << min(self._consecutive_doubts, 5), core.settings.election_timeout_ms)
             self._next_doubt_ms = core.now_ms + core.settings.retry_backoff_ms + core.rng.randrange(limit)
             self._consecutive_doubts += 1
             self._start_pre_vote()
+
+    def _expect_answer(self, peer: Peer) -> None:
+        """A request was sent: set the time by which a prompt leader answers it."""
+        core = self._core
+        silence_ms = core.settings.silence_timeout_ms
+        is_watched = silence_ms is not None and self._leader_is_prompt and not self._doubted
+        self._was_overdue = False
+        self._overdue_at_ms = None
+        if silence_ms is not None and is_watched and isinstance(core.role, Follower) and peer.node_id == core.leader_id:
+            self._overdue_at_ms = core.now_ms + core.settings.fetch_max_wait_ms + silence_ms
+
+    def _leader_is_silent(self) -> None:
+        """The leader's answer is overdue, while this node was running."""
+        core = self._core
+        core.log_line(
+            Level.INFO,
+            f"The leader {core.leader_id} does not answer a fetch in time; asking the other nodes.",
+            "Another controller is elected only if a majority of the voters misses it.",
+        )
+        if core.is_electable:
+            self._doubt()
+            return
+        self._doubted = True
+        self._silent_until_ms = core.now_ms + core.settings.fetch_timeout_ms
+        core.outbox.give_up(QuorumFetchRequest)
+        core.outbox.give_up(FetchSnapshotRequest)
 
     def fetch_timed_out(self) -> None:
         """Fetch timeout of an observer: look for another leader while this one may come back (K11)."""

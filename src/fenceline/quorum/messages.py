@@ -152,6 +152,8 @@ class QuorumFetchResponse:
     snapshot_id: SnapshotId | None = None
     records: Records = b""
     node_endpoints: tuple[QuorumNodeEndpoint, ...] = ()
+    is_prompt: bool = False
+    """Not on the wire: the sender is a node that answers each fetch in time (`wire.extensions`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,11 @@ class QuorumOutbox:
                 return True
         return False
 
+    def give_up(self, kind: type[RequestMessage]) -> None:
+        """Forget the requests of this type: their responses come too late."""
+        for slot in [slot for slot in self._slots if slot[1] is kind]:
+            del self._in_flight[self._slots.pop(slot)]
+
     def postpone(self, node_id: int, kind: type[RequestMessage], until_ms: int) -> None:
         self._not_before[node_id, kind] = until_ms
 

@@ -146,6 +146,7 @@ class Quorum(QuorumStatus):
         self._fetches.expire()
         self._leading.tick()
         self._changes.tick()
+        self._following.tick()
         if core.timeout_at_ms is not None and core.timeout_at_ms <= core.now_ms:
             self._role_timed_out()
         if self._closes_at_ms is not None and self.is_leader:

@@ -26,6 +26,8 @@ class QuorumSettings:
     request_timeout_ms: int = 2000
     retry_backoff_ms: int = 20
     fetch_max_wait_ms: int = 500
+    silence_timeout_ms: int | None = None
+    """By how much a leader's answer may be overdue before a follower doubts it; None: until the fetch timeout."""
     fetch_max_bytes: int = 1 << 20
     fetch_snapshot_max_bytes: int = 1 << 20
     served_max_bytes: int = 8 << 20

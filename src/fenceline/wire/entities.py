@@ -2,8 +2,8 @@
 plain mappings.
 
 Owns the lookup from (api key, version) to compiled codecs, and the Python types of scalars. The schemas are in
-`fenceline.wire.schemas`, generated from kio; a module is imported and a codec compiled with the first message of that
-API and version.
+`fenceline.wire.schemas`, generated from kio, with Fenceline's own tagged fields (`fenceline.wire.extensions`); a module
+is imported and a codec compiled with the first message of that API and version.
 
 Reading returns an `Entity` whose attributes are the fields of exactly that version, named as in kio:
 
@@ -31,6 +31,7 @@ from typing import Any, Final, TypeVar, overload
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, InternalError
+from fenceline.wire import extensions
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.compiler import READ_ERRORS, Conversions, Read, Write, compile_reader, compile_writer
 from fenceline.wire.errors import MalformedRequest
@@ -168,7 +169,7 @@ def _writer(api_key: int, version: int, is_request: bool) -> Write:
 
 def _schema_of_version(api_key: int, version: int, is_request: bool) -> Message | None:
     try:
-        message = _schema(api_key, is_request)
+        message = _extended_schema(api_key, is_request)
     except (ValueError, ModuleNotFoundError):
         return None
     return message if version in message.versions else None
@@ -177,8 +178,22 @@ def _schema_of_version(api_key: int, version: int, is_request: bool) -> Message 
 @cache
 def _schema(api_key: int, is_request: bool) -> Message:
     """Raises ValueError for unknown keys, ModuleNotFoundError for an API that nothing here names."""
+    return parse_message(_schema_text(api_key, is_request))
+
+
+@cache
+def _extended_schema(api_key: int, is_request: bool) -> Message:
+    """The schema with Fenceline's own tagged fields. Raises as `_schema`."""
+    extension = (extensions.REQUESTS if is_request else extensions.RESPONSES).get(api_key)
+    if extension is None:
+        return _schema(api_key, is_request)
+    return parse_message(_schema_text(api_key, is_request) + extension)
+
+
+def _schema_text(api_key: int, is_request: bool) -> str:
     module = import_module(f"fenceline.wire.schemas.{ApiKey(api_key).name.lower()}")
-    return parse_message(module.REQUEST if is_request else module.RESPONSE)
+    text: str = module.REQUEST if is_request else module.RESPONSE
+    return text
 
 
 def _title(api_key: int, version: int, is_request: bool) -> str:

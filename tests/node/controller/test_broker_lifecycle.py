@@ -10,7 +10,13 @@ from uuid import UUID
 
 import pytest
 
-from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, RegisterBroker, RegisterBrokerAnswer
+from fenceline.controller.requests import (
+    BrokerHeartbeat,
+    BrokerHeartbeatAnswer,
+    RegisterBroker,
+    RegisterBrokerAnswer,
+    SilentBroker,
+)
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import BrokerImage
@@ -267,5 +273,55 @@ def test_new_registration_omits_failed_directories(monkeypatch: pytest.MonkeyPat
         await lifecycle.heartbeat()
         assert isinstance(controller.asked[-1], RegisterBroker)
         assert controller.asked[-1].log_dirs == (kept,)
+
+    play(story)
+
+
+def test_silent_leaders_are_reported_at_once_and_until_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeatedly, since another controller may be active by now; with the epoch of the image."""
+    monkeypatch.setattr(broker_lifecycle, "_SILENCE_S", 0.0)
+
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        controller.tell(broker(2, epoch=8))
+        lifecycle.report_silent((2, 3))
+        await controller.until_asked(3)
+        assert {each.silent_brokers for each in controller.asked} == {(SilentBroker(2, 8),)}, "3 is not registered"
+        lifecycle.report_silent(())
+        controller.asked.clear()
+        await controller.until_asked(1)
+        await settled()
+        assert [each.silent_brokers for each in controller.asked][-1] == ()
+        count = len(controller.asked)
+        await settled()
+        assert len(controller.asked) == count, "there is nothing left to report"
+
+    play(story)
+
+
+def test_silence_that_begins_while_a_heartbeat_is_under_way_is_reported_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(broker_lifecycle, "_SILENCE_S", 3600.0)
+
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        controller.tell(broker(2), broker(3))
+        lifecycle.report_silent((2,))
+        await asyncio.sleep(0)
+        lifecycle.report_silent((2, 3))
+        await controller.until_asked(2)
+        await settled()
+        assert controller.asked[-1].silent_brokers == (SilentBroker(2, EPOCH), SilentBroker(3, EPOCH))
+
+    play(story)
+
+
+def test_refused_heartbeat_does_not_end_the_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_lifecycle, "_SILENCE_S", 0.0)
+
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        controller.tell(broker(2))
+        controller.refusals = [PeerError(ErrorCode.NOT_CONTROLLER), PeerError(ErrorCode.REQUEST_TIMED_OUT)]
+        lifecycle.report_silent((2,))
+        await controller.until_asked(4)
 
     play(story)

@@ -102,3 +102,55 @@ def test_broker_is_refused_only_if_every_address_refuses(
     if any(name == INNER for name, *_ in reported):
         hosts = {host for name, address, _ in reported if name == INNER for host in address.split("+")}
         assert set(net.asked) <= hosts, "with an inter-broker listener, only its addresses are tried"
+
+
+# -- whether a broker answers ------------------------------------------------------------------------------------------
+
+
+def answers(known: BrokerImage, connect: Any = dial, within_s: float = 60.0) -> bool | None:
+    """None: nothing has happened within this time."""
+
+    async def ask() -> bool | None:
+        try:
+            async with asyncio.timeout(within_s):
+                return await BrokerProbe(connect, INNER).answers(known)
+        except TimeoutError:
+            return None
+
+    return asyncio.run(ask())
+
+
+def test_frozen_process_does_not_answer(bound: socket.socket) -> None:
+    """Its system accepts the connection."""
+    bound.listen()
+    assert answers(broker((INNER, "127.0.0.1", bound.getsockname()[1])), within_s=0.2) is None
+
+
+def test_refused_connection_is_an_answer(bound: socket.socket) -> None:
+    """The process has ended, which is for `presence`."""
+    assert answers(broker((INNER, "127.0.0.1", bound.getsockname()[1]))) is True
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x15\x03\x03\x00\x02\x02\x50", b"\x00\x00\x00\x04\x00\x00\x00\x00"])
+def test_any_bytes_and_a_closed_connection_are_answers(answer: bytes) -> None:
+    """As of a listener with TLS, which does not understand the request."""
+
+    async def story() -> bool:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.write(answer)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        found = await BrokerProbe(dial, INNER).answers(broker((INNER, "127.0.0.1", port)))
+        server.close()
+        return found
+
+    assert asyncio.run(story())
+
+
+def test_unreachable_host_does_not_answer() -> None:
+    addresses = Addresses(cut=OSError)
+    assert answers(broker((INNER, "cut", 9092)), addresses.connect) is False
+    assert addresses.asked == ["cut"]

@@ -262,14 +262,21 @@ def raw_apis(producing: produce.ProduceHandler, fetching: fetch.FetchHandler) ->
 
 
 def with_api_versions(
-    node: NodeView, controller: ControllerDriver, apis: Sequence[Api], raw: Mapping[ApiKey, RawApi]
+    node: NodeView,
+    controller: ControllerDriver,
+    apis: Sequence[Api],
+    raw: Mapping[ApiKey, RawApi],
+    *,
+    fenceline_level: int = 0,
 ) -> dict[ApiKey, RawApi]:
-    """`raw` and ApiVersions, which lists all of both tables. Raises InternalError if one of them has no permissions."""
+    """`raw` and ApiVersions, which lists all of both tables. `fenceline_level`: what this listener announces to
+    Fenceline's nodes (`wire.extensions`). Raises InternalError if an API has no permissions."""
     has_row(PERMISSIONS, (*(api.key for api in apis), *raw))
     answering = api_versions.ApiVersions(
         node,
         api_versions.api_ranges(apis, raw),
         supported=SUPPORTED,
         finalized=lambda: controller.finalized_features,
+        fenceline_level=fenceline_level,
     )
     return {**raw, ApiKey.API_VERSIONS: (*api_versions.ANY_VERSION, answering.handle)}

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fenceline.node.clock import Clock
     from fenceline.node.controller.ports import Decider
     from fenceline.node.controller.presence import BrokerPresence
+    from fenceline.node.controller.silence_watch import SilenceWatch
     from fenceline.node.metadata.loader import MetadataLoader
     from fenceline.node.metadata.metadata_log import MetadataLog
     from fenceline.node.quorum.driver import QuorumDriver
@@ -81,10 +82,12 @@ class ActiveController:
         failed: Callable[[BaseException], None],
         published: Callable[[int], None],
         presence: Callable[[Decider, ControllerState], BrokerPresence] | None,
+        silence: Callable[[Decider, ControllerState], SilenceWatch] | None,
     ) -> None:
         """`failed` is called with an error that stops the node, `published` with the number of log bytes just
         committed. `presence` creates what fences brokers whose process has ended; None: brokers are fenced only when
-        their sessions expire."""
+        their sessions expire. `silence` creates what probes brokers that their followers miss; None: their reports are
+        ignored."""
         self._controller = Controller(settings)
         self._driver = driver
         self._log = log
@@ -104,6 +107,7 @@ class ActiveController:
         self.own_broker_epoch = -1
         """The epoch of this process's broker; -1 until it is registered with any controller."""
         self.presence = None if presence is None else presence(self, self._controller.state)
+        self._silence = None if silence is None else silence(self, self._controller.state)
         self.timers = ControllerTimers(self, self._controller.state, config, clock)
         self.metrics = ControllerMetrics()
 
@@ -130,6 +134,16 @@ class ActiveController:
     def expired_session_count(self) -> int:
         """Number of broker sessions that timed out on this node since its start."""
         return self._controller.state.sessions.expired_count
+
+    @property
+    def silent_count(self) -> int:
+        """Number of brokers that were fenced because they did not answer, since the start of this node."""
+        return self._controller.state.silence.fenced_count
+
+    @property
+    def last_silent_id(self) -> int:
+        """The broker that was last fenced because it did not answer; -1: none was."""
+        return self._controller.state.silence.last_fenced_id
 
     @property
     def sessions(self) -> Sessions:
@@ -199,11 +213,21 @@ class ActiveController:
             answer.set_exception(_not_active())
             return answer
         if isinstance(request, BrokerHeartbeat):
-            sessions = self._controller.state.sessions
-            sessions.contact(request.broker_id, request.broker_epoch, self._clock.monotonic_ms())
+            self._heard_of(request)
         self._queue.append(PendingRequest(request, answer, loop.time()))
         self.schedule()
         return answer
+
+    def _heard_of(self, heartbeat: BrokerHeartbeat) -> None:
+        """What a heartbeat tells counts at once, before it is decided (C18, K24)."""
+        state, now_ms = self._controller.state, self._clock.monotonic_ms()
+        state.sessions.contact(heartbeat.broker_id, heartbeat.broker_epoch, now_ms)
+        known = state.image.brokers.get(heartbeat.broker_id)
+        if self._silence is None or known is None or known.epoch != heartbeat.broker_epoch:
+            return
+        state.silence.report(heartbeat.broker_id, heartbeat.silent_brokers, now_ms)
+        if heartbeat.silent_brokers:
+            self._silence.check()
 
     def _start_timers(self) -> None:
         self.timers.start()
@@ -214,6 +238,8 @@ class ActiveController:
         self.timers.stop()
         if self.presence is not None:
             self.presence.end()
+        if self._silence is not None:
+            self._silence.end()
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ and unfencing the broker sends heartbeats that ask to stay fenced.
 
 Some changes trigger a heartbeat at once: a broker that finds itself fenced reports that it is alive, and when one
 broker is shutting down, all others report how far they have applied the metadata, because it waits for that (C14).
+While a leader does not answer this broker's fetches, heartbeats report it twice a second (`controller.silence`).
 
 Rules: controller.md C11-C19, C46 (`node.broker` recovers logs and applies the first image before it calls `unfence`);
 since_4_0.md K23, K24, K37. Unlike Kafka's (C13), a broker that is unknown to the controller registers again.
@@ -17,14 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from fenceline.config.listeners import SECURITY_PROTOCOLS, ListenerConfig
-from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, RegisterBroker
+from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, RegisterBroker, SilentBroker
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import random_id
 from fenceline.metadata.changes import Delta
@@ -52,6 +53,8 @@ _RETRY_S: Final = 0.2
 _SOON_S: Final = 0.05
 _CHECK_S: Final = 0.1
 """Interval between checks whether the other controllers are running, during a controlled shutdown."""
+_SILENCE_S: Final = 0.5
+"""Interval of heartbeats while a leader is silent."""
 _LOG_EVERY: Final = 300
 """Attempts to register, or to be unfenced, between two log lines."""
 _LOG_FIRST: Final = 50
@@ -97,6 +100,10 @@ class BrokerLifecycle:
         """-1 until the controller has registered the broker."""
         self._failed_dirs: tuple[UUID, ...] = ()
         self._cordoned_dirs: tuple[UUID, ...] = ()
+        self._silent_ids: tuple[int, ...] = ()
+        """Leaders that do not answer this broker's fetches."""
+        self._silence_changed = asyncio.Event()
+        self._silence_reports: asyncio.Task[None] | None = None
         self._acknowledged_dirs: tuple[UUID, ...] = ()
         """Failed directories that were reported to the controller."""
 
@@ -257,6 +264,26 @@ class BrokerLifecycle:
         if self._registration is not None and not self._is_fenced:
             self._heartbeat_soon(0.0)
 
+    def report_silent(self, broker_ids: Collection[int]) -> None:
+        """Report the leaders that do not answer, at once and until none is left."""
+        self._silent_ids = tuple(broker_ids)
+        self._silence_changed.set()
+        is_reporting = self._silence_reports is not None and not self._silence_reports.done()
+        if self._is_watching and not is_reporting:
+            self._silence_reports = asyncio.ensure_future(self._report_silence())
+
+    async def _report_silence(self) -> None:
+        while True:
+            self._silence_changed.clear()
+            reported = self._silent_ids
+            with contextlib.suppress(PeerError):
+                await self.heartbeat()
+            if not reported and not self._silent_ids:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SILENCE_S):
+                    await self._silence_changed.wait()
+
     async def report_failed(self, directory_id: UUID) -> None:
         """Report a failed log directory until a heartbeat was acknowledged (KIP-858)."""
         self._failed_dirs = (*self._failed_dirs, directory_id)
@@ -351,6 +378,8 @@ class BrokerLifecycle:
     def close(self) -> None:
         """Stop sending heartbeats."""
         self._is_watching = False
+        if self._silence_reports is not None:
+            self._silence_reports.cancel()
         if self._extra_heartbeat is not None:
             self._extra_heartbeat.cancel()
         if self._fenced_heartbeats is not None:
@@ -358,6 +387,7 @@ class BrokerLifecycle:
             self._fenced_heartbeats = None
 
     def _heartbeat_request(self, *, want_fence: bool = False, want_shut_down: bool = False) -> BrokerHeartbeat:
+        registered = self._controller.image.brokers if self._silent_ids else {}
         return BrokerHeartbeat(
             self._node_id,
             self.broker_epoch,
@@ -366,4 +396,7 @@ class BrokerLifecycle:
             want_shut_down=want_shut_down,
             offline_log_dirs=self._failed_dirs,
             cordoned_log_dirs=self._cordoned_dirs,
+            silent_brokers=tuple(
+                SilentBroker(each, registered[each].epoch) for each in self._silent_ids if each in registered
+            ),
         )

@@ -13,7 +13,7 @@ Rules: controller.md C11-C20, C41, C47; since_4_0.md K4, K30 (this channel negot
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.controller.codec import MAPPINGS
@@ -31,6 +31,7 @@ from fenceline.node.net.peer_connection import (
 from fenceline.wire.apis import FORWARDED, NEVER, ApiKey
 from fenceline.wire.entities import millis, read_response, write_request
 from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.extensions import WATCHES_SILENCE, without_extensions
 from fenceline.wire.frame import encode_request_header, parse_response_header
 from fenceline.wire.principal import encode_principal
 
@@ -108,7 +109,9 @@ class ControllerChannel:
             # Quotas treat clients of old versions differently (A61): the controller gets the client's, or the next.
             high = mapping.high if client is None else max(mapping.low, min(mapping.high, client.api_version))
             version = connection.version_for(mapping.key, mapping.low, high)
-            fields = mapping.fields(request, version)
+            fields: Mapping[str, Any] = mapping.fields(request, version)
+            if connection.fenceline_level < WATCHES_SILENCE:
+                fields = without_extensions(mapping.key, fields)
             if client is None:
                 entity = await connection.call(mapping.key, version, fields, _ANSWER_S)
             else:

@@ -1,7 +1,7 @@
 """Creates a node's connections to the quorum's other nodes, and their monitoring.
 
-Owns only the construction of `quorum.peers`, `quorum.watch` and `controller.presence`. Imported only if there are other
-nodes.
+Owns only the construction of `quorum.peers`, `quorum.watch`, `controller.presence` and `controller.silence_watch`.
+Imported only if there are other nodes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fenceline.config.broker import FENCING_GRACE
+from fenceline.config.broker import FENCING_GRACE, SILENCE_TIMEOUT
 from fenceline.node.controller.presence import BrokerPresence
 from fenceline.node.controller.probe import BrokerProbe
+from fenceline.node.controller.silence_watch import SilenceWatch
 from fenceline.node.net.dialing import dial_plain
 from fenceline.node.quorum.peers import QuorumPeers
 from fenceline.node.quorum.watch import QuorumWatch
@@ -81,4 +82,24 @@ def create_presence(
         is_refused=probe.is_refused,
         refused_for_s=(lambda node_id: 0.0) if peers is None else peers.refused_for_s,
         mark_alive=(lambda node_id: None) if peers is None else peers.mark_alive,
+    )
+
+
+def create_silence_watch(
+    config: NodeConfig,
+    connect: Dial | None,
+    controller: Decider,
+    state: ControllerState,
+    clock: Clock,
+    peers: QuorumPeers | None,
+) -> SilenceWatch:
+    """As `create_presence`."""
+    probe = BrokerProbe(connect or dial_plain(config), config.inter_broker_listener)
+    return SilenceWatch(
+        controller,
+        state,
+        clock,
+        silence_ms=config.get_int(SILENCE_TIMEOUT),
+        answers=probe.answers,
+        silent_for_s=(lambda node_id: 0.0) if peers is None else peers.silent_for_s,
     )

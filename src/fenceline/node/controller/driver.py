@@ -32,7 +32,7 @@ from fenceline.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSIO
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
 from fenceline.node.controller.active_controller import ActiveController
-from fenceline.node.controller.opening import controller_settings, open_controller, probes_brokers
+from fenceline.node.controller.opening import controller_settings, open_controller, probes_brokers, watches_silence
 from fenceline.node.controller.shutdown_wait import wait_while_quorum_possible
 from fenceline.node.metadata.format import read_bootstrap
 from fenceline.node.metadata.loader import Listener, MetadataLoader
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fenceline.node.controller.opening import OpenedController
     from fenceline.node.controller.ports import Decider, LocalController
     from fenceline.node.controller.presence import BrokerPresence
+    from fenceline.node.controller.silence_watch import SilenceWatch
     from fenceline.node.net.peer_connection import Dial
     from fenceline.node.quorum.watch import QuorumWatch
 
@@ -294,6 +295,7 @@ class ControllerDriver:
             failed=self._fail,
             published=self._applied,
             presence=self._presence if probes_brokers(self._config) else None,
+            silence=self._silence if watches_silence(self._config) else None,
         )
         for listener in self._early_listeners:
             self._loader.subscribe(listener)
@@ -348,6 +350,12 @@ class ControllerDriver:
         from fenceline.node.controller.connections import create_presence
 
         return create_presence(self._config, self._connect, controller, state, self._clock, self._driver.peers)
+
+    def _silence(self, controller: Decider, state: ControllerState) -> SilenceWatch:
+        """Creates the probes of brokers that their followers miss; a simulation overrides it."""
+        from fenceline.node.controller.connections import create_silence_watch
+
+        return create_silence_watch(self._config, self._connect, controller, state, self._clock, self._driver.peers)
 
     async def stop(self) -> None:
         """Complete queued requests, resign, close the log."""

@@ -183,9 +183,10 @@ class ControllerCollector:
             ),
             ("fenceline_broker_sessions_expired", "Broker sessions that timed out", active.expired_session_count),
             ("fenceline_brokers_gone", "Brokers fenced because their process had ended", active.sessions.gone_count),
+            ("fenceline_brokers_silent", "Brokers fenced because they did not answer", active.silent_count),
             (
                 "fenceline_broker_false_alarms",
-                "Of these, brokers that were alive and returned",
+                "Brokers fenced because their process had ended that were alive and returned",
                 active.sessions.false_alarm_count,
             ),
             ("fenceline_eligible_elections", "Leaders from the eligible replicas", counts.eligible_elections),

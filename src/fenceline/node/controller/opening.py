@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from fenceline.config.broker import FENCING_GRACE
+from fenceline.config.broker import FENCING_GRACE, SILENCE_TIMEOUT
 from fenceline.config.node import NodeConfig
 from fenceline.controller.state import ControllerSettings
 from fenceline.errors import OperatorError
@@ -62,9 +62,15 @@ def probes_brokers(config: NodeConfig) -> bool:
     return config.is_controller and config.can_reach_others and config.get_int(FENCING_GRACE) >= 0
 
 
+def watches_silence(config: NodeConfig) -> bool:
+    """Whether this node takes part in noticing leaders that do not answer."""
+    return config.can_reach_others and config.get_int(SILENCE_TIMEOUT) >= 0
+
+
 def quorum_settings(config: NodeConfig, cluster_id: str, static_voters: tuple[Voter, ...]) -> QuorumSettings:
     """The quorum's part of the node's configuration."""
     number = config.get_int
+    silence_ms = number(SILENCE_TIMEOUT)
     return QuorumSettings(
         cluster_id,
         static_voters=static_voters,
@@ -74,6 +80,7 @@ def quorum_settings(config: NodeConfig, cluster_id: str, static_voters: tuple[Vo
         election_backoff_max_ms=number("controller.quorum.election.backoff.max.ms"),
         request_timeout_ms=max(1, number("controller.quorum.request.timeout.ms")),
         retry_backoff_ms=number("controller.quorum.retry.backoff.ms"),
+        silence_timeout_ms=None if silence_ms < 0 else silence_ms,
         fetch_max_bytes=number("controller.quorum.fetch.max.bytes"),
         fetch_snapshot_max_bytes=number("controller.quorum.fetch.snapshot.max.bytes"),
         snapshot_response_max_bytes=max(_LEAST_PIECE_BYTES, number("replica.fetch.response.max.bytes")),

@@ -1,6 +1,6 @@
-"""Probes whether any process listens on a broker's address.
+"""Probes whether any process listens on a broker's address, and whether it answers.
 
-Owns the probe connection. Decides nothing: only a refused connection counts as refused.
+Owns the probe connections. Decides nothing: only a refused connection counts as refused.
 
 It uses the inter-broker listener, which leads directly to the process. A client listener may end at a load balancer,
 which accepts or refuses connections for other reasons. A broker without an inter-broker listener counts as refusing
@@ -13,6 +13,8 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
+
+from fenceline.node.net.peer_connection import PeerConnection, PeerNotAnswering, negotiate_versions
 
 if TYPE_CHECKING:
     from fenceline.metadata.image import BrokerImage, Endpoint
@@ -62,3 +64,27 @@ class BrokerProbe:
             return True
         transport.close()
         return False
+
+    async def answers(self, broker: BrokerImage) -> bool:
+        """Whether there is any sign of the broker's process or of its end: an answer to ApiVersions, a refused or
+        closed connection. Waits for it; False: the host cannot be reached.
+
+        A listener with TLS closes such a connection, which also shows that the process runs."""
+        inner = broker.endpoint(self._listener)
+        endpoints = broker.endpoints if inner is None else (inner,)
+        if not endpoints:
+            return True
+        endpoint = endpoints[0]
+        connection = PeerConnection(f"{endpoint.host}:{endpoint.port}", "probe")
+        try:
+            await self._connect(lambda: connection, endpoint.host, endpoint.port)
+            await negotiate_versions(connection)
+        except PeerNotAnswering:
+            return False
+        except ConnectionError:
+            return True
+        except (OSError, ValueError):
+            return False
+        finally:
+            connection.close()
+        return True

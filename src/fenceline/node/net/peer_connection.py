@@ -22,6 +22,7 @@ from fenceline.errors import ErrorCode
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.extensions import SOFTWARE_NAME
 from fenceline.wire.frame import encode_request_frame, parse_response_header
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ _LENT_BYTES_AT_REST: Final = 1 << 20
 
 class PeerConnectionLost(ConnectionError):
     """No response will arrive on this connection; whether the request was handled is unknown."""
+
+
+class PeerNotAnswering(PeerConnectionLost):
+    """Nothing arrived in time."""
 
 
 class AnswerTooLarge(PeerConnectionLost):
@@ -114,6 +119,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         """Supported versions of the peer, by API key."""
         self.api_versions: Any = None
         """The peer's complete ApiVersions response."""
+        self.fenceline_level = 0
+        """Which extensions the peer takes part in (`wire.extensions`); 0 for Kafka's nodes."""
         self._client_id = client_id
         self._lends_answers = lends_answers
         self._largest_answer = largest_answer
@@ -340,7 +347,7 @@ async def open_peer(
         async with asyncio.timeout(_CONNECT_S):
             await connect(lambda: connection, host, port)
     except TimeoutError:
-        raise PeerConnectionLost(f"{peer} did not accept a connection within {_CONNECT_S} s") from None
+        raise PeerNotAnswering(f"{peer} did not accept a connection within {_CONNECT_S} s") from None
     except ConnectionError:
         raise
     except OSError as error:
@@ -355,7 +362,7 @@ async def open_peer(
 
 async def negotiate_versions(connection: PeerConnection) -> Any:
     """Send ApiVersions; the response entity. Raises ConnectionError."""
-    software = {"client_software_name": "fenceline", "client_software_version": __version__}
+    software = {"client_software_name": SOFTWARE_NAME, "client_software_version": __version__}
     for version in _API_VERSIONS:
         try:
             body = await _in_time(connection, version, software)
@@ -365,6 +372,7 @@ async def negotiate_versions(connection: PeerConnection) -> Any:
         except MalformedRequest as error:
             raise PeerConnectionLost(f"{connection.peer} does not speak the Kafka protocol: {error}") from None
         connection.api_versions = answer
+        connection.fenceline_level = answer.fenceline_level
         connection.versions = {int(each.api_key): (each.min_version, each.max_version) for each in answer.api_keys}
         return answer
     raise PeerConnectionLost(f"{connection.peer} supports no version of ApiVersions that this node supports")
@@ -377,4 +385,4 @@ async def _in_time(connection: PeerConnection, version: int, fields: Mapping[str
             return await answer
     except TimeoutError:
         connection.close()
-        raise PeerConnectionLost(f"{connection.peer} did not respond to ApiVersions within {_CONNECT_S} s") from None
+        raise PeerNotAnswering(f"{connection.peer} did not respond to ApiVersions within {_CONNECT_S} s") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fenceline.node.logs import Logger
@@ -28,12 +29,14 @@ from fenceline.quorum.messages import (
     ApiVersionsRequest,
     FetchSnapshotRequest,
     QuorumFetchRequest,
+    QuorumFetchResponse,
     RequestMessage,
     ResponseMessage,
 )
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.extensions import WATCHES_SILENCE
 
 if TYPE_CHECKING:
     from fenceline.node.quorum.watch import QuorumWatch
@@ -72,11 +75,18 @@ class QuorumPeers:
         self._is_closed = False
         self._refused_since_s: dict[int, float] = {}
         """By node, when it started to refuse connections, by the loop's clock."""
+        self._due_s: dict[int, float] = {}
+        """By node, when the response to the oldest pending fetch was due, by the loop's clock."""
 
     def refused_for_s(self, node_id: int) -> float:
         """For how long a controller has refused all connections of this node; 0 if it does not."""
         since_s = self._refused_since_s.get(node_id)
         return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
+
+    def silent_for_s(self, node_id: int) -> float:
+        """For how long the response of this node to a fetch is overdue; 0 if none is."""
+        due_s = self._due_s.get(node_id)
+        return 0.0 if due_s is None else max(0.0, asyncio.get_running_loop().time() - due_s)
 
     def mark_alive(self, node_id: int) -> None:
         """The node's process is alive, as other connections show: earlier refusals came from its previous process."""
@@ -102,10 +112,14 @@ class QuorumPeers:
     async def _send(self, duty: Send) -> None:
         message, peer = duty.message, duty.destination
         route = (peer.host, peer.port, isinstance(message, QuorumFetchRequest | FetchSnapshotRequest))
+        if isinstance(message, QuorumFetchRequest):
+            due_s = asyncio.get_running_loop().time() + message.max_wait_ms / 1000
+            self._due_s.setdefault(peer.node_id, due_s)
         try:
             connection = await self._connection(route)
             answer = await self._ask(connection, message)
         except (ConnectionError, MalformedRequest) as error:
+            self._due_s.pop(peer.node_id, None)
             if isinstance(error, MalformedRequest):
                 log.warning("could not decode a response", peer=f"{peer.host}:{peer.port}", reason=str(error))
                 self._drop(route)
@@ -120,6 +134,7 @@ class QuorumPeers:
                 self._unanswered(duty.request_id, is_refused)
         else:
             self._refused_since_s.pop(peer.node_id, None)
+            self._due_s.pop(peer.node_id, None)
             if not self._is_closed:
                 if self._watch is not None:
                     self._watch.reachable(f"{peer.host}:{peer.port}")
@@ -161,7 +176,10 @@ class QuorumPeers:
         except TimeoutError:
             connection.close()
             raise PeerConnectionLost(f"{connection.peer} does not respond") from None
-        return read_answer(key, entities.read_response(key, version, answer))
+        response = read_answer(key, entities.read_response(key, version, answer))
+        if isinstance(response, QuorumFetchResponse) and connection.fenceline_level >= WATCHES_SILENCE:
+            return replace(response, is_prompt=True)
+        return response
 
 
 def _describe_failure(peer: Peer, error: Exception) -> tuple[str, str]:

@@ -12,6 +12,8 @@ shared a fetch with partitions that are in sync, producers would wait for its me
 when a response shows that it is behind, and back when it has all committed records. There are two of these links, so
 that the leader sends over one while the records of the other are written.
 
+The link of in-sync partitions also watches whether the leader answers in time (`silent_brokers`).
+
 A response that is larger than this node's limit affects one partition: it backs off for a long time, with a warning
 that names the setting, and the others are fetched at once over a new connection.
 
@@ -91,6 +93,7 @@ class LeaderLink:
         is running all the same, since it accepted that connection."""
         self._refusals = 0
         """Consecutive responses with a top-level error."""
+        self._answers = shared.silent.watch(leader_id, self._bytes_of_answer) if near is None else None
         self._task = asyncio.ensure_future(self._run())
 
     @property
@@ -163,6 +166,8 @@ class LeaderLink:
             far.close()
         self._replicas.clear()
         self._task.cancel()
+        if self._answers is not None:
+            self._answers.close()
         for timer in (self._watchdog, self._arrivals):
             if timer is not None:
                 timer.cancel()
@@ -229,6 +234,8 @@ class LeaderLink:
                 await self._round()
                 failures = 0
             except _TROUBLE as error:
+                if self._answers is not None and not self._is_unanswered(error):
+                    self._answers.answered()
                 self._lost()
                 failures += 1
                 if self._was_closed_by_leader or isinstance(error, ConnectionRefusedError):
@@ -268,6 +275,8 @@ class LeaderLink:
             self._lost()
             return
         try:
+            if self._answers is not None:
+                self._answers.expect(request.max_wait_ms / 1000)
             body = await self._answer(connection.post(ApiKey.FETCH, version, encode_request(version, request)))
         except AnswerTooLarge as error:
             self._lost()
@@ -280,6 +289,8 @@ class LeaderLink:
         if body is None:
             self._lost()
             return
+        if self._answers is not None:
+            self._answers.answered()
         response = parse_response(version, body)
         self._closed_recently = False
         self._refusals = self._refusals + 1 if response.error_code else 0
@@ -333,13 +344,22 @@ class LeaderLink:
         was_closed_by_peer = connection is not None and connection.was_closed_by_peer and not self._closed_recently
         return was_closed_by_peer and asyncio.get_running_loop().time() < self._overdue_s
 
+    def _is_unanswered(self, error: Exception) -> bool:
+        """Whether the error shows nothing about the leader's process: no answer in time, or its host is unreachable."""
+        was_closed = self._connection is not None and self._connection.was_closed_by_peer
+        return isinstance(error, PeerConnectionLost) and not was_closed
+
+    def _bytes_of_answer(self) -> int:
+        """Bytes received of a large response that is incomplete."""
+        return self._connection.received_bytes if self._connection is not None else 0
+
     def _watch(self) -> None:
         """One timer for all responses, rearmed for the deadline of the response in flight. A response of which bytes
         still arrive is not overdue."""
         loop = asyncio.get_running_loop()
         self._watchdog = None
         awaited = self._awaited
-        received = self._connection.received_bytes if self._connection is not None else 0
+        received = self._bytes_of_answer()
         if awaited is not None and received > self._received_bytes and loop.time() >= self._overdue_s:
             self._received_bytes = received
             self._overdue_s = loop.time() + self._shared.answer_timeout_s
@@ -364,6 +384,8 @@ class LeaderLink:
         if endpoint is None:
             raise PeerConnectionLost("the leader is not registered")
         self.fetcher.on_connection_lost()
+        if self._answers is not None:
+            self._answers.expect(0.0)
         self._connection = connection = await open_peer(
             endpoint.host,
             endpoint.port,
@@ -374,6 +396,8 @@ class LeaderLink:
             largest_answer=self._shared.largest_answer,
         )
         self._shared.absent.reconnected(self._leader_id)
+        if self._answers is not None:
+            self._answers.answered()
         return connection
 
     def _lost(self) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fenceline.node.net.peer_connection import Dial
     from fenceline.node.replication.absent_brokers import AbsentBrokers
     from fenceline.node.replication.replica import Replica
+    from fenceline.node.replication.silent_brokers import SilentBrokers
     from fenceline.replica.fetcher import FetchLimits, ReplicaFetcher
     from fenceline.replica.follower import FollowerState
     from fenceline.replica.throttle import ReplicationQuota
@@ -66,6 +67,7 @@ class SharedFetching:
     connect: Dial
     quota: ReplicationQuota
     absent: AbsentBrokers
+    silent: SilentBrokers
     largest_answer: Callable[[], int]
     is_closed: bool = False
     appended_bytes: int = 0

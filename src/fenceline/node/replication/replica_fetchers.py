@@ -17,6 +17,7 @@ from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES, Dial, dial
 from fenceline.node.replication.absent_brokers import AbsentBrokers
 from fenceline.node.replication.leader_link import LeaderLink
 from fenceline.node.replication.link_work import Host, SharedFetching
+from fenceline.node.replication.silent_brokers import SilentBrokers
 from fenceline.replica.fetcher import FetchLimits
 from fenceline.replica.follower import FollowerPhase
 from fenceline.replica.throttle import ReplicationQuota
@@ -39,10 +40,11 @@ class ReplicaFetchers:
         connect: Dial = dial,
         quota: ReplicationQuota | None = None,
         absent: AbsentBrokers | None = None,
+        silent: SilentBrokers | None = None,
         largest_answer: Callable[[], int] = lambda: LARGEST_ANSWER_BYTES,
     ) -> None:
-        """`quota`: for throttled partitions. `absent` records which brokers disconnected and connected.
-        `largest_answer`: size limit of a leader's response in bytes.
+        """`quota`: for throttled partitions. `absent` records which brokers disconnected and connected, `silent` which
+        do not answer. `largest_answer`: size limit of a leader's response in bytes.
         """
         self.absent = absent or AbsentBrokers(clock, session_ms=0)
         self._shared = SharedFetching(
@@ -54,6 +56,7 @@ class ReplicaFetchers:
             connect,
             quota or ReplicationQuota(),
             self.absent,
+            silent or SilentBrokers(-1, lambda silent: None),
             largest_answer,
         )
         self._links: dict[int, LeaderLink] = {}

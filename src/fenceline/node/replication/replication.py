@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from fenceline.config.broker import SILENCE_TIMEOUT
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import PeerError
 from fenceline.log.core.errors import StorageError
@@ -25,6 +26,7 @@ from fenceline.node.replication.absent_brokers import Absent, AbsentBrokers
 from fenceline.node.replication.deletions import RecordDeletions
 from fenceline.node.replication.isr_changes import IsrChanges
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
+from fenceline.node.replication.silent_brokers import SilentBrokers
 from fenceline.records.markers import end_marker
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import FetchLimits
@@ -89,6 +91,7 @@ class Replication:
         submit: Callable[[Request], Awaitable[Any]],
         next_change: Callable[[], asyncio.Future[None]],
         broker_epoch: Callable[[], int],
+        report_silent: Callable[[Collection[int]], None],
         clock: Clock,
         executor: Executor,
         flush_up_to: FlushUpTo,
@@ -100,8 +103,9 @@ class Replication:
         decided_transactions: DecidedTransactions,
     ) -> None:
         """`submit` sends a request to the controller; `next_change` completes with the next change of its metadata.
-        `cut_log`: see `link_work.Host`. `checkpoint` writes the offset checkpoints; raises StorageError. `rejected`:
-        records of a follower were not appended, because the disk is full."""
+        `report_silent` is called with all leaders that do not answer. `cut_log`: see `link_work.Host`. `checkpoint`
+        writes the offset checkpoints; raises StorageError. `rejected`: records of a follower were not appended, because
+        the disk is full."""
         self.node_id = node_id
         self._config = config
         self._in_service = in_service
@@ -135,6 +139,7 @@ class Replication:
             connect=peers.connect,
             quota=self.throttles.follower,
             absent=self.absent,
+            silent=SilentBrokers(config.get_int(SILENCE_TIMEOUT), report_silent),
             largest_answer=self._largest_answer,
         )
         self.isr_changes = IsrChanges(node_id, broker_epoch, submit, self._altered)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
+from fenceline.config.broker import SILENCE_TIMEOUT
 from fenceline.config.node import NodeConfig
 from fenceline.ids import encode_uuid
 from fenceline.log.core.disk import Disk, replace_file
@@ -106,6 +107,8 @@ def config_of(
             **(_cleanup_config(options) if options.operate_s or options.compaction else {}),
             **(_SHORT_METADATA_LOG if options.forget_metadata else {}),
             **(_QUIET_TIMES if options.quiet_s else {}),
+            **({"broker.session.timeout.ms": str(options.session_ms)} if options.session_ms else {}),
+            SILENCE_TIMEOUT: str(options.silence_ms),
             **more,
         },
         {},

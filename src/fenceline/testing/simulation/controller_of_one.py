@@ -97,6 +97,7 @@ def node_config(options: Options, node_id: int, more: Mapping[str, str] | None =
             "metadata.log.segment.ms": str(options.segment_ms),
             "metadata.max.idle.interval.ms": str(options.idle_ms),
             "fenceline.broker.fencing.grace.ms": "-1",
+            "fenceline.silence.timeout.ms": str(options.silence_ms),
             **(more or {}),
         },
         {},

@@ -90,6 +90,10 @@ class Options:
     # a cluster with data
     forget_metadata: bool = False
     """Whether the metadata log is deleted below each snapshot, so that nodes that were away download one."""
+    silence_ms: int = -1
+    """By how much answers of leaders may be overdue (`fenceline.silence.timeout.ms`)."""
+    session_ms: int = 0
+    """Session timeout of brokers; 0: as short as the other times of the scenario."""
     controllers: int = 3
     """Number of controllers: the first nodes."""
     topics: int = 1

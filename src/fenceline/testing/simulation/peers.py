@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from fenceline.quorum.duties import Send
-from fenceline.quorum.messages import ResponseMessage
+from fenceline.quorum.messages import QuorumFetchResponse, ResponseMessage
 from fenceline.testing.simulation.loop import SimLoop
 from fenceline.testing.simulation.network import Frame, Network, PeerRefused, SimulatedConnection
 
@@ -55,10 +56,17 @@ class SimPeers:
                 return
             if isinstance(answer, ConnectionError):
                 self._unanswered(request_id, isinstance(answer, PeerRefused))
+            elif isinstance(answer, QuorumFetchResponse):
+                self._answered(request_id, replace(answer, is_prompt=True))
             else:
                 self._answered(request_id, answer)
 
         connection.ask(duty.message, answered)
+
+    @staticmethod
+    def silent_for_s(node_id: int) -> float:
+        """No broker of these scenarios is reported as silent."""
+        return 0.0
 
     async def close(self) -> None:
         self._is_closed = True

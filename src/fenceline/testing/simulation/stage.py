@@ -11,7 +11,7 @@ import shlex
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final, Protocol
 
@@ -20,6 +20,7 @@ from fenceline.testing.simulation import (
     brokers_members,
     controller_of_one,
     controllers,
+    freezes_scenario,
     quorum_cluster,
     rights_scenario,
     transactions_scenario,
@@ -58,6 +59,7 @@ class Scenario(Protocol):
 Maker = Callable[[World, Invariants], Scenario]
 SCENARIOS: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
     "brokers": (brokers.BrokersScenario, brokers.BrokersScenario.base_options),
+    "freezes": (freezes_scenario.FreezesScenario, freezes_scenario.FreezesScenario.base_options),
     "operations": (brokers.OperationsScenario, brokers.OperationsScenario.base_options),
     "transactions": (
         transactions_scenario.TransactionsScenario,
@@ -72,6 +74,8 @@ SCENARIOS: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
 """By name: the constructor of the scenario, and its options before faults are drawn."""
 
 ALL: Final = "all"
+_SILENCES_MS: Final = (-1, 100, 200)
+"""Off, or much shorter than the session timeouts of the scenarios."""
 _TURNS: Final = ("quorum", "controllers", "quorum", "controller", "quorum")
 
 
@@ -124,6 +128,7 @@ def options_of(seed: int, scenario: str, overrides: Mapping[str, str] | None = N
     adjust: Callable[[Random, Options], Options] | None = getattr(make, "adjust_options", None)
     if adjust is not None:
         drawn = adjust(rng, drawn)
+    drawn = replace(drawn, silence_ms=World.rng_of(seed, "silence").choice(_SILENCES_MS))
     return drawn.with_text(overrides or {})
 
 

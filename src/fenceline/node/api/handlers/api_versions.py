@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, write_response
+from fenceline.wire.extensions import LEVEL_TAG, SOFTWARE_NAME
 from fenceline.wire.frame import encode_response_frame
 from fenceline.wire.primitives import uvarint
 
@@ -32,16 +33,17 @@ _TAG_FINALIZED_EPOCH: Final = 1
 _TAG_FINALIZED_FEATURES: Final = 2
 
 
-def has_valid_software_name(version: int, body: memoryview) -> bool:
-    """Whether the client sends a valid software name and version, as KIP-511 requires from version 3 on.
+def software_of(version: int, body: memoryview) -> str | None:
+    """The name of the client's software; "" before version 3. None: name or version is not valid (KIP-511).
 
     Raises MalformedRequest.
     """
     if version < _FIRST_FLEXIBLE:
-        return True
+        return ""
     request = read_request(ApiKey.API_VERSIONS, version, body)
-    names = (request.client_software_name, request.client_software_version)
-    return all(_SOFTWARE_NAME.fullmatch(name) is not None for name in names)
+    name: str = request.client_software_name
+    names = (name, request.client_software_version)
+    return name if all(_SOFTWARE_NAME.fullmatch(each) is not None for each in names) else None
 
 
 def api_ranges(apis: Iterable[Api], raw: Mapping[ApiKey, RawApi]) -> dict[ApiKey, tuple[int, int]]:
@@ -67,8 +69,9 @@ class ApiVersions:
         *,
         supported: Mapping[str, Levels],
         finalized: Callable[[], Mapping[str, int]],
+        fenceline_level: int = 0,
     ) -> None:
-        """`supported` and `finalized`: the levels of features (KIP-584)."""
+        """`supported` and `finalized`: the levels of features (KIP-584). `fenceline_level`: see `wire.extensions`."""
         self._node = node
         self._ranges = ranges
         self._flexible_ranges = uvarint(len(ranges) + 1) + b"".join(
@@ -80,24 +83,26 @@ class ApiVersions:
             for is_v4 in (False, True)
         }
         self._finalized = finalized
-        self._encoded_features: dict[bool, tuple[dict[str, int], int, bytes]] = {}
-        """By whether it is v4: the finalized levels and their epoch, and the tagged fields that tell them. Each new
-        connection asks, and few of these answers differ."""
+        self._fenceline_level = fenceline_level
+        self._encoded_features: dict[tuple[bool, bool], tuple[dict[str, int], int, bytes]] = {}
+        """By whether it is v4, and for a node of Fenceline: the finalized levels and their epoch, and the tagged fields
+        that tell them. Each new connection asks, and few of these answers differ."""
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer]:
-        version, error = context.api_version, ErrorCode.NONE
+        version, error, software = context.api_version, ErrorCode.NONE, None
         if not MIN_VERSION <= version <= MAX_VERSION:
             version, error = 0, ErrorCode.UNSUPPORTED_VERSION
-        elif not has_valid_software_name(version, body):
+        elif (software := software_of(version, body)) is None:
             error = ErrorCode.INVALID_REQUEST
         throttle_ms = context.throttle_ms
         if throttle_ms and context.quotas is not None:
             context.quotas.mute(throttle_ms)
-        answer = self.encode(version, error, throttle_ms)
+        answer = self.encode(version, error, throttle_ms, is_for_node=software == SOFTWARE_NAME)
         return encode_response_frame(ApiKey.API_VERSIONS, version, context.correlation_id, answer)
 
-    def encode(self, version: int, error: ErrorCode, throttle_ms: int = 0) -> bytes:
-        """The body in `version`: error, api ranges, and from v3 the supported and finalized features.
+    def encode(self, version: int, error: ErrorCode, throttle_ms: int = 0, *, is_for_node: bool = False) -> bytes:
+        """The body in `version`: error, api ranges, and from v3 the supported and finalized features; `is_for_node`:
+        with the extensions that this node takes part in.
 
         INVALID_REQUEST has no ranges; UNSUPPORTED_VERSION has the supported ones, so that the client can downgrade.
         """
@@ -115,14 +120,14 @@ class ApiVersions:
                 struct.pack(">h", error),
                 self._flexible_ranges,
                 struct.pack(">i", throttle_ms),
-                self._features(is_v4=version >= 4),
+                self._features(is_v4=version >= 4, is_for_node=is_for_node),
             )
         )
 
-    def _features(self, *, is_v4: bool) -> bytes:
+    def _features(self, *, is_v4: bool, is_for_node: bool) -> bytes:
         """The tagged fields with the supported and the finalized features."""
         finalized, epoch = self._finalized(), self._node.image.offset
-        known = self._encoded_features.get(is_v4)
+        known = self._encoded_features.get((is_v4, is_for_node))
         if known is not None and known[1] == epoch and known[0] == finalized:
             return known[2]
         tagged: list[tuple[int, bytes]] = []
@@ -133,11 +138,13 @@ class ApiVersions:
             tagged.append((_TAG_FINALIZED_EPOCH, struct.pack(">q", epoch)))
             rows = b"".join(_level_row(name, level, level) for name, level in sorted(finalized.items()))
             tagged.append((_TAG_FINALIZED_FEATURES, uvarint(len(finalized) + 1) + rows))
+        if is_for_node and self._fenceline_level:
+            tagged.append((LEVEL_TAG, struct.pack(">h", self._fenceline_level)))
         parts = [uvarint(len(tagged))]
         for tag, content in tagged:
             parts += [uvarint(tag), uvarint(len(content)), content]
         encoded = b"".join(parts)
-        self._encoded_features[is_v4] = dict(finalized), epoch, encoded
+        self._encoded_features[is_v4, is_for_node] = dict(finalized), epoch, encoded
         return encoded
 
 

@@ -10,9 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from fenceline.controller.requests import AllocateProducerIds, BrokerHeartbeat, RegisterBroker, RegisterController
+from fenceline.controller.requests import (
+    AllocateProducerIds,
+    BrokerHeartbeat,
+    RegisterBroker,
+    RegisterController,
+    SilentBroker,
+)
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.features import Levels
@@ -30,6 +36,9 @@ if TYPE_CHECKING:
         Feature,
         Listener,
     )
+
+_MAX_SILENT_BROKERS: Final = 1000
+"""More are ignored: memory is bounded whatever a peer sends."""
 
 Identified: TypeAlias = Callable[[str, str, int, int], None]
 """As `ControllerDriver.broker_identified`: listener, peer, broker id, broker epoch."""
@@ -79,6 +88,10 @@ async def handle_broker_heartbeat(
             want_shut_down=request.want_shut_down,
             offline_log_dirs=tuple(each or ZERO_UUID for each in request_field(request, "offline_log_dirs", ())),
             cordoned_log_dirs=None if cordoned is None else tuple(each or ZERO_UUID for each in cordoned),
+            silent_brokers=tuple(
+                SilentBroker(each.broker_id, each.broker_epoch)
+                for each in request_field(request, "silent_brokers", ())[:_MAX_SILENT_BROKERS]
+            ),
         )
     )
     return {

@@ -1,0 +1,56 @@
+"""Tagged fields that Fenceline's nodes add to Kafka's messages among themselves (KIP-482).
+
+Owns their tags, and the level by which nodes agree on them. Kafka's nodes skip a tag that they do not know; still, a
+node sends an extension only to a peer that has announced it: a node that introduces itself as `fenceline` in
+ApiVersions gets `fenceline_level` in the response, nobody else does. A missing level is 0.
+
+| level | what a node that announces it does                                                              |
+|-------|-------------------------------------------------------------------------------------------------|
+| 1     | as controller it reads `silent_brokers` in BrokerHeartbeat; as leader of the metadata quorum it |
+|       | answers each Fetch within its `max_wait_ms`, so followers may doubt it when an answer is overdue |
+
+The tags begin far above Kafka's, which number the tagged fields of each message from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from fenceline.wire.apis import ApiKey
+
+SOFTWARE_NAME: Final = "fenceline"
+"""The `client_software_name` of Fenceline's nodes."""
+LEVEL_TAG: Final = 10_000
+"""Tag of `fenceline_level` in ApiVersions responses."""
+WATCHES_SILENCE: Final = 1
+"""The first level of a node that takes part in noticing silent leaders."""
+
+REQUESTS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        ApiKey.BROKER_HEARTBEAT: """
+  silent_brokers: []SilentBroker 0+ tag10000@0+
+    broker_id: int32 0+
+    broker_epoch: int64 0+
+""",
+    }
+)
+"""Fields of requests besides those of the schemas, by API key, in their text form."""
+
+RESPONSES: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        ApiKey.API_VERSIONS: """
+  fenceline_level: int16 3+ tag10000@3+
+""",
+    }
+)
+"""Fields of responses, as `REQUESTS`."""
+
+_NAMES: Final[Mapping[int, frozenset[str]]] = MappingProxyType({ApiKey.BROKER_HEARTBEAT: frozenset({"silent_brokers"})})
+
+
+def without_extensions(api_key: int, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a request to a peer that has not announced that it reads extensions."""
+    own = _NAMES.get(api_key, frozenset())
+    return fields if own.isdisjoint(fields) else {name: value for name, value in fields.items() if name not in own}
