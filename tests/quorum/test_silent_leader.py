@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from fenceline.errors import ErrorCode
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.messages import QuorumFetchRequest, QuorumFetchResponse, VoteRequest, VoteResponse
-from fenceline.quorum.roles import Candidate, Follower, Prospective
+from fenceline.quorum.roles import Candidate, Follower, Prospective, Unattached
 from tests.quorum.machine import Machine
 from tests.quorum.memory_log import voter
 
@@ -125,3 +126,27 @@ def test_observer_of_a_silent_leader_asks_another_node() -> None:
     assert machine.sent(VoteRequest) == {}
     (asked,) = machine.sent(QuorumFetchRequest)
     assert asked != 2
+
+
+def test_observer_that_searches_the_leader_does_not_wait_for_a_silent_node() -> None:
+    """Nor does it ask the silent leader again at once, when a new epoch has no leader yet: both would cost seconds."""
+    machine = Machine(me=4, election=ElectionState(3, leader_id=2), silence_timeout_ms=SILENCE_MS)
+    machine.fetched(high_watermark=0, is_prompt=True)
+    machine.pass_time(WAIT_MS + SILENCE_MS)
+    machine.pass_time(AGAIN_MS)
+    (first,) = machine.sent(QuorumFetchRequest)
+    answer = QuorumFetchResponse(partition_error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, leader_epoch=4)
+    machine.reply(machine.request_id(first, QuorumFetchRequest), answer)
+    assert machine.quorum.role == Unattached(4)
+    asked = {first}
+    for _ in range(2):
+        machine.pass_time(100)
+        (other,) = machine.sent(QuorumFetchRequest) or (None,)
+        if other is None:
+            continue
+        asked.add(other)
+        machine.pass_time(WAIT_MS + SILENCE_MS)
+        machine.pass_time(AGAIN_MS)
+        asked.update(machine.sent(QuorumFetchRequest))
+    assert 2 not in asked
+    assert len(asked) == 2, "when one does not answer, the next is asked"

@@ -32,6 +32,7 @@ from fenceline.quorum.messages import (
     QuorumFetchRequest,
     QuorumFetchResponse,
 )
+from fenceline.quorum.outbox import Address
 from fenceline.quorum.roles import Follower, Unattached
 
 _BACKOFF_MS: Final = 100
@@ -68,8 +69,10 @@ class Following:
         """When to check whether the response in flight is overdue."""
         self._was_overdue = False
         """It was, at the last check."""
-        self._silent_until_ms = 0
-        """An observer whose leader was silent asks other nodes until then."""
+        self._asked: Peer | None = None
+        """The receiver of the last request."""
+        self._silent_until_ms: dict[Address, int] = {}
+        """Nodes that did not answer in time: others are asked until then."""
 
     @property
     def in_touch(self) -> bool:
@@ -87,7 +90,6 @@ class Following:
         self._overdue_at_ms = None
         if not same_leader:
             self._leader_is_prompt = False
-            self._silent_until_ms = 0
             self._consecutive_doubts = 0
             self._next_doubt_ms = self._core.now_ms
 
@@ -151,8 +153,9 @@ class Following:
         if leader is not None:
             servers.append(leader)  # doubted, but it may return before another leader is elected
         servers = [peer for peer in servers if not core.outbox.is_backing_off(core.now_ms, peer)]
-        if leader is not None and core.now_ms < self._silent_until_ms:
-            others = [peer for peer in servers if (peer.host, peer.port) != (leader.host, leader.port)]
+        if self._silent_until_ms:
+            until_ms = self._silent_until_ms
+            others = [peer for peer in servers if until_ms.get((peer.host, peer.port), 0) <= core.now_ms]
             servers = others or servers
         return servers[core.rng.randrange(len(servers))] if servers else None
 
@@ -181,10 +184,10 @@ class Following:
             return
         late_ms, self._overdue_at_ms = core.now_ms - self._overdue_at_ms, None
         is_pending = core.outbox.has(QuorumFetchRequest) or core.outbox.has(FetchSnapshotRequest)
-        if not isinstance(core.role, Follower) or not is_pending:
+        if not isinstance(core.role, Follower | Unattached) or not is_pending:
             return
         if self._was_overdue and late_ms < _LATE_MS:
-            self._leader_is_silent()
+            self._no_answer_in_time()
             return
         silence_ms = core.settings.silence_timeout_ms or 0
         self._was_overdue = late_ms < _LATE_MS
@@ -295,29 +298,38 @@ class Following:
             self._consecutive_doubts += 1
             self._start_pre_vote()
 
+    @property
+    def _is_searching(self) -> bool:
+        """Whether this node asks any node for the leader: each answers at once, or within the wait if it leads."""
+        return isinstance(self._core.role, Unattached) or (self._doubted and not self._core.is_electable)
+
     def _expect_answer(self, peer: Peer) -> None:
-        """A request was sent: set the time by which a prompt leader answers it."""
+        """A request was sent: set the time by which a prompt leader, or any other node, answers it."""
         core = self._core
         silence_ms = core.settings.silence_timeout_ms
-        is_watched = silence_ms is not None and self._leader_is_prompt and not self._doubted
+        self._asked = peer
         self._was_overdue = False
         self._overdue_at_ms = None
-        if silence_ms is not None and is_watched and isinstance(core.role, Follower) and peer.node_id == core.leader_id:
+        if silence_ms is not None and (self._is_searching or (self._leader_is_prompt and not self._doubted)):
             self._overdue_at_ms = core.now_ms + core.settings.fetch_max_wait_ms + silence_ms
 
-    def _leader_is_silent(self) -> None:
-        """The leader's answer is overdue, while this node was running."""
+    def _no_answer_in_time(self) -> None:
+        """The answer is overdue, while this node was running: doubt the leader, or ask another node."""
         core = self._core
-        core.log_line(
-            Level.INFO,
-            f"The leader {core.leader_id} does not answer a fetch in time; asking the other nodes.",
-            "Another controller is elected only if a majority of the voters misses it.",
-        )
-        if core.is_electable:
+        if not self._is_searching:
+            core.log_line(
+                Level.INFO,
+                f"The leader {core.leader_id} does not answer a fetch in time; asking the other nodes.",
+                "Another controller is elected only if a majority of the voters misses it.",
+            )
+        if self._asked is not None:
+            limit_ms = core.now_ms + core.settings.fetch_timeout_ms
+            live = {each: until_ms for each, until_ms in self._silent_until_ms.items() if until_ms > core.now_ms}
+            self._silent_until_ms = {**live, (self._asked.host, self._asked.port): limit_ms}
+        if core.is_electable and not self._is_searching:
             self._doubt()
             return
         self._doubted = True
-        self._silent_until_ms = core.now_ms + core.settings.fetch_timeout_ms
         core.outbox.give_up(QuorumFetchRequest)
         core.outbox.give_up(FetchSnapshotRequest)
 
