@@ -163,7 +163,7 @@ BREAKS = (
         "    if not changed:\n        return []",
         "    return [*changed, *changed]",
     ),
-    Break("the index of leaders", replica_index, "_discard(self._leads[partition.leader], topic_id, index)", "pass"),
+    Break("the index of leaders", replica_index, "_discard(self._leads[partition.leader], topic_id, bits)", "pass"),
 )
 
 
