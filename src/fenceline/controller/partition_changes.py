@@ -168,8 +168,10 @@ class PartitionChanges:
         rules: _TopicRules | None = None
         for topic_id, index in partitions:
             if topic is None or topic.id is not topic_id:
-                topic = self._state.image.topics_by_id[topic_id]
-                rules = self._rules_of(topic)
+                found = self._state.image.topics_by_id.get(topic_id)
+                if found is None:
+                    continue  # deleted since the first step of this decision
+                topic, rules = found, self._rules_of(found)
             key = id(topic.partitions[index]), id(rules)
             if (topic.name, index) in self._changed:
                 change(topic, index)
