@@ -141,7 +141,7 @@ def _step(
                 broker.id,
                 broker.epoch,
                 lambda: state.index.leaderless_of(broker.id),
-                state.settings.max_visits,
+                state.visits_in_a_step,
             )
             changes.elect(some, arriving=broker.id, failed_directories=failed)
         after = leave_failed_directories(state, changes, broker, failed)
@@ -155,7 +155,7 @@ def _step(
         broker.id,
         broker.epoch,
         lambda: state.index.in_isr(broker.id),
-        state.settings.max_visits,
+        state.visits_in_a_step,
     )
     changes.leave(some, broker.id, failed_directories=failed)
     if is_leaving:

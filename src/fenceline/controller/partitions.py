@@ -156,7 +156,7 @@ def elect_leaderless(state: ControllerState) -> Decision:
     may have unfenced the broker and stopped before it had elected all of them (C16)."""
     changes = PartitionChanges(state)
     some, more = state.visits.next(
-        VisitCause.LEADERLESS, NO_LEADER, NO_EPOCH, state.index.leaderless, state.settings.max_visits
+        VisitCause.LEADERLESS, NO_LEADER, NO_EPOCH, state.index.leaderless, state.visits_in_a_step
     )
     changes.elect(some)
     return Decision(changes.records, EmptyAnswer(), atomic=False, more=more)

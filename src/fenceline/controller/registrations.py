@@ -137,9 +137,7 @@ def _leave_partitions(
         index = state.index
         return index.in_isr(existing.id) if clean else chain(index.in_isr(existing.id), index.in_elr(existing.id))
 
-    some, more = state.visits.next(
-        VisitCause.REPLACED, existing.id, existing.epoch, partitions, state.settings.max_visits
-    )
+    some, more = state.visits.next(VisitCause.REPLACED, existing.id, existing.epoch, partitions, state.visits_in_a_step)
     changes.leave(some, existing.id, unclean=not clean)
     return changes.records, more
 

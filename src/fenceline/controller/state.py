@@ -40,8 +40,11 @@ from fenceline.metadata.records import MetadataRecord
 
 MAX_RECORDS: Final = 10_000
 """Limit of records in one atomic decision (C3)."""
-MAX_VISITS: Final = 1000
-"""Partitions that one step of a decision about a broker visits: some milliseconds."""
+MAX_VISITS: Final = 500
+"""Partitions that one step of a decision about a broker visits: some milliseconds, here and at the brokers that apply
+it."""
+_LONG_STEP: Final = 10
+"""Times as many, if the broker is the only one: nothing else is decided while it starts or stops."""
 _MAX_BATCH_BYTES: Final = 8 << 20
 """Of one atomic decision: it is one batch of the metadata log, and this is Kafka's limit for one."""
 
@@ -192,6 +195,11 @@ class ControllerState:
         after = copy(self)
         after.image, _ = apply(self.image, records, self.image.offset, self.image.epoch)
         return after
+
+    @property
+    def visits_in_a_step(self) -> int:
+        limit = self.settings.max_visits
+        return limit * _LONG_STEP if len(self.image.brokers) <= 1 else limit
 
     # -- queries -------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 log = Logger("replicas")
 
+_OPENED_AT_ONCE: Final = 200
+"""Replicas opened in one iteration of the event loop: some milliseconds."""
 _OFFLINE_ADVICE: Final = (
     "This partition is offline, the others are served. Check the disk (dmesg, smartctl), then restart the node."
 )
@@ -150,6 +153,9 @@ class Replicas:
         self._vacated: dict[TopicPartition, asyncio.Future[None]] = {}
         """Futures of the leaving partitions whose names are waited for."""
         self._held: set[TopicPartition] = set()
+        self._to_open: dict[tuple[UUID, int], None] = {}
+        """Topic ids and indexes of replicas that have work and are opened soon; in order."""
+        self._opened_at_once = 0
         self._idle: PartitionImage | None = None
         """While a delta is applied: a state after a change for which nothing was to be done."""
         self._moved_away: dict[TopicPartition, tuple[UUID, int]] = {}
@@ -218,7 +224,9 @@ class Replicas:
     # --- following the image --------------------------------------------------------------------------------------
 
     def apply(self, delta: Delta) -> None:
-        """Apply a metadata change to the open replicas; the cost depends on the size of the change."""
+        """Apply a metadata change to the open replicas; the cost depends on the size of the change. If it gives work to
+        many that are not open, most of them are opened in the next iterations of the event loop."""
+        self._opened_at_once = 0
         for topic in delta.deleted_topics:
             self._drop(topic)
         for resource in delta.changed_configs:
@@ -234,6 +242,7 @@ class Replicas:
 
     def apply_roles(self) -> None:
         """At start: start to follow partitions that are led elsewhere, and to recover uncleanly elected leaders."""
+        self._opened_at_once = 0
         with self.directories.listed():
             for topic in self._image().topics_by_id.values():
                 self._apply_roles_of(topic)
@@ -267,8 +276,24 @@ class Replicas:
         """Open a replica that has work, unless it is a leader that recovers without a log."""
         if self._is_unused_leader(topic, index):
             self._roles.leads_unused(topic, index, self.get)
-        else:
+        elif self._opened_at_once < _OPENED_AT_ONCE or (topic.name, index) in self.open_by_name:
+            self._opened_at_once += 1
             self.get(topic.name, index)
+        else:
+            if not self._to_open:
+                asyncio.get_running_loop().call_soon(self._open_some)
+            self._to_open[topic.id, index] = None
+
+    def _open_some(self) -> None:
+        """Open replicas that a large change has left for later, unless they were opened meanwhile or have no more
+        work."""
+        for key in list(islice(self._to_open, _OPENED_AT_ONCE)):
+            del self._to_open[key]
+            topic = self._image().topics_by_id.get(key[0])
+            if topic is not None and key[1] < len(topic.partitions) and self._has_work(topic.partitions[key[1]]):
+                self.get(topic.name, key[1])
+        if self._to_open:
+            asyncio.get_running_loop().call_soon(self._open_some)
 
     def _is_unused_leader(self, topic: TopicImage, index: int) -> bool:
         """Whether the replica here leads, has to recover (KIP-704), and has no files in the directory that it would

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = Logger("replication")
 
-MAX_CHANGES: Final = 1000
+MAX_CHANGES: Final = 500
 """Partitions in one request to the controller, which decides it without a pause that others notice."""
 _PAUSE_S: Final = 0.2
 
@@ -89,7 +89,9 @@ class UnusedLeaders:
         try:
             while self._left:
                 await asyncio.sleep(0)  # others have their turn, and what has one cause is sent together
-                some = list(islice(self._left, MAX_CHANGES))
+                # The only broker of a cluster serves nobody while it waits for them.
+                limit = MAX_CHANGES if len(self._image().brokers) > 1 else 10 * MAX_CHANGES
+                some = list(islice(self._left, limit))
                 for each in some:
                     del self._left[each]
                 left = await self._recover(await self._without_markers(some))
