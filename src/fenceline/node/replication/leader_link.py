@@ -53,7 +53,7 @@ LAST_FETCH_VERSION: Final = 17
 FAR_LINKS: Final = 2
 """Maximum number of links for partitions that are far behind."""
 _ARRIVAL_S: Final = 0.02
-_REOPENING_S: Final = 50e-6
+_REOPENING_S: Final = 100e-6
 """For each partition of a session: what it costs both sides to open it again, or less."""
 """How long a partition that has caught up waits for the fetch in flight."""
 _TROUBLE = (ConnectionError, MalformedRequest, NoSuchVersion)
@@ -159,12 +159,14 @@ class LeaderLink:
 
     def _interrupt_for_more(self) -> None:
         """There are further partitions to fetch. The fetch after an interrupted one names all partitions: with many of
-        them it must not happen each time that some are added, as while a broker with many leaders is fenced."""
+        them that costs more than to wait for the answer in flight, and must not happen each time that some are added,
+        as while a broker with many leaders is fenced."""
         loop = asyncio.get_running_loop()
-        due_s = self._interrupted_s + len(self.fetcher) * _REOPENING_S
-        if self._awaited is None or loop.time() >= due_s:
+        cost_s = len(self.fetcher) * _REOPENING_S
+        due_s = self._interrupted_s + cost_s
+        if self._awaited is None or (loop.time() >= due_s and cost_s < self._shared.limits.max_wait_ms / 1000):
             self.interrupt()
-        elif self._arrivals is None:
+        elif self._arrivals is None and cost_s < self._shared.limits.max_wait_ms / 1000:
             self._arrivals = loop.call_at(due_s, self.interrupt)
 
     def reschedule(self) -> None:
@@ -280,6 +282,9 @@ class LeaderLink:
             connection = await self._connected()
             first: list[Question] = [state.first_question() for state in self.fetcher.to_compare(now_ms)]
             await self.truncation.ask_all(connection, first)
+        if len(self.fetcher) and (self._connection is None or not self._connection.is_open):
+            await self._connected()
+            self._wakeup.clear()  # what has come meanwhile is in the request
         request = self.fetcher.next_request(now_ms)
         if request is None:
             ready_ms = self.fetcher.next_ready_ms()
