@@ -189,20 +189,8 @@ class PartitionDecoder:
                 replicas, isr, removing, adding = middle
                 state, directories, elr, last_known = tail
                 leader, leader_epoch, epoch = _EPOCHS.unpack_from(value, end)
-                return self.share_image(
-                    PartitionImage(
-                        replicas,
-                        isr,
-                        leader,
-                        leader_epoch,
-                        epoch,
-                        state,
-                        directories,
-                        elr,
-                        last_known,
-                        adding,
-                        removing,
-                    )
+                return PartitionImage(
+                    replicas, isr, leader, leader_epoch, epoch, state, directories, elr, last_known, adding, removing
                 )
         return self._decode_and_cache(value, end)
 
