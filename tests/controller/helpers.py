@@ -16,7 +16,7 @@ from fenceline.controller.requests import (
     TopicToCreate,
     WriteBootstrapRecords,
 )
-from fenceline.controller.state import ControllerSettings
+from fenceline.controller.state import ControllerSettings, Decision
 from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, fresh_levels
 from fenceline.metadata.image import EMPTY_IMAGE, Endpoint, PartitionImage
@@ -46,19 +46,29 @@ class Cluster:
         return self.controller.image
 
     def ask(self, request: Request) -> Any:
-        """Decide, apply the records, return the response. `records` are those of the last request."""
+        """Decide, in one step or several, apply the records, return the response. `records` are those of the last
+        request."""
+        self.records = []
+        while True:
+            decision = self.step(request)
+            self.records += decision.records
+            if not decision.more:
+                return decision.answer
+
+    def step(self, request: Request) -> Decision:
+        """One step of a decision, applied."""
         decision = self.controller.decide(request, self.now_ms, self.rng)
         version = self.image.metadata_version or 30
-        self.records = [decode_record(encode_record(record, version)) for record in decision.records]
-        assert self.records == list(decision.records)
-        if self.records:
+        records = [decode_record(encode_record(record, version)) for record in decision.records]
+        assert records == list(decision.records)
+        if records:
             before = self.image
-            last = self.controller.next_offset + len(self.records) - 1
-            after, delta = self.controller.replay(self.records, last, 1)
+            last = self.controller.next_offset + len(records) - 1
+            after, delta = self.controller.replay(records, last, 1)
             self.deltas.append(delta)
             expected = difference(before, after)
             assert sorted(map(repr, delta.changed_partitions)) == sorted(map(repr, expected.changed_partitions))
-        return decision.answer
+        return decision
 
     def register(
         self, broker: int, *, incarnation: int = 1, rack: str | None = None, previous: int = -1, **more: Any

@@ -43,6 +43,7 @@ from fenceline.controller.requests import (
     UpdateFeatures,
     UpgradeType,
 )
+from fenceline.controller.state import MAX_VISITS
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.delta import apply
 from fenceline.metadata.image import (
@@ -70,9 +71,9 @@ def directories(broker: int) -> tuple[UUID, UUID]:
 class World:
     """See the module docstring."""
 
-    def __init__(self, *, elr: bool = True, metadata_version: int = 30) -> None:
+    def __init__(self, *, elr: bool = True, metadata_version: int = 30, max_visits: int = MAX_VISITS) -> None:
         levels = {"metadata.version": metadata_version, **({"eligible.leader.replicas.version": 1} if elr else {})}
-        self.cluster = Cluster(0, features=levels)
+        self.cluster = Cluster(0, features=levels, max_visits=max_visits)
         self.everything: list[MetadataRecord] = []
         self.incarnations: Counter[int] = Counter()
         self.failed: dict[int, tuple[UUID, ...]] = {}
@@ -488,7 +489,11 @@ def run_history(
     are actions in addition to `ACTIONS`.
     """
     rng = Random(seed)
-    world = World(elr=True) if seed % 3 else World(elr=False, metadata_version=(30, 22, 16, 11)[seed // 3 % 4])
+    max_visits = 1 if seed % 4 == 1 else MAX_VISITS
+    if seed % 3:
+        world = World(elr=True, max_visits=max_visits)
+    else:
+        world = World(elr=False, metadata_version=(30, 22, 16, 11)[seed // 3 % 4], max_visits=max_visits)
     weights, actions = zip(*ACTIONS, *more, strict=True)
     for _ in range(6):
         world.register(rng)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from uuid import UUID
 
@@ -12,8 +13,23 @@ from fenceline.errors import FencelineError
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.features import partition_record_version
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, PartitionImage
-from fenceline.metadata.partition_values import PartitionDecoder, PartitionEncoder, partition_key, partition_record
-from fenceline.metadata.records import PartitionRecord, TopicRecord, UnknownRecord, decode_record, encode_record
+from fenceline.metadata.partition_values import (
+    PartitionDecoder,
+    PartitionEncoder,
+    encode_records,
+    partition_key,
+    partition_record,
+)
+from fenceline.metadata.records import (
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    TopicRecord,
+    UnknownRecord,
+    decode_record,
+    encode_record,
+)
+from fenceline.metadata.topics_delta import changed_partition
 from tests.metadata.helpers import values_of
 
 TOPIC = UUID(int=0xABCD)
@@ -97,3 +113,102 @@ def test_malformed_bytes_are_rejected() -> None:
     delta.replay(TopicRecord("t", TOPIC))
     with pytest.raises(FencelineError):
         delta.replay_value(value[:10])
+
+
+def _change(rng: Random) -> PartitionChangeRecord:
+    """Few distinct ones, as in a real log."""
+    return PartitionChangeRecord(
+        rng.randrange(1 << 31),
+        UUID(int=rng.randrange(1 << 64)),
+        rng.choice((None, (), (1,), (2, 1))),
+        rng.choice((-2, -1, 1, 2)),
+        rng.choice((None, (1, 2), (1, 2, 3))),
+        leader_recovery_state=rng.choice((-1, 0, 1)),
+        directories=rng.choice((None, (UUID(int=200), UUID(int=201)))),
+        eligible_leader_replicas=rng.choice((None, (), (3,))),
+        last_known_elr=rng.choice((None, (), (1,))),
+    )
+
+
+@pytest.mark.parametrize("metadata_version", [7, 17, 23, 30])
+def test_changes_are_encoded_as_by_the_ordinary_codec(metadata_version: int) -> None:
+    """Whatever was encoded before."""
+    rng = Random(metadata_version)
+    records: list[MetadataRecord] = [_change(rng) for _ in range(2000)]
+    records.insert(1000, TopicRecord("t", TOPIC))
+    expected = [encode_record(record, metadata_version) for record in records]
+    assert list(encode_records(records, metadata_version)) == expected
+
+
+def test_changes_are_decoded_as_by_the_ordinary_codec() -> None:
+    """All but topic and number, which `partition_key` returns."""
+    rng, decoder = Random(3), PartitionDecoder()
+    distinct = set()
+    for _ in range(3000):
+        value = encode_record(_change(rng), rng.choice((7, 17, 30)))
+        record = decode_record(value)
+        assert isinstance(record, PartitionChangeRecord)
+        change = decoder.decode_change(value)
+        assert partition_key(value) == (record.partition_id, record.topic_id.bytes)
+        assert change.of_partition(record.topic_id, record.partition_id) == record
+        distinct.add(id(change))
+    assert len(distinct) < 1500, "equal changes share an object"
+
+
+@given(values_of(PartitionChangeRecord))
+def test_any_change(record: PartitionChangeRecord) -> None:
+    try:
+        value = encode_record(record, 30)
+    except (FencelineError, IndexError, AssertionError):
+        return
+    again, decoder = record.of_partition(UUID(int=9), 3), PartitionDecoder()
+    assert list(encode_records([record, again, record], 30)) == [value, encode_record(again, 30), value]
+    first = decoder.decode_change(value)
+    assert decoder.decode_change(encode_record(again, 30)) is first
+    assert first.of_partition(record.topic_id, record.partition_id) == decode_record(value)
+
+
+def test_replayed_values_and_records_lead_to_the_same_image() -> None:
+    """The successor of a partition is remembered by identity: never that of another one, or of another change."""
+    rng = Random(5)
+    of_values, of_records = MetadataDelta(EMPTY_IMAGE), MetadataDelta(EMPTY_IMAGE)
+    records: list[MetadataRecord] = [TopicRecord("t", TOPIC)]
+    records += [PartitionRecord(index, TOPIC, (1, 2, 3), (1, 2, 3), leader=1, leader_epoch=0) for index in range(50)]
+    for _ in range(3000):
+        records.append(replace(_change(rng), topic_id=TOPIC, partition_id=rng.randrange(50)))
+    for record in records:
+        of_records.replay(record)
+        of_values.replay_value(encode_record(record, 30))
+    straight = [PartitionImage((1, 2, 3), (1, 2, 3), 1, 0, -1)] * 50
+    for record in records:
+        if isinstance(record, PartitionChangeRecord):
+            straight[record.partition_id] = changed_partition(straight[record.partition_id], record)
+    image, _ = of_values.build(len(records) - 1, 0)
+    assert image == of_records.build(len(records) - 1, 0)[0]
+    assert image.topics_by_name["t"].partitions == tuple(straight)
+
+
+def test_malformed_changes_are_rejected() -> None:
+    """What the ordinary codec rejects is rejected, whatever was decoded before."""
+    decoder, value = PartitionDecoder(), encode_record(_change(Random(1)), 30)
+    decoder.decode_change(value)
+    for end in range(2, len(value)):
+        with pytest.raises(FencelineError):
+            decoder.decode_change(value[:end])
+    delta = MetadataDelta(EMPTY_IMAGE)
+    with pytest.raises(FencelineError):
+        delta.replay_value(value[:10])
+    with pytest.raises(FencelineError):
+        delta.replay_value(value)  # of an unknown topic
+
+
+def test_equal_partitions_are_one_object() -> None:
+    """After changes, too."""
+    delta = MetadataDelta(EMPTY_IMAGE)
+    delta.replay(TopicRecord("t", TOPIC))
+    for index in range(3):
+        delta.replay_value(encode_record(PartitionRecord(index, TOPIC, (1, 2), (1, 2), leader=1), 30))
+    for index in range(3):
+        delta.replay_value(encode_record(PartitionChangeRecord(index, TOPIC, (2,), 2), 30))
+    image, _ = delta.build(0, 0)
+    assert len({id(each) for each in image.topics_by_name["t"].partitions}) == 1

@@ -158,3 +158,30 @@ def test_requests_in_pieces(node: EmbeddedNode) -> None:
         for byte in frame(ApiKey.METADATA, 12, 1, {"topics": []}):
             connection.sendall(bytes([byte]))
         assert receive_frame(connection)
+
+
+def test_large_request_is_decoded_while_others_are_served(node: EmbeddedNode) -> None:
+    """200,000 assigned partitions: refused as by Kafka, and the next request of the connection keeps its place."""
+    topic = {"name": "large", "num_partitions": -1, "replication_factor": -1, "configs": []}
+    rows = [{"partition_index": index, "broker_ids": [1]} for index in range(200_000)]
+    large = frame(ApiKey.CREATE_TOPICS, 7, 2, {"topics": [{**topic, "assignments": rows}], "timeout": 1000})
+    with connected(node) as connection:
+        connection.sendall(large + frame(ApiKey.METADATA, 12, 3, {"topics": []}))
+        assert_serves(node)
+        answer = receive_frame(connection)
+        correlation_id, position = parse_response_header(ApiKey.CREATE_TOPICS, 7, answer)
+        (result,) = read_response(ApiKey.CREATE_TOPICS, 7, answer[position:]).topics
+        assert (correlation_id, result.error_code) == (2, 44)
+        assert result.error_message == "Excessively large number of partitions per request."
+        assert parse_response_header(ApiKey.METADATA, 12, receive_frame(connection))[0] == 3
+    assert_serves(node)
+
+
+def test_large_malformed_request_ends_the_connection(node: EmbeddedNode) -> None:
+    rows = [{"partition_index": index, "broker_ids": [1]} for index in range(50_000)]
+    topic = {"name": "large", "num_partitions": -1, "replication_factor": -1, "configs": [], "assignments": rows}
+    body = write_request(ApiKey.CREATE_TOPICS, 7, {"topics": [topic], "timeout": 1000})[:-9]
+    with connected(node) as connection:
+        connection.sendall(b"".join(encode_request_frame(ApiKey.CREATE_TOPICS, 7, 1, "test", body)))
+        assert is_closed(connection)
+    assert_serves(node)

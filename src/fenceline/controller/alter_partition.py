@@ -9,7 +9,7 @@ gaps.md G21, G22, G46.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from fenceline.controller.elections import NO_CHANGE
 from fenceline.controller.partition_changes import PartitionChanges
@@ -24,6 +24,7 @@ from fenceline.controller.partition_requests import (
 from fenceline.controller.state import ControllerState, Decision
 from fenceline.errors import ErrorCode
 from fenceline.metadata.image import LeaderRecoveryState, PartitionImage, TopicImage
+from fenceline.metadata.records import PartitionChangeRecord
 
 _RECOVERED: Final = LeaderRecoveryState.RECOVERED
 _RECOVERING: Final = LeaderRecoveryState.RECOVERING
@@ -32,48 +33,85 @@ _RECOVERING: Final = LeaderRecoveryState.RECOVERING
 def alter_partition(state: ControllerState, request: AlterPartition) -> Decision:
     """Raises PeerError(STALE_BROKER_EPOCH); any other error concerns a single partition."""
     state.broker(request.broker_id, request.broker_epoch)
-    changes = PartitionChanges(state)
+    requests = _Requests(state, request.broker_id)
     answers = []
     for topic_id, requested in request.topics:
         topic = state.image.topics_by_id.get(topic_id)
         if topic is None:
             altered = tuple(AlteredPartition(each.index, ErrorCode.UNKNOWN_TOPIC_ID) for each in requested)
         else:
-            altered = tuple(_alter(state, changes, topic, request.broker_id, each) for each in requested)
+            altered = tuple(requests.alter(topic, each) for each in requested)
         answers.append((topic_id, altered))
-    return Decision(changes.records, AlterPartitionAnswer(tuple(answers)), atomic=False)
+    return Decision(requests.changes.records, AlterPartitionAnswer(tuple(answers)), atomic=False)
 
 
-def _alter(
-    state: ControllerState, changes: PartitionChanges, topic: TopicImage, broker_id: int, requested: IsrChange
-) -> AlteredPartition:
-    partition = changes.partition(topic, requested.index)
-    if partition is None:
-        return AlteredPartition(requested.index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    fault = _fault(state, partition, broker_id, requested)
-    if fault is not None:
-        return AlteredPartition(requested.index, fault)
-    record = changes.change(
-        topic,
-        requested.index,
-        target_isr=tuple(member.broker_id for member in requested.new_isr),
-        recovery_state=LeaderRecoveryState(requested.leader_recovery_state),
-    )
-    if record is not None and record.leader not in (NO_CHANGE, broker_id):
+class _Requests:
+    """The partitions of one request. Equal changes of equal partitions are decided once: a broker that returns is
+    reported in sync in all its partitions, most of which are in one of few states."""
+
+    def __init__(self, state: ControllerState, broker_id: int) -> None:
+        self.changes = PartitionChanges(state)
+        self._state = state
+        self._broker_id = broker_id
+        self._known: dict[tuple[Any, ...], tuple[PartitionChangeRecord | None, AlteredPartition]] = {}
+        """By identity of the partition and its topic's rules, and by what is requested."""
+
+    def alter(self, topic: TopicImage, requested: IsrChange) -> AlteredPartition:
+        index = requested.index
+        if not (0 <= index < len(topic.partitions) and self.changes.is_unchanged(topic, index)):
+            return self._alter(topic, requested)[1]
+        key = (
+            id(topic.partitions[index]),
+            self.changes.rules_key(topic),
+            requested.leader_epoch,
+            requested.partition_epoch,
+            requested.new_isr,
+            requested.leader_recovery_state,
+        )
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._alter(topic, requested)
+            return known[1]
+        record, answer = known
+        self.changes.repeat(topic, index, record)
         return AlteredPartition(
-            requested.index, ErrorCode.NEW_LEADER_ELECTED
-        )  # V24: the change takes effect all the same
-    after = changes.partition(topic, requested.index)  # V23: the current state, if nothing changed
-    assert after is not None, "a changed partition exists"
-    return AlteredPartition(
-        requested.index,
-        ErrorCode.NONE,
-        after.leader,
-        after.leader_epoch,
-        after.isr,
-        after.leader_recovery_state,
-        after.partition_epoch,
-    )
+            index,
+            answer.code,
+            answer.leader,
+            answer.leader_epoch,
+            answer.isr,
+            answer.leader_recovery_state,
+            answer.partition_epoch,
+        )
+
+    def _alter(self, topic: TopicImage, requested: IsrChange) -> tuple[PartitionChangeRecord | None, AlteredPartition]:
+        changes, broker_id = self.changes, self._broker_id
+        partition = changes.partition(topic, requested.index)
+        if partition is None:
+            return None, AlteredPartition(requested.index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        fault = _fault(self._state, partition, broker_id, requested)
+        if fault is not None:
+            return None, AlteredPartition(requested.index, fault)
+        record = changes.change(
+            topic,
+            requested.index,
+            target_isr=tuple(member.broker_id for member in requested.new_isr),
+            recovery_state=LeaderRecoveryState(requested.leader_recovery_state),
+        )
+        if record is not None and record.leader not in (NO_CHANGE, broker_id):
+            # V24: the change takes effect all the same
+            return record, AlteredPartition(requested.index, ErrorCode.NEW_LEADER_ELECTED)
+        after = changes.partition(topic, requested.index)  # V23: the current state, if nothing changed
+        assert after is not None, "a changed partition exists"
+        return record, AlteredPartition(
+            requested.index,
+            ErrorCode.NONE,
+            after.leader,
+            after.leader_epoch,
+            after.isr,
+            after.leader_recovery_state,
+            after.partition_epoch,
+        )
 
 
 def _fault(state: ControllerState, partition: PartitionImage, broker_id: int, requested: IsrChange) -> ErrorCode | None:

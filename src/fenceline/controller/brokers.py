@@ -19,6 +19,7 @@ from uuid import UUID
 
 from fenceline.controller.directories import cordon, failed_directories, leave_failed_directories
 from fenceline.controller.partition_changes import PartitionChanges
+from fenceline.controller.partition_visits import VisitCause
 from fenceline.controller.requests import (
     BrokerHeartbeat,
     BrokerHeartbeatAnswer,
@@ -66,7 +67,7 @@ def _from_unfenced(state: ControllerState, broker: BrokerImage, request: BrokerH
 
 def _from_shutdown(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> BrokerControlState:
     """The broker may stop when it leads no partition and every active broker knows that."""
-    if state.index.leads_any(broker.id):
+    if _is_still_leaving(state, broker):
         return BrokerControlState.CONTROLLED_SHUTDOWN
     session = state.sessions.get(broker.id)
     began = session.shutdown_offset if session is not None else None
@@ -104,11 +105,11 @@ def broker_heartbeat(state: ControllerState, request: BrokerHeartbeat, now_ms: i
     current = state_of(broker)
     following = _NEXT[current](state, broker, request)
     failed = failed_directories(state, broker, request.offline_log_dirs)
-    records = _step(state, broker, current, following, failed)
+    records, more = _step(state, broker, current, following, failed)
     session = state.sessions.touch(broker.id, broker.epoch, now_ms, request.current_metadata_offset)
     if following is not BrokerControlState.CONTROLLED_SHUTDOWN:
         session.shutdown_offset = None
-    elif following is not current or session.shutdown_offset is None:
+    elif following is not current or session.shutdown_offset is None or records:
         session.shutdown_offset = state.next_offset + len(records) - 1
     records += cordon(state, broker, request.cordoned_log_dirs)
     answer = BrokerHeartbeatAnswer(
@@ -116,7 +117,7 @@ def broker_heartbeat(state: ControllerState, request: BrokerHeartbeat, now_ms: i
         is_fenced=following in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW),
         should_shut_down=following is BrokerControlState.SHUTDOWN_NOW,
     )
-    return Decision(records, answer, atomic=False)
+    return Decision(records, answer, atomic=False, more=more)
 
 
 def _step(
@@ -125,26 +126,48 @@ def _step(
     current: BrokerControlState,
     following: BrokerControlState,
     failed: Collection[UUID],
-) -> list[MetadataRecord]:
+) -> tuple[list[MetadataRecord], bool]:
     """C16: when fencing, leave every ISR first; when unfencing, elect the broker for leaderless partitions afterwards.
-    C20."""
+    C20. Also returns whether partitions are left for another step."""
+    more = False
     changes = PartitionChanges(state)
     if following is BrokerControlState.UNFENCED:
         before: list[MetadataRecord] = []
         if current is not following:
             before.append(_change(broker, fenced=_UNFENCE))
-            partitions = state.index.leaderless_of(broker.id)
-            changes.elect(partitions, arriving=broker.id, failed_directories=failed)
+        if current is not following or state.visits.is_in_progress(VisitCause.RETURNING, broker.id, broker.epoch):
+            some, more = state.visits.next(
+                VisitCause.RETURNING,
+                broker.id,
+                broker.epoch,
+                lambda: state.index.leaderless_of(broker.id),
+                state.visits_in_a_step,
+            )
+            changes.elect(some, arriving=broker.id, failed_directories=failed)
         after = leave_failed_directories(state, changes, broker, failed)
-        return [*before, *changes.records, *after]
+        return [*before, *changes.records, *after], more
     after = leave_failed_directories(state, changes, broker, failed) if len(failed) < len(broker.log_dirs) else []
-    if current is following:
-        return [*changes.records, *after]
-    changes.leave(state.index.in_isr(broker.id), broker.id, failed_directories=failed)
-    if following is BrokerControlState.CONTROLLED_SHUTDOWN:
-        return [_change(broker, in_controlled_shutdown=1), *changes.records, *after]
-    fence = [] if broker.fenced else [_change(broker, fenced=_FENCE)]
-    return [*changes.records, *fence, *after]
+    is_leaving = following is BrokerControlState.CONTROLLED_SHUTDOWN
+    if current is following and not (is_leaving and _is_still_leaving(state, broker)):
+        return [*changes.records, *after], False
+    some, more = state.visits.next(
+        VisitCause.LEAVING if is_leaving else VisitCause.FENCED,
+        broker.id,
+        broker.epoch,
+        lambda: state.index.in_isr(broker.id),
+        state.visits_in_a_step,
+    )
+    changes.leave(some, broker.id, failed_directories=failed)
+    if is_leaving:
+        begin = [] if current is following else [_change(broker, in_controlled_shutdown=1)]
+        return [*begin, *changes.records, *after], more
+    fence = [] if broker.fenced or more else [_change(broker, fenced=_FENCE)]
+    return [*changes.records, *fence, *after], more
+
+
+def _is_still_leaving(state: ControllerState, broker: BrokerImage) -> bool:
+    """Whether the step that began its shutdown was not the last one, here or at an earlier controller."""
+    return state.index.leads_any(broker.id) or state.visits.is_in_progress(VisitCause.LEAVING, broker.id, broker.epoch)
 
 
 def _change(broker: BrokerImage, *, fenced: int = 0, in_controlled_shutdown: int = 0) -> MetadataRecord:
@@ -166,11 +189,19 @@ def _is_caught_up(state: ControllerState, request: BrokerHeartbeat) -> bool:
 
 def fence_stale_broker(state: ControllerState, now_ms: int) -> Decision:
     """C17: fence one broker whose session has expired. The caller repeats this while it writes records."""
-    for broker_id in state.sessions.expired(now_ms):
+    for broker_id in (*state.fencing, *state.sessions.expired(now_ms)):
         silent = state.image.brokers.get(broker_id)
-        state.sessions.expire(broker_id)
-        if silent is not None and not silent.fenced:
-            return Decision(fence(state, silent), EmptyAnswer(), atomic=False)
+        begun = state.fencing.get(broker_id)
+        if begun is not None and (silent is None or silent.fenced or silent.epoch != begun):
+            del state.fencing[broker_id]  # a new process has registered meanwhile
+            continue
+        if silent is None or silent.fenced:
+            state.sessions.expire(broker_id)
+            continue
+        decision = fence(state, silent)
+        if not decision.more:
+            state.sessions.expire(broker_id)
+        return decision
     return Decision((), EmptyAnswer(), atomic=False)
 
 
@@ -184,10 +215,11 @@ def fence_ended_broker(state: ControllerState, request: FenceEndedBroker) -> Dec
     epoch = request.broker_epoch
     if broker is None or broker.epoch != epoch:
         return Decision((), EmptyAnswer())
-    if not state.sessions.may_have_ended(broker.id, epoch, request.since_ms):
-        return Decision((), EmptyAnswer())
-    state.sessions.end(broker.id, epoch, for_good=not broker.fenced)
-    return Decision([] if broker.fenced else fence(state, broker), EmptyAnswer(), atomic=False)
+    if state.fencing.get(broker.id) != epoch:
+        if not state.sessions.may_have_ended(broker.id, epoch, request.since_ms):
+            return Decision((), EmptyAnswer())
+        state.sessions.end(broker.id, epoch, for_good=not broker.fenced)
+    return Decision((), EmptyAnswer(), atomic=False) if broker.fenced else fence(state, broker)
 
 
 def is_missed_by_followers(state: ControllerState, silent: SilentBroker, now_ms: int) -> bool:
@@ -209,6 +241,9 @@ def fence_silent_broker(state: ControllerState, request: FenceSilentBroker, now_
     """Fence a broker that neither answers its followers nor this controller. Does nothing if that is not so any more: a
     heartbeat that arrived after the controller began to ask outweighs it."""
     silent = SilentBroker(request.broker_id, request.broker_epoch)
+    broker = state.image.brokers.get(silent.broker_id)
+    if broker is not None and not broker.fenced and state.fencing.get(broker.id) == broker.epoch == silent.broker_epoch:
+        return fence(state, broker)  # the next step
     session = state.sessions.get(silent.broker_id)
     if session is not None and session.last_contact_ms > request.since_ms:
         return Decision((), EmptyAnswer())
@@ -216,12 +251,17 @@ def fence_silent_broker(state: ControllerState, request: FenceSilentBroker, now_
         return Decision((), EmptyAnswer())
     state.sessions.end(silent.broker_id, silent.broker_epoch, for_good=False)
     state.silence.fenced(silent, now_ms)
-    return Decision(fence(state, state.image.brokers[silent.broker_id]), EmptyAnswer(), atomic=False)
+    return fence(state, state.image.brokers[silent.broker_id])
 
 
-def fence(state: ControllerState, broker: BrokerImage) -> list[MetadataRecord]:
-    """C16: remove the broker from every ISR, elect other leaders, then fence it."""
-    return _step(state, broker, state_of(broker), BrokerControlState.FENCED, frozenset())
+def fence(state: ControllerState, broker: BrokerImage) -> Decision:
+    """C16: remove the broker from every ISR, elect other leaders, then fence it. One step of it."""
+    records, more = _step(state, broker, state_of(broker), BrokerControlState.FENCED, frozenset())
+    if more:
+        state.fencing[broker.id] = broker.epoch
+    else:
+        state.fencing.pop(broker.id, None)
+    return Decision(records, EmptyAnswer(), atomic=False, more=more)
 
 
 def begin_sessions(state: ControllerState, now_ms: int, *, dead: frozenset[int] = frozenset()) -> None:

@@ -33,6 +33,7 @@ from fenceline.controller.partition_requests import (
     AlterPartitionReassignments,
     AssignReplicasToDirs,
     BalanceLeaders,
+    ElectLeaderless,
     ElectLeaders,
     ElectUncleanLeaders,
     ListPartitionReassignments,
@@ -178,6 +179,8 @@ def _decide(state: ControllerState, request: Request, now_ms: int, rng: Rng) -> 
             return partitions.balance_leaders(state)
         case ElectUncleanLeaders():
             return partitions.elect_unclean_leaders(state)
+        case ElectLeaderless():
+            return partitions.elect_leaderless(state)
         case WriteNoOp():
             return Decision((NoOpRecord(),), EmptyAnswer())
         case WriteBootstrapRecords():

@@ -9,7 +9,7 @@ Rules: controller.md C3, C26, C37; recovery.md V10 (who may lead), V12 (when an 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple, TypedDict, Unpack
 from uuid import UUID
 
@@ -54,6 +54,7 @@ class PartitionChanges:
         self._shrinking_starts_an_epoch = version < MV_NO_EPOCH_ON_SHRINK
         self._changed: dict[tuple[str, int], tuple[PartitionImage, PartitionChangeRecord]] = {}
         self._rules: dict[str, _TopicRules] = {}
+        self._equal_rules: dict[_TopicRules, _TopicRules] = {}
 
     def partition(self, topic: TopicImage, index: int) -> PartitionImage | None:
         """The partition with all changes so far; None if the topic does not have it."""
@@ -129,14 +130,17 @@ class PartitionChanges:
         leads again (G47).
         """
         leaving = frozenset((broker,))
-        for topic, index in self._topics(partitions):
+
+        def leave_one(topic: TopicImage, index: int) -> PartitionChangeRecord | None:
             partition = self.partition(topic, index)
             assert partition is not None, "the index contains only existing partitions"
             remaining = tuple(member for member in partition.isr if member != broker)
             targets: ChangeTargets = {"target_isr": remaining, "unclean_shutdown": broker if unclean else NO_LEADER}
             if unclean and not remaining and not self._elr_enabled:
                 targets["recovery_state"] = LeaderRecoveryState.RECOVERING
-            self.change(topic, index, leaving=leaving, failed_directories=failed_directories, **targets)
+            return self.change(topic, index, leaving=leaving, failed_directories=failed_directories, **targets)
+
+        self._change_alike(partitions, leave_one)
 
     def elect(
         self,
@@ -146,22 +150,58 @@ class PartitionChanges:
         failed_directories: Collection[UUID] = frozenset(),
     ) -> None:
         """Elect a leader for each of `partitions` without one; `arriving` is being unfenced by this decision."""
-        for topic, index in self._topics(partitions):
-            self.change(topic, index, arriving=arriving, failed_directories=failed_directories)
 
-    def _topics(self, partitions: Iterable[tuple[UUID, int]]) -> Iterable[tuple[TopicImage, int]]:
+        def elect_one(topic: TopicImage, index: int) -> PartitionChangeRecord | None:
+            return self.change(topic, index, arriving=arriving, failed_directories=failed_directories)
+
+        self._change_alike(partitions, elect_one)
+
+    def _change_alike(
+        self,
+        partitions: Iterable[tuple[UUID, int]],
+        change: Callable[[TopicImage, int], PartitionChangeRecord | None],
+    ) -> None:
+        """Change partitions for one cause. Equal ones of equally configured topics change in the same way, which is
+        decided once: most partitions of a broker are in one of few states, and share their image."""
+        known: dict[tuple[int, int], PartitionChangeRecord | None] = {}  # by identity, while the image keeps both
         topic: TopicImage | None = None
+        rules: _TopicRules | None = None
         for topic_id, index in partitions:
-            if topic is None or topic.id != topic_id:
-                topic = self._state.image.topics_by_id[topic_id]
-            yield topic, index
+            if topic is None or topic.id is not topic_id:
+                found = self._state.image.topics_by_id.get(topic_id)
+                if found is None:
+                    continue  # deleted since the first step of this decision
+                topic, rules = found, self._rules_of(found)
+            key = id(topic.partitions[index]), id(rules)
+            if (topic.name, index) in self._changed:
+                change(topic, index)
+            elif key in known:
+                self.repeat(topic, index, known[key])
+            else:
+                known[key] = change(topic, index)
+
+    def repeat(self, topic: TopicImage, index: int, record: PartitionChangeRecord | None) -> None:
+        """Change a partition as one in the same state with the same rules was changed. Only if nothing has changed it
+        before."""
+        if record is not None:
+            repeated = record.of_partition(topic.id, index)
+            self._changed[topic.name, index] = topic.partitions[index], repeated
+            self.records.append(repeated)
+
+    def is_unchanged(self, topic: TopicImage, index: int) -> bool:
+        """Whether this decision has not changed the partition so far."""
+        return (topic.name, index) not in self._changed
+
+    def rules_key(self, topic: TopicImage) -> int:
+        """Equal for topics whose configs treat elections alike."""
+        return id(self._rules_of(topic))
 
     def _rules_of(self, topic: TopicImage) -> _TopicRules:
         rules = self._rules.get(topic.name)
         if rules is None:
             unclean = self._state.unclean_election(topic.name)
             rules = _TopicRules(self._state.min_isr(topic.name), Election.UNCLEAN if unclean else Election.ONLINE)
-            self._rules[topic.name] = rules
+            rules = self._rules[topic.name] = self._equal_rules.setdefault(rules, rules)
         return rules
 
 

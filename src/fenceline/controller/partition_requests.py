@@ -182,6 +182,11 @@ class ElectUncleanLeaders:
 
 
 @dataclass(frozen=True, slots=True)
+class ElectLeaderless:
+    """A new active controller: elections that its predecessor may not have completed."""
+
+
+@dataclass(frozen=True, slots=True)
 class ElectionPassAnswer:
     """Result of a pass over partitions: `more` are left and need another pass at once."""
 
@@ -196,4 +201,5 @@ PartitionRequest: TypeAlias = (
     | AssignReplicasToDirs
     | BalanceLeaders
     | ElectUncleanLeaders
+    | ElectLeaderless
 )

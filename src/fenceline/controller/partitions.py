@@ -22,6 +22,8 @@ from fenceline.controller.partition_requests import (
     ElectLeaders,
     ElectLeadersAnswer,
 )
+from fenceline.controller.partition_visits import VisitCause
+from fenceline.controller.requests import EmptyAnswer
 from fenceline.controller.state import (
     MAX_RECORDS,
     UNCLEAN_ELECTION,
@@ -30,7 +32,7 @@ from fenceline.controller.state import (
     refuse_large_batch,
 )
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.ids import NO_LEADER
+from fenceline.ids import NO_EPOCH, NO_LEADER
 from fenceline.metadata.image import TopicImage
 from fenceline.metadata.records import ConfigRecord, MetadataRecord
 
@@ -147,6 +149,17 @@ def elect_unclean_leaders(state: ControllerState) -> Decision:
     return Decision(
         changes.records, ElectionPassAnswer(more=len(changes.records) >= MAX_ELECTIONS_PER_PASS), atomic=False
     )
+
+
+def elect_leaderless(state: ControllerState) -> Decision:
+    """Elect leaders of leaderless partitions that have an eligible replica on an active broker: an earlier controller
+    may have unfenced the broker and stopped before it had elected all of them (C16)."""
+    changes = PartitionChanges(state)
+    some, more = state.visits.next(
+        VisitCause.LEADERLESS, NO_LEADER, NO_EPOCH, state.index.leaderless, state.visits_in_a_step
+    )
+    changes.elect(some)
+    return Decision(changes.records, EmptyAnswer(), atomic=False, more=more)
 
 
 def elections_after_configs(state: ControllerState, records: Sequence[MetadataRecord]) -> list[MetadataRecord]:

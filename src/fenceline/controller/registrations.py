@@ -8,11 +8,13 @@ Rules: controller.md C11, C12, C19; since_4_0.md K22-K24, K37; gaps.md G47.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Final
 from uuid import UUID
 
 from fenceline.controller.partition_changes import PartitionChanges
+from fenceline.controller.partition_visits import VisitCause
 from fenceline.controller.requests import (
     EmptyAnswer,
     RegisterBroker,
@@ -74,7 +76,10 @@ def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int
     records: list[MetadataRecord] = []
     if existing is None or not known:
         if existing is not None:
-            records += _leave_partitions(state, existing, request.previous_broker_epoch)
+            left, more = _leave_partitions(state, existing, request.previous_broker_epoch)
+            if more:
+                return Decision(left, EmptyAnswer(), atomic=False, more=True)
+            records += left
         epoch, fenced, shutting_down = state.next_offset, True, False
     else:
         epoch, fenced, shutting_down = existing.epoch, existing.fenced, existing.in_controlled_shutdown
@@ -118,18 +123,23 @@ def _replaces_ended_process(state: ControllerState, existing: BrokerImage, reque
 
 def _leave_partitions(
     state: ControllerState, existing: BrokerImage, previous_broker_epoch: int
-) -> list[MetadataRecord]:
-    """K23: a new incarnation is in no ISR; after an unclean stop in no ELR either (G47 where there is none).
+) -> tuple[list[MetadataRecord], bool]:
+    """K23: a new incarnation is in no ISR; after an unclean stop in no ELR either (G47 where there is none). Also
+    returns whether partitions are left for another step.
 
     Below metadata.version 4.0-IV1 brokers do not report how they stopped. Kafka leaves them in the ISR there: a broker
     that was not fenced yet would remain leader while fenced.
     """
     changes = PartitionChanges(state)
     clean = previous_broker_epoch == existing.epoch or state.image.metadata_version < MV_ELR
-    changes.leave(state.index.in_isr(existing.id), existing.id, unclean=not clean)
-    if not clean:
-        changes.leave(state.index.in_elr(existing.id), existing.id, unclean=True)
-    return changes.records
+
+    def partitions() -> Iterator[tuple[UUID, int]]:
+        index = state.index
+        return index.in_isr(existing.id) if clean else chain(index.in_isr(existing.id), index.in_elr(existing.id))
+
+    some, more = state.visits.next(VisitCause.REPLACED, existing.id, existing.epoch, partitions, state.visits_in_a_step)
+    changes.leave(some, existing.id, unclean=not clean)
+    return changes.records, more
 
 
 def _check_node(node_id: int, endpoints: tuple[Endpoint, ...], features: Mapping[str, Levels]) -> None:

@@ -10,12 +10,12 @@ that the garbage collector traverses.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 from uuid import UUID
 
 from fenceline.ids import NO_LEADER
-from fenceline.metadata.changes import Delta
+from fenceline.metadata.changes import ChangedPartition, Delta
 from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
 
 _Partitions: TypeAlias = dict[UUID, int]
@@ -53,13 +53,14 @@ class ReplicaIndex:
     def update(self, delta: Delta) -> None:
         for topic in delta.deleted_topics:
             for index, partition in enumerate(topic.partitions):
-                self._remove(topic.id, index, partition)
+                self._remove(topic.id, 1 << index, 1, partition)
         for topic in delta.created_topics:
             self._add_topic(topic)
-        for change in delta.changed_partitions:
-            if change.before is not None:
-                self._remove(change.topic_id, change.index, change.before)
-            self._add(change.topic_id, change.index, change.after)
+        for topic_id, before, after, indexes in _alike(delta.changed_partitions):
+            bits = _bits_at(indexes)
+            if before is not None:
+                self._remove(topic_id, bits, len(indexes), before)
+            self._add(topic_id, bits, len(indexes), after)
 
     def in_isr(self, broker_id: int) -> Iterator[tuple[UUID, int]]:
         """Partitions with the broker in their ISR."""
@@ -137,23 +138,55 @@ class ReplicaIndex:
         for broker, held in leads.items():
             self._leads[broker][topic.id] = held
 
-    def _add(self, topic_id: UUID, index: int, partition: PartitionImage) -> None:
-        self._preferred[partition.preferred_leader] += 1
+    def _add(self, topic_id: UUID, bits: int, count: int, partition: PartitionImage) -> None:
+        """Add `count` partitions that are all in this state."""
+        self._preferred[partition.preferred_leader] += count
         for broker in partition.isr:
-            _insert(self._isr[broker], topic_id, index)
+            _insert(self._isr[broker], topic_id, bits)
         if partition.leader != NO_LEADER:
-            _insert(self._leads[partition.leader], topic_id, index)
+            _insert(self._leads[partition.leader], topic_id, bits)
         for place in self._places(partition):
-            _insert(place, topic_id, index)
+            _insert(place, topic_id, bits)
 
-    def _remove(self, topic_id: UUID, index: int, partition: PartitionImage) -> None:
-        self._preferred[partition.preferred_leader] -= 1
+    def _remove(self, topic_id: UUID, bits: int, count: int, partition: PartitionImage) -> None:
+        self._preferred[partition.preferred_leader] -= count
         for broker in partition.isr:
-            _discard(self._isr[broker], topic_id, index)
+            _discard(self._isr[broker], topic_id, bits)
         if partition.leader != NO_LEADER:
-            _discard(self._leads[partition.leader], topic_id, index)
+            _discard(self._leads[partition.leader], topic_id, bits)
         for place in self._places(partition):
-            _discard(place, topic_id, index)
+            _discard(place, topic_id, bits)
+
+
+def _alike(
+    changes: Iterable[ChangedPartition],
+) -> Iterator[tuple[UUID, PartitionImage | None, PartitionImage, list[int]]]:
+    """(topic id, before, after, partitions): successive partitions of a topic with the same change, which share both
+    images, are one step. Within one delta a partition has one change, so the order does not matter."""
+    groups: dict[tuple[int, int], tuple[PartitionImage | None, PartitionImage, list[int]]] = {}
+    topic_id: UUID | None = None
+    for change in changes:
+        if change.topic_id is not topic_id:
+            if topic_id is not None:
+                yield from ((topic_id, *group) for group in groups.values())
+            groups, topic_id = {}, change.topic_id
+        key = id(change.before), id(change.after)
+        group = groups.get(key)
+        if group is None:
+            groups[key] = change.before, change.after, [change.index]
+        else:
+            group[2].append(change.index)
+    if topic_id is not None:
+        yield from ((topic_id, *group) for group in groups.values())
+
+
+def _bits_at(indexes: Sequence[int]) -> int:
+    if len(indexes) == 1:
+        return 1 << indexes[0]
+    digits = bytearray(max(indexes) // 8 + 1)
+    for index in indexes:
+        digits[index >> 3] |= 1 << (index & 7)
+    return int.from_bytes(digits, "little")
 
 
 def _pairs(partitions: _Partitions) -> Iterator[tuple[UUID, int]]:
@@ -169,12 +202,12 @@ def _bits(number: int) -> Iterator[int]:
         index = digits.find("1", index + 1)
 
 
-def _insert(partitions: _Partitions, topic_id: UUID, index: int) -> None:
-    partitions[topic_id] = partitions.get(topic_id, 0) | 1 << index
+def _insert(partitions: _Partitions, topic_id: UUID, bits: int) -> None:
+    partitions[topic_id] = partitions.get(topic_id, 0) | bits
 
 
-def _discard(partitions: _Partitions, topic_id: UUID, index: int) -> None:
-    left = partitions.get(topic_id, 0) & ~(1 << index)
+def _discard(partitions: _Partitions, topic_id: UUID, bits: int) -> None:
+    left = partitions.get(topic_id, 0) & ~bits
     if left:
         partitions[topic_id] = left
     else:

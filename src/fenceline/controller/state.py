@@ -14,6 +14,7 @@ from uuid import UUID
 
 from fenceline.config.broker import BROKER_CONFIGS
 from fenceline.config.definitions import ConfigValue
+from fenceline.controller.partition_visits import PartitionVisits
 from fenceline.controller.replica_index import ReplicaIndex
 from fenceline.controller.sessions import Sessions
 from fenceline.controller.silence import SilenceReports
@@ -39,6 +40,11 @@ from fenceline.metadata.records import MetadataRecord
 
 MAX_RECORDS: Final = 10_000
 """Limit of records in one atomic decision (C3)."""
+MAX_VISITS: Final = 500
+"""Partitions that one step of a decision about a broker visits: some milliseconds, here and at the brokers that apply
+it."""
+_LONG_STEP: Final = 10
+"""Times as many, if the broker is the only one: nothing else is decided while it starts or stops."""
 _MAX_BATCH_BYTES: Final = 8 << 20
 """Of one atomic decision: it is one batch of the metadata log, and this is Kafka's limit for one."""
 
@@ -71,6 +77,7 @@ class ControllerSettings:
     """Node id of this controller; some messages contain it."""
     broker_value: Callable[[str], ConfigValue] = _default_of
     """This node's value of a broker config: limits of group configs."""
+    max_visits: int = MAX_VISITS
     token_secret: bytes = field(default=b"", repr=False)
     """`delegation.token.secret.key`; empty: no delegation tokens (security.md A32)."""
     token_max_lifetime_ms: int = 604_800_000
@@ -89,6 +96,9 @@ class Decision(NamedTuple):
     kraft_version: int | None = None
     """The quorum must finalize this level of kraft.version before the response is sent (K15); if it refuses, the
     request fails with its error."""
+    more: bool = False
+    """This was one step: once its records are applied the same request must be decided again. The answer of the last
+    step counts."""
 
 
 def refuse_large_batch(record_count: int, size_bytes: int) -> None:
@@ -113,6 +123,10 @@ class ControllerState:
         """Whether the driver executes `Decision.kraft_version`."""
         self.sessions = Sessions(settings.session_timeout_ms)
         self.silence = SilenceReports(settings.session_timeout_ms)
+        self.visits = PartitionVisits()
+        self.fencing: dict[int, int] = {}
+        """Brokers that this controller fences in steps, and their epochs: what has begun is completed, even if the
+        broker is heard of again."""
         self._own_resource = ConfigResource(ConfigResourceType.BROKER, str(settings.node_id))
         self._index: ReplicaIndex | None = None
         self._names: NameIndex | None = None
@@ -150,6 +164,8 @@ class ControllerState:
         self.image = image
         self.next_offset = next_offset
         self._index = self._names = self._acls = self._tokens = None
+        self.visits.clear()
+        self.fencing.clear()
 
     def replay(self, records: Sequence[MetadataRecord], last_offset: int, epoch: int) -> tuple[MetadataImage, Delta]:
         """Apply decided records before they are committed (C1)."""
@@ -179,6 +195,11 @@ class ControllerState:
         after = copy(self)
         after.image, _ = apply(self.image, records, self.image.offset, self.image.epoch)
         return after
+
+    @property
+    def visits_in_a_step(self) -> int:
+        limit = self.settings.max_visits
+        return limit * _LONG_STEP if len(self.image.brokers) <= 1 else limit
 
     # -- queries -------------------------------------------------------------------------------------------------------
 

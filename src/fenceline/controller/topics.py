@@ -32,7 +32,7 @@ from fenceline.controller.requests import (
     TopicReference,
     TopicToCreate,
 )
-from fenceline.controller.state import MAX_RECORDS, ControllerState, Decision
+from fenceline.controller.state import MAX_RECORDS, ControllerState, Decision, refuse_large_batch
 from fenceline.controller.topic_names import name_fault
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import METADATA_TOPIC, ZERO_UUID, random_id
@@ -53,8 +53,20 @@ _UNKNOWN_TOPIC = "This server does not host this topic-partition."
 _UNKNOWN_TOPIC_ID = "This server does not host this topic ID."
 
 
+def check_partition_count(counts: Iterable[tuple[int, int]], default_count: int) -> None:
+    """Raises PeerError(POLICY_VIOLATION) if the topics of one request would have too many partitions, before anything
+    else about them is looked at. `counts`: for each topic the requested number and that of assigned partitions."""
+    total = 0
+    for requested, assigned in counts:
+        total += assigned or (default_count if requested == -1 else max(requested, 0))
+        if total > MAX_RECORDS:
+            raise PeerError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+
+
 def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> Decision:
     """C21, C22. Valid topics are created in one atomic batch; each other one gets its own error."""
+    counts = ((topic.num_partitions, len(topic.assignments)) for topic in request.topics)
+    check_partition_count(counts, state.settings.default_partition_count)
     records: list[MetadataRecord] = []
     results: list[CreateTopicResult] = []
     repeated = _repeated(topic.name for topic in request.topics)
@@ -65,6 +77,8 @@ def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> De
             results.append(_create_topic(state, topic, request.mutations, records, rng))
         except ItemRejected as refused:
             results.append(CreateTopicResult(topic.name, refused.outcome))
+    if not request.validate_only:
+        refuse_large_batch(len(records), 0)
     return Decision(() if request.validate_only else records, CreateTopicsAnswer(tuple(results)))
 
 
@@ -90,8 +104,6 @@ def _create_topic(
         )
     configs = _checked_configs(topic)
     replicas, isrs = _assignments(state, topic, rng)
-    if len(records) + 1 + len(configs) + len(replicas) > MAX_RECORDS:
-        raise PeerError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     _count(mutations, len(replicas))
     topic_id = random_id(rng)
     records.append(TopicRecord(name, topic_id))
@@ -132,8 +144,6 @@ def _assignments(
     settings = state.settings
     count = settings.default_partition_count if topic.num_partitions == -1 else topic.num_partitions
     factor = settings.default_replication_factor if topic.replication_factor == -1 else topic.replication_factor
-    if count > MAX_RECORDS:
-        raise PeerError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     return _place(state, count, factor, rng)
 
 

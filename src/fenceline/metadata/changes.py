@@ -102,7 +102,7 @@ def changed_partitions(topic: TopicImage, before: TopicImage, indexes: Iterable[
     for index in indexes:
         old = before.partitions[index] if index < known else None
         new = topic.partitions[index]
-        if old != new:
+        if old is not new and old != new:
             yield ChangedPartition(topic.name, topic.id, index, old, new)
 
 

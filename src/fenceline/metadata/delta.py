@@ -40,7 +40,7 @@ from fenceline.metadata.node_records import (
     UnfenceBrokerRecord,
     UnregisterBrokerRecord,
 )
-from fenceline.metadata.partition_values import PARTITION_PREFIX
+from fenceline.metadata.partition_values import CHANGE_PREFIX, PARTITION_PREFIX
 from fenceline.metadata.records import (
     AbortTransactionRecord,
     BeginTransactionRecord,
@@ -116,8 +116,12 @@ class MetadataDelta:
         """Apply an encoded record (`formats.md F6`) on a running node: raises OperatorError for a record that only a
         newer release knows."""
         try:
-            if value[:2] == PARTITION_PREFIX:
+            prefix = value[:2]
+            if prefix == PARTITION_PREFIX:
                 self._topics.set_partition_value(value)
+                return
+            if prefix == CHANGE_PREFIX:
+                self._topics.change_partition_value(value)
                 return
             record = decode_record(value)
         except (MalformedRequest, struct.error, LookupError) as error:

@@ -1,11 +1,16 @@
-"""Conversion between partitions of the image and encoded records, without a record object in between.
+"""Conversion between partitions of the image, or their changes, and encoded records, without decoding each of them.
 
 A snapshot consists mostly of partitions, and most of them are alike: a million partitions have few distinct replica
 lists. The common parts are encoded and decoded once, by the ordinary codec, and cached by their bytes or tuples; the
-rest of a value are five fixed fields. Values that do not fit that form use the ordinary codec.
+rest of a value are five fixed fields. Values that do not fit that form use the ordinary codec. The same holds for
+changes: a broker that leaves or returns changes all its partitions in the same few ways.
 
 A value: frame version, api key, record version; partition (4), topic id (16); *middle*: replicas, in-sync, removing and
-adding replicas; leader (4), leader epoch (4), partition epoch (4); *tail*: directories and tagged fields.
+adding replicas; leader (4), leader epoch (4), partition epoch (4); *tail*: directories and tagged fields. The value of
+a change is partition, topic id, and a tail of tagged fields.
+
+Partitions that are equal share one `PartitionImage`: everything that is derived from an image object (its successor
+after a change, the places of an index) is computed once and found by identity afterwards.
 
 Rules: formats.md F6; recovery.md V1, V2, V5; since_4_0.md K3.
 """
@@ -13,19 +18,35 @@ Rules: formats.md F6; recovery.md V1, V2, V5; since_4_0.md K3.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from fenceline.errors import InternalError
 from fenceline.metadata.features import partition_record_version
 from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
-from fenceline.metadata.records import API_KEYS, PartitionRecord, decode_record, encode_record
+from fenceline.metadata.records import (
+    API_KEYS,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    decode_record,
+    encode_record,
+)
 
 PARTITION_PREFIX: Final = bytes((1, API_KEYS[PartitionRecord]))
 """Frame version and api key: the first bytes of every PartitionRecord."""
+CHANGE_PREFIX: Final = bytes((1, API_KEYS[PartitionChangeRecord]))
+"""The same of every PartitionChangeRecord."""
 _HEAD: Final = struct.Struct(">3si16s")
 _EPOCHS: Final = struct.Struct(">iii")
 _MIDDLE_AT: Final = _HEAD.size
+_PREFIX_SIZE: Final = 3
+_CHANGED_FIELDS: Final = attrgetter(
+    *(name for name in PartitionChangeRecord.__slots__ if name not in ("partition_id", "topic_id"))
+)
+"""What a change changes, whatever partition it is of."""
 _REMEMBERED: Final = 8192
 _RECOVERY_STATES: Final = (LeaderRecoveryState.RECOVERED, LeaderRecoveryState.RECOVERING)
 
@@ -86,6 +107,24 @@ class PartitionEncoder:
         return value
 
 
+def encode_records(records: Iterable[MetadataRecord], metadata_version: int) -> Iterator[bytes]:
+    """Same as `encode_record` of each."""
+    tails: dict[Any, tuple[bytes, bytes]] = {}
+    for record in records:
+        if type(record) is not PartitionChangeRecord:
+            yield encode_record(record, metadata_version)
+            continue
+        changed = _CHANGED_FIELDS(record)
+        known = tails.get(changed)
+        if known is not None:
+            prefix, tail = known
+            yield _HEAD.pack(prefix, record.partition_id, record.topic_id.bytes) + tail
+        else:
+            value = encode_record(record, metadata_version)
+            _remember(tails, changed, (value[:_PREFIX_SIZE], value[_MIDDLE_AT:]))
+            yield value
+
+
 def recovery_state(value: int) -> LeaderRecoveryState:
     """`recovery.md V1`. Raises InternalError for a value that no controller writes."""
     if not 0 <= value < len(_RECOVERY_STATES):
@@ -94,9 +133,14 @@ def recovery_state(value: int) -> LeaderRecoveryState:
 
 
 class PartitionDecoder:
-    """Decodes partitions. Equal short tuples are shared, which keeps images small."""
+    """Decodes partitions and their changes. Equal partitions and equal short tuples are shared, which keeps images
+    small."""
 
     def __init__(self) -> None:
+        self._images: dict[bytes, PartitionImage] = {}
+        self._equal: dict[PartitionImage, PartitionImage] = {}
+        self._changes: dict[bytes, PartitionChangeRecord] = {}
+        self._equal_changes: dict[Any, PartitionChangeRecord] = {}
         self._middles: dict[bytes, _Middle] = {}
         self._tails: dict[bytes, _Tail] = {}
         self._shared: dict[Any, Any] = {}
@@ -105,11 +149,37 @@ class PartitionDecoder:
         """One tuple object for equal short tuples."""
         return _remember(self._shared, values, values) if values else ()
 
+    def share_image(self, image: PartitionImage) -> PartitionImage:
+        """One object for equal partitions."""
+        return _remember(self._equal, image, image)
+
+    def change_of(self, record: PartitionChangeRecord) -> PartitionChangeRecord:
+        """One object for equal changes, whatever partitions they are of."""
+        return _remember(self._equal_changes, _CHANGED_FIELDS(record), record)
+
+    def decode_change(self, value: bytes) -> PartitionChangeRecord:
+        """The change of an encoded PartitionChangeRecord, with topic and number of any that are equal otherwise.
+
+        Raises MalformedRequest, UnknownRecord.
+        """
+        rest = value[:_PREFIX_SIZE] + value[_MIDDLE_AT:]
+        change = self._changes.get(rest)
+        if change is None:
+            record = decode_record(value)
+            assert isinstance(record, PartitionChangeRecord), "the caller checked the api key"
+            change = _remember(self._changes, rest, self.change_of(record))
+        return change
+
     def decode(self, value: bytes) -> PartitionImage:
         """The partition of an encoded PartitionRecord; `partition_key` returns its topic and number.
 
         Raises MalformedRequest, UnknownRecord.
         """
+        rest = value[:_PREFIX_SIZE] + value[_MIDDLE_AT:]
+        image = self._images.get(rest)
+        return _remember(self._images, rest, self._decode(value)) if image is None else image
+
+    def _decode(self, value: bytes) -> PartitionImage:
         end = _middle_end(value)
         if end is not None:
             middle = self._middles.get(value[_MIDDLE_AT:end])
@@ -139,23 +209,25 @@ class PartitionDecoder:
         """The partition that a record describes."""
         share = self.share
         replicas = share(record.replicas)
-        return PartitionImage(
-            replicas,
-            replicas if record.isr == replicas else share(record.isr),
-            record.leader,
-            record.leader_epoch,
-            record.partition_epoch,
-            recovery_state(record.leader_recovery_state),
-            share(record.directories),
-            share(record.eligible_leader_replicas or ()),
-            share(record.last_known_elr or ()),
-            share(record.adding_replicas),
-            share(record.removing_replicas),
+        return self.share_image(
+            PartitionImage(
+                replicas,
+                replicas if record.isr == replicas else share(record.isr),
+                record.leader,
+                record.leader_epoch,
+                record.partition_epoch,
+                recovery_state(record.leader_recovery_state),
+                share(record.directories),
+                share(record.eligible_leader_replicas or ()),
+                share(record.last_known_elr or ()),
+                share(record.adding_replicas),
+                share(record.removing_replicas),
+            )
         )
 
 
 def partition_key(value: bytes) -> tuple[int, bytes]:
-    """Number and topic id of an encoded PartitionRecord. Raises struct.error for a truncated one."""
+    """Number and topic id of an encoded PartitionRecord or its change. Raises struct.error for a truncated one."""
     _, index, topic_id = _HEAD.unpack_from(value)
     return index, topic_id
 

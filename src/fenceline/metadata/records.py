@@ -112,6 +112,22 @@ class PartitionChangeRecord:
         "[]int32", versions="2+", tag=7, tagged_versions="2+", nullable="2+", default=None
     )
 
+    def of_partition(self, topic_id: UUID, partition_id: int) -> PartitionChangeRecord:
+        """The same change of another partition."""
+        return PartitionChangeRecord(
+            partition_id,
+            topic_id,
+            self.isr,
+            self.leader,
+            self.replicas,
+            self.removing_replicas,
+            self.adding_replicas,
+            self.leader_recovery_state,
+            self.directories,
+            self.eligible_leader_replicas,
+            self.last_known_elr,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RemoveTopicRecord:

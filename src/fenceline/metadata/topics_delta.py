@@ -22,6 +22,7 @@ from fenceline.metadata.records import ClearElrRecord, PartitionChangeRecord, Pa
 
 _NO_LEADER_CHANGE: Final = -2
 _NO_RECOVERY_CHANGE: Final = -1
+_REMEMBERED: Final = 8192
 _MISSING: Final = PartitionImage((), (), partition_epoch=-1)
 
 
@@ -58,7 +59,7 @@ class BuiltTopics(NamedTuple):
 class TopicsDelta:
     """Topic records replayed on top of an image. Raises InternalError for records that do not fit."""
 
-    __slots__ = ("_decoder", "_deleted", "_drafts", "_image", "_last_topic", "_names")
+    __slots__ = ("_changed", "_decoder", "_deleted", "_drafts", "_image", "_last_topic", "_names")
 
     def __init__(self, image: MetadataImage) -> None:
         self._image = image
@@ -67,6 +68,8 @@ class TopicsDelta:
         self._deleted: dict[UUID, TopicImage] = {}
         self._last_topic: _TopicDraft | None = None
         self._decoder = PartitionDecoder()
+        self._changed: dict[tuple[int, int], tuple[PartitionImage, PartitionChangeRecord, PartitionImage]] = {}
+        """By identity: a partition, its change, and the partition after it."""
 
     def _topic(self, topic_id: UUID) -> _TopicDraft:
         last = self._last_topic
@@ -117,11 +120,29 @@ class TopicsDelta:
         draft.touched.add(index)
 
     def change_partition(self, record: PartitionChangeRecord) -> None:
-        draft = self._topic(record.topic_id)
-        index = record.partition_id
-        if not 0 <= index < len(draft.partitions):
+        self._change(self._topic(record.topic_id), record.partition_id, self._decoder.change_of(record))
+
+    def change_partition_value(self, value: bytes) -> None:
+        """The same from an encoded PartitionChangeRecord: a broker that returns changes all its partitions."""
+        change = self._decoder.decode_change(value)
+        index, id_bytes = partition_key(value)
+        draft = self._last_topic
+        if draft is None or draft.id_bytes != id_bytes:
+            draft = self._topic(UUID(bytes=id_bytes))
+        self._change(draft, index, change)
+
+    def _change(self, draft: _TopicDraft, index: int, change: PartitionChangeRecord) -> None:
+        partitions = draft.partitions
+        if not 0 <= index < len(partitions):
             raise InternalError(f"a metadata record changes the unknown partition {index} of topic {draft.name!r}")
-        draft.partitions[index] = changed_partition(draft.partitions[index], record, self._decoder.share)
+        before = partitions[index]
+        known = self._changed.get((id(before), id(change)))
+        if known is None or known[0] is not before or known[1] is not change:
+            after = self._decoder.share_image(changed_partition(before, change, self._decoder.share))
+            if len(self._changed) >= _REMEMBERED:
+                self._changed.clear()
+            known = self._changed[id(before), id(change)] = before, change, after
+        partitions[index] = known[2]
         draft.touched.add(index)
 
     def remove(self, topic_id: UUID) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,11 +14,13 @@ from fenceline.errors import OperatorError
 from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.node.api.handlers.api_versions import ANY_VERSION, ApiVersions, api_ranges
 from fenceline.node.broker import server_limits
-from fenceline.node.context import NodeView
+from fenceline.node.context import Api, NodeView
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection_limits import ConnectionLimits
 from fenceline.node.net.server import Server
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import write_request
+from fenceline.wire.frame import encode_request_frame
 
 
 def server_with(overrides: dict[str, str]) -> Server:
@@ -101,5 +104,49 @@ def test_an_address_that_another_process_listens_on_since_it_was_bound() -> None
             assert "Another process uses that port" in error.value.advice
         await server.close()
         await other.close()
+
+    asyncio.run(story())
+
+
+def test_only_large_requests_are_decoded_in_a_thread() -> None:
+    """Other connections would wait for it otherwise."""
+
+    class Counting(ThreadPoolExecutor):
+        count = 0
+
+        def submit(self, *args: Any, **more: Any) -> Any:  # type: ignore[override]
+            self.count += 1
+            return super().submit(*args, **more)
+
+    async def story() -> None:
+        config = NodeConfig.load(None, {}, {})
+        asked: list[int] = []
+
+        def handle(context: Any, request: Any) -> dict[str, Any]:
+            asked.append(len(request.topics))
+            return {"topics": []}
+
+        with Counting(1) as threads:
+            server = Server(
+                (Api(ApiKey.DELETE_TOPICS, 6, 6, handle),),
+                {},
+                server_limits(config),
+                ConnectionLimits(config.text, config.of_listener_only, dict, lambda: 0),
+                metrics=NodeMetrics(),
+                threads=threads,
+            )
+            port = await server.bind("PLAINTEXT", "127.0.0.1", 0)
+            server.open_backlog()
+            await server.start_serving()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for count, in_threads in ((1, 0), (100, 0), (20_000, 1), (1, 1)):
+                topics = [{"name": f"topic-{number}", "topic_id": None} for number in range(count)]
+                body = write_request(ApiKey.DELETE_TOPICS, 6, {"topics": topics, "timeout": 1000})
+                writer.writelines(encode_request_frame(ApiKey.DELETE_TOPICS, 6, 1, "test", body))
+                (size,) = struct.unpack(">i", await reader.readexactly(4))
+                await reader.readexactly(size)
+                assert (asked[-1], threads.count) == (count, in_threads)
+            writer.close()
+            await server.close()
 
     asyncio.run(story())

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fenceline.controller.controller import Controller
+from fenceline.controller.partition_requests import ElectLeaderless
 from fenceline.controller.requests import BrokerHeartbeat, Request, WriteBootstrapRecords, WriteNoOp
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.log.core.errors import StorageError
@@ -101,6 +102,9 @@ class ActiveController:
         self._queue: list[PendingRequest] = []
         self._commit_in_progress: GroupCommit | None = None
         self._is_scheduled = False
+        self._checks_leaderless = False
+        """With the next decisions, elections are completed that were begun by the controller before this one, or before
+        an append failed."""
         self._landed: asyncio.Event | None = None
         self.epoch = -1
         """The epoch in which this node is the active controller; -1: it is not."""
@@ -165,13 +169,11 @@ class ActiveController:
         self._controller.activate(loader.image, self._log.end_offset, self._clock.monotonic_ms(), dead=dead)
         self.epoch = epoch
         self.metrics.terms += 1
+        self._checks_leaderless = True
         if loader.transaction_is_open:
             self._write(AbortTransactionRecord("The controller that began the transaction has stopped."))
         if not loader.image.metadata_version:
-            loop = asyncio.get_running_loop()
-            answer: asyncio.Future[Any] = loop.create_future()
-            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._queue.insert(0, PendingRequest(bootstrap, answer, loop.time()))
+            self._queue.insert(0, self._internal(bootstrap))
         self._start_timers()
         self.schedule()
 
@@ -254,6 +256,10 @@ class ActiveController:
         if self._commit_in_progress is not None or not self.is_active:
             return
         queue, self._queue = self._queue, []
+        if self._checks_leaderless and queue:
+            self._checks_leaderless = False
+            if any(broker.is_active for broker in self._controller.image.brokers.values()):
+                queue.append(self._internal(ElectLeaderless()))
         clock = asyncio.get_running_loop().time
         began_s = clock()
         for waiting in queue:
@@ -309,6 +315,7 @@ class ActiveController:
     def _revert(self, queue: Sequence[PendingRequest], error: Exception) -> None:
         """C2: discard the decisions and fail their requests."""
         self._controller.reset(self._loader.image, self._log.end_offset)
+        self._checks_leaderless = True
         for waiting in queue:
             _fail(waiting.answer, error)
         self.schedule()
@@ -346,6 +353,7 @@ class ActiveController:
                 answer.set_result(value)
         for waiting in commit.kraft_versions:
             asyncio.get_running_loop().call_soon(self._finalize_kraft_version, *waiting)
+        self._queue[:0] = commit.undecided
         if commit.content:
             self.metrics.commits.observe(asyncio.get_running_loop().time() - commit.sent_s)
             self._published(len(commit.content))
@@ -387,6 +395,13 @@ class ActiveController:
     def _wake(self) -> None:
         if self._landed is not None:
             self._landed.set()
+
+    def _internal(self, request: Request) -> PendingRequest:
+        """A request that nothing waits for."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return PendingRequest(request, answer, loop.time())
 
     # -- at the beginning of a term ------------------------------------------------------------------------------------
 

@@ -1,5 +1,8 @@
 """A group commit of the metadata log: decisions made one after another, written in one append, with their responses.
 
+A decision that is taken in steps, and what is still queued once enough was decided, wait for the next commit: no commit
+blocks the event loop for long.
+
 Owns the step from queued requests to bytes for the log. Pure except for advancing the controller: no I/O, no clock, and
 no response is sent here.
 
@@ -11,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fenceline.controller.controller import Controller
 from fenceline.controller.requests import Request
@@ -20,6 +23,9 @@ from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.metadata.batches import DecisionBatches
 from fenceline.rng import Rng
+
+_ENOUGH_RECORDS: Final = 1000
+"""With so many records nothing more is decided for this commit."""
 
 
 class PendingRequest(NamedTuple):
@@ -44,11 +50,17 @@ class GroupCommit:
     """Time of the append, by the loop's clock."""
     kraft_versions: list[tuple[asyncio.Future[Any], Any, int]] = field(default_factory=list)
     """Responses that wait until the quorum has finalized a level of kraft.version (K15)."""
+    undecided: list[PendingRequest] = field(default_factory=list)
+    """For the next commit, in order; last those of which one step was decided."""
 
     @property
     def futures(self) -> list[asyncio.Future[Any]]:
         """The futures of all its requests."""
-        return [*(answer for answer, _ in self.answers), *(answer for answer, _, _ in self.kraft_versions)]
+        return [
+            *(answer for answer, _ in self.answers),
+            *(answer for answer, _, _ in self.kraft_versions),
+            *(waiting.answer for waiting in self.undecided),
+        ]
 
 
 def decide_all(
@@ -57,7 +69,12 @@ def decide_all(
     """Decide in order; a request that fails with PeerError fails alone. `Controller.reset` reverts the decisions."""
     commit = GroupCommit(controller.next_offset, controller.next_offset)
     batches = DecisionBatches(now_ms)
-    for request, answer, _ in queue:
+    continued: list[PendingRequest] = []
+    for position, waiting in enumerate(queue):
+        if controller.next_offset - commit.first_offset >= _ENOUGH_RECORDS:
+            commit.undecided += queue[position:]
+            break
+        request, answer, _ = waiting
         try:
             decision = controller.decide(request, monotonic_ms, rng)
         except PeerError as error:
@@ -67,10 +84,13 @@ def decide_all(
             batches.add(decision.records, decision.atomic, controller.image.metadata_version)
             last_offset = controller.next_offset + len(decision.records) - 1
             commit.images.append(controller.replay(decision.records, last_offset, epoch))
-        if decision.kraft_version is None:
+        if decision.more:
+            continued.append(waiting)
+        elif decision.kraft_version is None:
             commit.answers.append((answer, decision.answer))
         else:
             commit.kraft_versions.append((answer, decision.answer, decision.kraft_version))
+    commit.undecided += continued
     commit.end_offset = controller.next_offset
     commit.content = batches.finish()
     return commit

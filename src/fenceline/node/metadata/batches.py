@@ -13,7 +13,8 @@ from typing import Final
 from fenceline.controller.state import MAX_RECORDS
 from fenceline.metadata.features import LATEST_METADATA_VERSION
 from fenceline.metadata.image import MetadataImage
-from fenceline.metadata.records import MetadataRecord, encode_record
+from fenceline.metadata.partition_values import encode_records
+from fenceline.metadata.records import MetadataRecord
 from fenceline.metadata.snapshot import RECORDS_PER_BATCH, image_values
 from fenceline.quorum.control_records import (
     ControlRecord,
@@ -40,7 +41,7 @@ def record_batch(
     epoch: int = -1,
 ) -> bytearray:
     """One batch; all its records have the time of the append."""
-    rows = [(timestamp_ms, None, encode_record(record, metadata_version), ()) for record in records]
+    rows = [(timestamp_ms, None, value, ()) for value in encode_records(records, metadata_version)]
     return build_batch(rows, base_offset=base_offset, leader_epoch=epoch)
 
 
@@ -96,7 +97,7 @@ def snapshot_batches(
     opening = _opening(last_log_timestamp_ms, kraft_version, voters)
     batches = [control_batch(opening, now_ms, epoch=epoch)]
     offset = len(opening)
-    values = (encode_record(record, metadata_version) for record in records)
+    values = encode_records(records, metadata_version)
     for batch, count in _value_batches(values, offset, epoch, now_ms):
         batches.append(batch)
         offset += count

@@ -18,7 +18,7 @@ import errno
 import os
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +71,8 @@ class RightsOfPeers(Protocol):
 
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
 _ACCEPTED_AT_ONCE: Final = 16
+_LARGE_BODY_BYTES: Final = 128 << 10
+"""Decoding more takes longer than other connections should wait."""
 _STALL_S: Final = 5.0
 _OF_BROKERS: Final = (ApiKey.WRITE_TXN_MARKERS,)
 """Their time is nobody's."""
@@ -502,7 +504,33 @@ class Server:
         context = self._context(connection, header)
         if self._quotas is not None and self._quotas.is_active:
             self._limit(self._quotas, connection, context, key, len(frame))
-        return self._handle_entity(api, context, bytes(frame[header.body_position :]))
+        body = bytes(frame[header.body_position :])
+        if len(body) > _LARGE_BODY_BYTES:
+            pending = PendingAnswer()
+            self._start(self._decode_apart(api, context, body, pending))
+            return pending
+        return self._handle_entity(api, context, body)
+
+    async def _decode_apart(self, api: Api, context: RequestContext, body: bytes, pending: PendingAnswer) -> None:
+        """A large request is decoded in a thread: it may have hundreds of thousands of elements."""
+        loop = asyncio.get_running_loop()
+        try:
+            request = await loop.run_in_executor(self.threads, read_request, api.key, context.api_version, body)
+            answer = self._answer(api, context, body, request)
+        except MalformedRequest as error:
+            pending.fail(str(error))
+            return
+        except asyncio.CancelledError:
+            pending.fail("the node is shutting down")
+            raise
+        except Exception:
+            log.exception("request failed", api=api.key.name, version=context.api_version, peer=context.peer)
+            pending.fail("internal error, see the previous log message")
+            return
+        if isinstance(answer, (dict, bytes)):
+            pending.complete(self._frame(api.key, context, answer))
+        else:
+            await self._finish(api, context, answer, pending)
 
     def _limit(
         self, quotas: NodeQuotas, connection: ServerConnection, context: RequestContext, key: int, size_bytes: int
@@ -547,8 +575,8 @@ class Server:
             None if authorization is None else authorization.rights(_asking(connection), header.api_key),
         )
 
-    def _handle_entity(self, api: Api, context: RequestContext, body: bytes) -> list[Buffer] | PendingAnswer:
-        request = read_request(api.key, context.api_version, body)
+    def _answer(self, api: Api, context: RequestContext, body: bytes, request: Any) -> Answer | Awaitable[Answer]:
+        """Raises MalformedRequest."""
         if api.check is not None:
             api.check(request)
         answer: Answer | Awaitable[Answer] | None = None
@@ -559,13 +587,20 @@ class Server:
                 answer = api.handler(context, request)
             except PeerError as error:
                 answer = _top_level_error(error)
+        return answer
+
+    def _handle_entity(self, api: Api, context: RequestContext, body: bytes) -> list[Buffer] | PendingAnswer:
+        answer = self._answer(api, context, body, read_request(api.key, context.api_version, body))
         if isinstance(answer, (dict, bytes)):
             return self._frame(api.key, context, answer)
         pending = PendingAnswer()
-        task = asyncio.ensure_future(self._finish(api, context, answer, pending))
+        self._start(self._finish(api, context, answer, pending))
+        return pending
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
-        return pending
 
     async def _finish(
         self, api: Api, context: RequestContext, answer: Awaitable[Answer], pending: PendingAnswer

@@ -1,13 +1,15 @@
 """AlterPartition requests of this broker's leaders, on their way to the controller and back.
 
 Owns the proposed changes and one request in flight (`epochs.md E35`, E39): proposals that arrive meanwhile are batched
-into the next request. Decides nothing: `LeaderState` proposes, and handles the result.
+into the next requests, which the controller decides without a long pause each. Decides nothing: `LeaderState` proposes,
+and handles the result.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -15,6 +17,7 @@ from fenceline.controller.partition_requests import AlteredPartition, AlterParti
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.logs import Logger
+from fenceline.node.replication.unused_leaders import MAX_CHANGES
 from fenceline.replica.leader import IsrProposal, Rejection
 
 if TYPE_CHECKING:
@@ -66,7 +69,8 @@ class IsrChanges:
             while self._wanted:
                 # Wait one iteration of the event loop: changes with one cause are sent together.
                 await asyncio.sleep(0)
-                asked, self._wanted = self._wanted, {}
+                some = list(islice(self._wanted, MAX_CHANGES))
+                asked = {replica: self._wanted.pop(replica) for replica in some}
                 asked = {replica: each for replica, each in asked.items() if _stands(replica, each)}
                 again = await self._ask(asked) if asked else {}
                 if again:

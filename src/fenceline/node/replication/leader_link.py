@@ -23,6 +23,7 @@ Rules: `epochs.md E23-E29`; `gaps.md G3`.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Final
 
 from fenceline.node.logs import Logger
@@ -52,6 +53,8 @@ LAST_FETCH_VERSION: Final = 17
 FAR_LINKS: Final = 2
 """Maximum number of links for partitions that are far behind."""
 _ARRIVAL_S: Final = 0.02
+_REOPENING_S: Final = 100e-6
+"""For each partition of a session: what it costs both sides to open it again, or less."""
 """How long a partition that has caught up waits for the fetch in flight."""
 _TROUBLE = (ConnectionError, MalformedRequest, NoSuchVersion)
 
@@ -79,7 +82,9 @@ class LeaderLink:
         """Bytes received of a large response when the watchdog last checked."""
         self._watchdog: asyncio.TimerHandle | None = None
         self._arrivals: asyncio.TimerHandle | None = None
-        """Interrupts the fetch in flight for partitions that came from a far-behind link."""
+        """Interrupts the fetch in flight for partitions that came meanwhile."""
+        self._interrupted_s = -math.inf
+        """When a fetch in flight was last interrupted (event loop time)."""
         self.under_way: set[asyncio.Task[None]] = set() if near is None else near.under_way
         """Truncations and flushes, which continue when the link is closed."""
         work = LinkWork(self, shared, leader_id, self.under_way)
@@ -117,7 +122,7 @@ class LeaderLink:
             self.duties.execute(rest, [])
         else:
             self.duties.flush_first(replica, state)
-        self.interrupt()
+        self._interrupt_for_more()
 
     def leave(self, key: tuple[bytes, int]) -> None:
         self._replicas.pop(key, None)
@@ -149,7 +154,20 @@ class LeaderLink:
         """Stop waiting for the response in flight: there is something new to fetch."""
         self._wakeup.set()
         if self._awaited is not None and not self._awaited.done():
+            self._interrupted_s = asyncio.get_running_loop().time()
             self._lost()
+
+    def _interrupt_for_more(self) -> None:
+        """There are further partitions to fetch. The fetch after an interrupted one names all partitions: with many of
+        them that costs more than to wait for the answer in flight, and must not happen each time that some are added,
+        as while a broker with many leaders is fenced."""
+        loop = asyncio.get_running_loop()
+        cost_s = len(self.fetcher) * _REOPENING_S
+        due_s = self._interrupted_s + cost_s
+        if self._awaited is None or (loop.time() >= due_s and cost_s < self._shared.limits.max_wait_ms / 1000):
+            self.interrupt()
+        elif self._arrivals is None and cost_s < self._shared.limits.max_wait_ms / 1000:
+            self._arrivals = loop.call_at(due_s, self.interrupt)
 
     def reschedule(self) -> None:
         """A partition outside the fetch in flight backs off: recompute the wake-up time, without interrupting."""
@@ -264,6 +282,9 @@ class LeaderLink:
             connection = await self._connected()
             first: list[Question] = [state.first_question() for state in self.fetcher.to_compare(now_ms)]
             await self.truncation.ask_all(connection, first)
+        if len(self.fetcher) and (self._connection is None or not self._connection.is_open):
+            await self._connected()
+            self._wakeup.clear()  # what has come meanwhile is in the request
         request = self.fetcher.next_request(now_ms)
         if request is None:
             ready_ms = self.fetcher.next_ready_ms()

@@ -11,7 +11,8 @@ elected (as KIP-858 permits).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
@@ -94,6 +95,8 @@ class ReplicaDirectories:
         self._log_dirs = log_dirs
         self._image = image
         self._report = report
+        self._names: frozenset[str] | None = None
+        """The names in the only directory, within `listed`."""
         self.moving: dict[TopicPartition, LogDir] = {}
         """Future directories of replicas in a move: the controller may already have them."""
         self._preferred: dict[TopicPartition, LogDir] = {}
@@ -249,6 +252,41 @@ class ReplicaDirectories:
             return  # reported before the move is complete
         if recorded in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY) or self._is_there(topic_partition, holder):
             self._report(topic.id, index, actual)
+
+    def is_as_recorded(self, partition: PartitionImage) -> bool:
+        """Whether `of` and `check_assignment` would find nothing to do for any partition in this state: this node has
+        one directory, nothing in it is unclear, and the metadata names it."""
+        return (
+            self._log_dirs.is_single
+            and not (self.unresolved or self._unfinished or self.moving or self._preferred or self.pending_notes)
+            and not (self._log_dirs.missing or self._log_dirs.offline)
+            and partition.directory_of(self._node_id) == self._log_dirs.opened[0].directory_id
+        )
+
+    @contextmanager
+    def listed(self) -> Iterator[None]:
+        """Within this block, in which no file is created or removed, `has_no_files` costs no system call: the only
+        directory is read once."""
+        try:
+            if self._log_dirs.is_single:
+                directory = self._log_dirs.opened[0]
+                self._names = frozenset(directory.disk.listdir(directory.path))
+        except OSError:
+            pass  # `has_no_files` finds out
+        try:
+            yield
+        finally:
+            self._names = None
+
+    def has_no_files(self, topic_partition: TopicPartition) -> bool:
+        """Whether a replica has no files on this node: it has no records."""
+        holder = self._log_dirs.holder(topic_partition)
+        if self._names is not None:
+            return f"{topic_partition.topic}-{topic_partition.partition}" not in self._names
+        try:
+            return holder is None or not holder.has(topic_partition)
+        except OSError:
+            return False
 
     def report_move(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
         """A copy of the replica is complete: report its directory to the controller before it replaces the log."""

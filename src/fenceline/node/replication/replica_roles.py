@@ -17,7 +17,7 @@ from fenceline.node.replication.replica import Replica
 from fenceline.replica.leader import InSyncRules, LeaderState
 
 if TYPE_CHECKING:
-    from fenceline.metadata.image import PartitionImage
+    from fenceline.metadata.image import PartitionImage, TopicImage
 
 
 class Roles(Protocol):
@@ -28,6 +28,10 @@ class Roles(Protocol):
 
     def still_leads(self, replica: Replica) -> None:
         """This node still leads in the same epoch; something else about the partition changed."""
+
+    def leads_unused(self, topic: TopicImage, index: int, open_it: Callable[[str, int], object]) -> None:
+        """This node leads a partition without records after an unclean election; it has no replica object. `open_it`
+        creates it."""
 
     def follows(self, replica: Replica, leader_id: int) -> None:
         """This node follows `leader_id`, in a new leader epoch."""

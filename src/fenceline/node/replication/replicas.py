@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 log = Logger("replicas")
 
+_OPENED_AT_ONCE: Final = 200
+"""Replicas opened in one iteration of the event loop: some milliseconds."""
 _OFFLINE_ADVICE: Final = (
     "This partition is offline, the others are served. Check the disk (dmesg, smartctl), then restart the node."
 )
@@ -150,6 +153,11 @@ class Replicas:
         self._vacated: dict[TopicPartition, asyncio.Future[None]] = {}
         """Futures of the leaving partitions whose names are waited for."""
         self._held: set[TopicPartition] = set()
+        self._to_open: dict[tuple[UUID, int], None] = {}
+        """Topic ids and indexes of replicas that have work and are opened soon; in order."""
+        self._opened_at_once = 0
+        self._idle: PartitionImage | None = None
+        """While a delta is applied: a state after a change for which nothing was to be done."""
         self._moved_away: dict[TopicPartition, tuple[UUID, int]] = {}
         """Removed by a reassignment: topic id and `clean_since`."""
 
@@ -216,7 +224,9 @@ class Replicas:
     # --- following the image --------------------------------------------------------------------------------------
 
     def apply(self, delta: Delta) -> None:
-        """Apply a metadata change to the open replicas; the cost depends on the size of the change."""
+        """Apply a metadata change to the open replicas; the cost depends on the size of the change. If it gives work to
+        many that are not open, most of them are opened in the next iterations of the event loop."""
+        self._opened_at_once = 0
         for topic in delta.deleted_topics:
             self._drop(topic)
         for resource in delta.changed_configs:
@@ -228,22 +238,78 @@ class Replicas:
             self._apply_roles_of(topic)
         for changed in delta.changed_partitions:
             self._apply_change(changed)
+        self._idle = None
 
     def apply_roles(self) -> None:
         """At start: start to follow partitions that are led elsewhere, and to recover uncleanly elected leaders."""
-        for topic in self._image().topics_by_id.values():
-            self._apply_roles_of(topic)
+        self._opened_at_once = 0
+        with self.directories.listed():
+            for topic in self._image().topics_by_id.values():
+                self._apply_roles_of(topic)
 
     def _apply_roles_of(self, topic: TopicImage) -> None:
-        for index in range(len(topic.partitions)):
-            self._apply_role(topic, index)
+        idle: PartitionImage | None = None
+        for index, partition in enumerate(topic.partitions):
+            if partition is idle:
+                continue  # equal partitions share one image
+            if self._needs_nothing(partition):
+                idle = partition
+            elif self._is_unused_leader(topic, index):
+                self._roles.leads_unused(topic, index, self.get)
+            else:
+                self._apply_role(topic, index)
 
     def _apply_role(self, topic: TopicImage, index: int) -> None:
         partition = topic.partitions[index]
         if self._node_id in partition.replicas:
             self._check_assignment(topic, index)
         if self._has_work(partition):
+            self._begin_work(topic, index)
+
+    def _needs_nothing(self, partition: PartitionImage) -> bool:
+        """Whether nothing is done for a partition in this state while it has no object."""
+        if self._node_id not in partition.replicas:
+            return True
+        return not self._has_work(partition) and self.directories.is_as_recorded(partition)
+
+    def _begin_work(self, topic: TopicImage, index: int) -> None:
+        """Open a replica that has work, unless it is a leader that recovers without a log."""
+        if self._is_unused_leader(topic, index):
+            self._roles.leads_unused(topic, index, self.get)
+        elif self._opened_at_once < _OPENED_AT_ONCE or (topic.name, index) in self.open_by_name:
+            self._opened_at_once += 1
             self.get(topic.name, index)
+        else:
+            if not self._to_open:
+                asyncio.get_running_loop().call_soon(self._open_some)
+            self._to_open[topic.id, index] = None
+
+    def _open_some(self) -> None:
+        """Open replicas that a large change has left for later, unless they were opened meanwhile or have no more
+        work."""
+        for key in list(islice(self._to_open, _OPENED_AT_ONCE)):
+            del self._to_open[key]
+            topic = self._image().topics_by_id.get(key[0])
+            if topic is not None and key[1] < len(topic.partitions) and self._has_work(topic.partitions[key[1]]):
+                self.get(topic.name, key[1])
+        if self._to_open:
+            asyncio.get_running_loop().call_soon(self._open_some)
+
+    def _is_unused_leader(self, topic: TopicImage, index: int) -> bool:
+        """Whether the replica here leads, has to recover (KIP-704), and has no files in the directory that it would
+        get."""
+        partition, topic_partition = topic.partitions[index], TopicPartition(topic.name, index)
+        return (
+            partition.leader == self._node_id
+            and partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
+            and partition.isr == (self._node_id,)
+            and (topic.name, index) not in self.open_by_name
+            and topic_partition not in self.offline
+            and topic_partition not in self._leaving
+            and topic_partition not in self._stopped
+            and self.directories.is_as_recorded(partition)
+            and self.directories.has_no_files(topic_partition)
+        )
 
     def _check_assignment(self, topic: TopicImage, index: int) -> None:
         if (topic.name, index) not in self.offline and (topic.name, index) not in self._leaving:
@@ -274,6 +340,8 @@ class Replicas:
 
     def _apply_change(self, changed: ChangedPartition) -> None:
         replica = self.open_by_name.get((changed.topic, changed.index))
+        if replica is None and changed.after is self._idle and not self.offline:
+            return
         if self._node_id not in changed.after.replicas:
             if changed.before is not None and self._node_id in changed.before.replicas:
                 self._record_move(changed, replica)
@@ -285,7 +353,12 @@ class Replicas:
         if replica is not None:
             self._role_of.apply(replica, changed.after)
         elif self._has_work(changed.after):
-            self.get(changed.topic, changed.index)
+            if topic is not None and topic.partitions[changed.index] is changed.after:
+                self._begin_work(topic, changed.index)
+            else:
+                self.get(changed.topic, changed.index)
+        elif self._needs_nothing(changed.after):
+            self._idle = changed.after
 
     def _record_move(self, changed: ChangedPartition, replica: Replica | None) -> None:
         topic = self._image().topics_by_name.get(changed.topic)

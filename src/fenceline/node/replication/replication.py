@@ -27,6 +27,7 @@ from fenceline.node.replication.deletions import RecordDeletions
 from fenceline.node.replication.isr_changes import IsrChanges
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.node.replication.silent_brokers import SilentBrokers
+from fenceline.node.replication.unused_leaders import UnusedLeaders
 from fenceline.records.markers import end_marker
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import FetchLimits
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fenceline.ids import TopicPartition
     from fenceline.losses.cutting import LogCut
     from fenceline.metadata.changes import Delta
+    from fenceline.metadata.image import TopicImage
     from fenceline.node.clock import Clock
     from fenceline.node.replication.open_replicas import OpenReplicas
     from fenceline.node.replication.peers import Peers
@@ -143,6 +145,14 @@ class Replication:
             largest_answer=self._largest_answer,
         )
         self.isr_changes = IsrChanges(node_id, broker_epoch, submit, self._altered)
+        self.unused = UnusedLeaders(
+            node_id,
+            image,
+            broker_epoch,
+            submit,
+            fence_transactions,
+            is_open=lambda topic, index: (topic, index) in in_service.by_name,
+        )
         self.deletions = RecordDeletions(self.is_alive)
         self._recoveries: dict[Replica, asyncio.Task[None]] = {}
         self._waits_for_others: set[Replica] = set()
@@ -158,6 +168,7 @@ class Replication:
         """Stop following, and leave recoveries to the next start."""
         await self.fetchers.close()
         await self.isr_changes.close()
+        await self.unused.close()
         recoveries, self._recoveries = self._recoveries, {}
         for task in recoveries.values():
             task.cancel()
@@ -231,6 +242,9 @@ class Replication:
 
     def still_leads(self, replica: Replica) -> None:
         self._propose_recovered_again(replica)
+
+    def leads_unused(self, topic: TopicImage, index: int, open_it: Callable[[str, int], object]) -> None:
+        self.unused.recover(topic, index, open_it)
 
     def follows(self, replica: Replica, leader_id: int) -> None:
         self._stop_recovery(replica)
@@ -464,7 +478,7 @@ class Replication:
         those that need other brokers."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _START_S
-        while any(
+        while (self.unused.is_busy and len(self._image().brokers) == 1) or any(
             replica.is_leader and replica.is_recovering for replica in self._recoveries.keys() - self._waits_for_others
         ):
             remaining_s = deadline_s - loop.time()

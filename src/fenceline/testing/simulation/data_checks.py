@@ -529,7 +529,7 @@ class DataChecks:
         leader = copy.leader
         assert leader is not None, "it leads"
         epoch = leader.leader_epoch
-        if leader.is_recovering:
+        if leader.is_recovering or _recovered_unopened(copy, history, epoch):
             epoch_at = copy.replica.log.epochs.epoch_for_offset
             history.adopt_unclean_log(copy.batches(0, copy.end), copy.start, copy.end, epoch, epoch_at)
             copy.matched = min(copy.matched, history.end)
@@ -722,6 +722,14 @@ def history_header(batch: StoredBatch) -> tuple[int, int, int]:
 
 def _describe(batches: list[StoredBatch]) -> str:
     return ", ".join(f"{each.base_offset}@{each.epoch}" for each in batches) or "nothing"
+
+
+def _recovered_unopened(copy: _Copy, history: PartitionHistory, epoch: int) -> bool:
+    """Whether the leader of the last unclean election had no records, so that it recovered without a replica object
+    (`node.replication.unused_leaders`): now there is one, and all its records are newer."""
+    return history.unclean_log_epoch < history.last_unclean <= epoch and not any(
+        batch.epoch < history.last_unclean for batch in copy.batches(0, copy.end)
+    )
 
 
 def _must_be_durable(history: PartitionHistory, copy: _Copy) -> bool:

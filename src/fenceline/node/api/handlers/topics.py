@@ -28,6 +28,7 @@ from fenceline.controller.requests import (
     TopicReference,
     TopicToCreate,
 )
+from fenceline.controller.topics import check_partition_count
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import METADATA_TOPIC, ZERO_UUID
 from fenceline.metadata.image import MetadataImage
@@ -69,17 +70,21 @@ async def handle_create_topics(
     """One result per name, in request order."""
     names = Counter(topic.name for topic in request.topics)
     results: dict[str, CreateTopicResult] = {}
-    wanted: list[TopicToCreate] = []
+    wanted: list[CreatableTopic] = []
     for topic in request.topics:
         if topic.name == METADATA_TOPIC:
             results[topic.name] = CreateTopicResult(topic.name, _METADATA_TOPIC)
         elif names[topic.name] > 1:
             results[topic.name] = CreateTopicResult(topic.name, _REPEATED_NAME)
         else:
-            wanted.append(_new_topic(topic))
+            wanted.append(topic)
     if wanted:
         try:
-            answer = await submit(CreateTopics(tuple(wanted), request.validate_only, context.mutations), context)
+            # Before anything is made of its partitions: a request may name any number of them.
+            counts = ((topic.num_partitions, len(topic.assignments)) for topic in wanted)
+            check_partition_count(counts, node.config.get_int("num.partitions"))
+            topics = tuple(map(_new_topic, wanted))
+            answer = await submit(CreateTopics(topics, request.validate_only, context.mutations), context)
             results.update((topic.name, topic) for topic in answer.topics)
             if until_served is not None:
                 created = {topic.name for topic in answer.topics if not topic.outcome.failed}
