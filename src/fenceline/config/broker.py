@@ -88,6 +88,14 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             Range(-1, 65535),
         ),
         ConfigKey(
+            "fenceline.event.loop.sample.ms",
+            ConfigType.INT,
+            "100",
+            "With a metrics endpoint: how often the delay of the event loop is measured.",
+            Importance.LOW,
+            Range(1),
+        ),
+        ConfigKey(
             "fenceline.metrics.host",
             ConfigType.STRING,
             "127.0.0.1",
