@@ -16,9 +16,11 @@ def test_a_blocked_loop_is_measured() -> None:
     async def block() -> LoopDelays:
         delays = LoopDelays(1)
         delays.start()
-        timer, blocked_ms = threading.Event(), 300
-        timer.wait(blocked_ms / 1000)
         while not delays.delays.count:
+            await asyncio.sleep(0)
+        threading.Event().wait(0.3)
+        before = delays.delays.count
+        while delays.delays.count == before:
             await asyncio.sleep(0)
         delays.stop()
         return delays

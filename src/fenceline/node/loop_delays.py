@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from fenceline.node.metric_families import Durations, gauges
+
+_SETTLING_S: Final = 0.5
 
 
 class LoopDelays:
@@ -31,6 +33,10 @@ class LoopDelays:
         self._cpu_s = 0.0
 
     def start(self) -> None:
+        """The end of a start, which holds the loop up once more, is not measured."""
+        self._timer = asyncio.get_running_loop().call_later(_SETTLING_S, self._begin)
+
+    def _begin(self) -> None:
         self._cpu_s = time.thread_time()
         self._wait()
 
