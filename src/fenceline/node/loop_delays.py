@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from fenceline.node.metric_families import Durations, gauges
 
-_SETTLING_S: Final = 0.5
+_SETTLING_S: Final = 1.0
 
 
 class LoopDelays:
