@@ -200,10 +200,10 @@ def measure_controller(brokers: int) -> dict[str, tuple[float, str]]:
     world = _Simulated(brokers)
     total = brokers * PARTITIONS_A_BROKER
     topics = total // PARTITIONS_A_TOPIC
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     for number in range(topics):
         world.ask(CreateTopics((TopicToCreate(f"topic-{number:06}", PARTITIONS_A_TOPIC, REPLICAS),)))
-    found["all partitions created: one"] = ((time.perf_counter() - began_s) * 1e6 / total, "us")
+    found["all partitions created: one"] = ((time.process_time() - began_s) * 1e6 / total, "us")
     gc.collect()
     found["memory of one partition, with the controller's indexes"] = (
         (process.memory_info().rss - before) / total,
@@ -215,9 +215,9 @@ def measure_controller(brokers: int) -> dict[str, tuple[float, str]]:
         taken = []
         for each in range(times):
             asked = request(each)
-            began_s = time.perf_counter()
+            began_s = time.process_time()
             world.ask(asked)
-            taken.append(time.perf_counter() - began_s)
+            taken.append(time.process_time() - began_s)
         found[what] = (sorted(taken)[times // 2] * 1e6, "us")
 
     world.ask(BalanceLeaders())  # the index is built at its first use
@@ -233,18 +233,18 @@ def measure_controller(brokers: int) -> dict[str, tuple[float, str]]:
         for partition in topic.partitions
         if partition.leader == 5
     )
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     world.ask(FenceEndedBroker(5, world.epochs[5], world.now_ms + 1))
-    found["failover of a broker that leads 1,000"] = ((time.perf_counter() - began_s) * 1000, "ms")
+    found["failover of a broker that leads 1,000"] = ((time.process_time() - began_s) * 1000, "ms")
     assert world.records >= gained > 0, (world.records, gained)
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     world.register(5)
-    found["the broker returns"] = ((time.perf_counter() - began_s) * 1000, "ms")
-    began_s = time.perf_counter()
+    found["the broker returns"] = ((time.process_time() - began_s) * 1000, "ms")
+    began_s = time.process_time()
     Controller(ControllerSettings(_CLUSTER_ID)).activate(
         world.controller.image, world.controller.next_offset, 1_000_000
     )
-    found["another controller becomes active"] = ((time.perf_counter() - began_s) * 1000, "ms")
+    found["another controller becomes active"] = ((time.process_time() - began_s) * 1000, "ms")
     return found
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from fenceline.config.broker import BROKER_CONFIGS
 from fenceline.config.definitions import ConfigValue
+from fenceline.controller.placement import PlaceableBrokers
 from fenceline.controller.replica_index import ReplicaIndex
 from fenceline.controller.sessions import Sessions
 from fenceline.controller.silence import SilenceReports
@@ -118,6 +119,15 @@ class ControllerState:
         self._names: NameIndex | None = None
         self._acls: AclIndex | None = None
         self._tokens: TokenIndex | None = None
+        self._placeable: tuple[Mapping[int, BrokerImage], PlaceableBrokers] | None = None
+        """The brokers of an image, and what of them counts for placements."""
+
+    @property
+    def placeable_brokers(self) -> PlaceableBrokers:
+        brokers = self.image.brokers
+        if self._placeable is None or self._placeable[0] is not brokers:
+            self._placeable = brokers, PlaceableBrokers(brokers.values())
+        return self._placeable[1]
 
     @property
     def index(self) -> ReplicaIndex:
