@@ -78,7 +78,7 @@ class _Drawn(Generic[_T]):
         order, moved, items = self._order, self._moved, self._items
         while len(order) <= position:
             first = len(order)
-            drawn = self._rng.randrange(first, len(items))
+            drawn = first + self._rng.randrange(len(items) - first)
             order.append(items[moved.get(drawn, drawn)])
             moved[drawn] = moved.get(first, first)
         return order[position]
