@@ -1,7 +1,7 @@
 """What growth costs: each curve measures four sizes, each in fresh nodes. `benchmarks.scale_page` draws docs/scale.md.
 
-`BENCH_ROWS` selects curves (keys of `CURVES`, comma-separated; default: all). `BENCH_SIZES=1000,2000` replaces the sizes
-of the curves that run, for a short look.
+`BENCH_ROWS` selects curves (keys of `CURVES`, comma-separated; default: all). `BENCH_SIZES=1000,2000` replaces the
+sizes of the curves that run, for a short look.
 
 - A pause is a delay of the node's event loop, sampled each 5 ms from the ready line on: how long its thread worked
   without serving anything else (and apart from that, with waits for the disk and for a core of this machine).
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import struct
 import time
 from collections.abc import Callable, Mapping
@@ -321,7 +320,8 @@ async def _until_read(bootstrap: str, group: str) -> None:
         "require_stable": False,
     }
     answer = await until_loaded(connection, ApiKey.OFFSET_FETCH, 7, fields)
-    assert answer is not None and answer.topics[0].partitions[0].committed_offset == 1_007, answer
+    assert answer is not None
+    assert answer.topics[0].partitions[0].committed_offset == 1_007, answer
     connection.close()
 
 

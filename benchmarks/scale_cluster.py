@@ -1,4 +1,4 @@
-"""The curves of `benchmarks.scale` about clusters: partitions of three nodes, and the controller of up to 1,000 brokers.
+"""The curves of `benchmarks.scale` about clusters: three nodes, the nodes of a host, a controller of 1,000 brokers.
 
 The controller is measured without processes: it decides on images of that size, and does no I/O anyway. Each size is a
 process of its own, `python -m benchmarks.scale_cluster BROKERS`, which prints JSON.
@@ -21,6 +21,7 @@ import psutil
 from benchmarks.clusters import ClusterUnderTest, wait_for
 from benchmarks.harness import cpu_seconds, resident_mb, scratch
 from benchmarks.scale_measuring import SizeOfCurve, read_metric
+from benchmarks.workloads import create_topic
 from fenceline.controller.controller import Controller
 from fenceline.controller.partition_requests import AlterPartition, BalanceLeaders, IsrChange, IsrMember
 from fenceline.controller.requests import (
@@ -36,6 +37,8 @@ from fenceline.controller.requests import (
     WriteBootstrapRecords,
 )
 from fenceline.controller.state import ControllerSettings
+from fenceline.local_cluster import reaper
+from fenceline.local_cluster.ports import free_ports
 from fenceline.metadata.features import SUPPORTED, fresh_levels
 from fenceline.metadata.image import EMPTY_IMAGE, Endpoint
 from fenceline.metadata.records import encode_record
@@ -131,6 +134,53 @@ def _pid(node: MixedNode) -> int:
     pid = node.pid
     assert pid is not None, "it runs"
     return pid
+
+
+# --- nodes of a host --------------------------------------------------------------------------------------------------
+
+
+def nodes_of_a_host(curve: SizeOfCurve) -> None:
+    """`fenceline start --nodes N`, and two confluent-kafka producers that write 1 KB into four partitions a node."""
+    first = free_ports(curve.size + 1) + 1
+    with scratch() as directory:
+        command = [sys.executable, "-m", "fenceline", "start", "--nodes", str(curve.size), "--log-level", "warning"]
+        command += ["--listen", f"127.0.0.1:{first}", "--data-dir", str(directory)]
+        began_s = time.perf_counter()
+        host = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        reaper.watch_process(host.pid)
+        try:
+            assert host.stdout is not None
+            assert host.stdout.readline()
+            curve.add("until all are ready", time.perf_counter() - began_s, "s")
+            time.sleep(2)
+            curve.add("memory, with the supervisor", resident_mb(host.pid), "MB")
+            before_s = cpu_seconds(host.pid)
+            time.sleep(_IDLE_S)
+            curve.add("idle: share of a core", (cpu_seconds(host.pid) - before_s) * 100 / _IDLE_S, "%")
+            create_topic(f"127.0.0.1:{first}", "host", 4 * curve.size)
+            for is_measured in (False, True):
+                before_s, began_s = cpu_seconds(host.pid), time.perf_counter()
+                producers = [
+                    subprocess.Popen([sys.executable, "-c", _PRODUCER, f"127.0.0.1:{first}"]) for _ in range(2)
+                ]
+                assert [each.wait() for each in producers] == [0, 0]
+                took_s = time.perf_counter() - began_s
+                if is_measured:
+                    curve.add("produced", 2 * _PRODUCED / took_s, "records/s")
+                    used_s = cpu_seconds(host.pid) - before_s
+                    curve.add("CPU of the nodes for a record", used_s * 5e5 / _PRODUCED, "us")
+        finally:
+            host.terminate()
+            host.wait()
+            reaper.forget_process(host.pid)
+
+
+_PRODUCED: Final = 200_000
+_PRODUCER: Final = f"""
+import sys
+from benchmarks.workloads import confluent_produce
+confluent_produce(sys.argv[1], "host", {_PRODUCED}, 1_000)
+"""
 
 
 # --- the controller ---------------------------------------------------------------------------------------------------
@@ -258,6 +308,7 @@ def _shrink(world: _Simulated, number: int) -> Request:
 
 CURVES: Final[Mapping[str, tuple[tuple[int, ...], Callable[[SizeOfCurve], None]]]] = {
     "partitions of three": ((37_500, 75_000, 150_000, 300_000), partitions_of_three),
+    "nodes of a host": ((1, 2, 4), nodes_of_a_host),
     "brokers": ((125, 250, 500, 1_000), controller),
 }
 

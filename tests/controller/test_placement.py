@@ -105,3 +105,12 @@ def test_orders_of_a_large_cluster_are_random() -> None:
     first = Counter(place_replicas(brokers, 1, 1, Random(seed))[0][0] for seed in range(2_000))
     assert len(first) == 100
     assert max(first.values()) < 60
+
+
+def test_racks_that_must_be_distinct_are_not_used_again() -> None:
+    brokers = PlaceableBrokers([_broker(number, f"host-{number % 2}") for number in range(8)])
+    assert len(place_replicas(brokers, 4, 3, Random(1))) == 4
+    with pytest.raises(PeerError, match="3 replicas need as many racks"):
+        place_replicas(brokers, 4, 3, Random(1), distinct_racks=True)
+    for replicas in place_replicas(brokers, 16, 2, Random(1), distinct_racks=True):
+        assert {replica % 2 for replica in replicas} == {0, 1}

@@ -114,5 +114,5 @@ def _framed(key: int, version: int, body: bytes) -> bytes:
 
 async def _until(is_true: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not is_true():
+        while not is_true():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

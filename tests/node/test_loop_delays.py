@@ -16,11 +16,11 @@ def test_a_blocked_loop_is_measured() -> None:
     async def block() -> LoopDelays:
         delays = LoopDelays(1)
         delays.start()
-        while not delays.delays.count:
+        while not delays.delays.count:  # noqa: ASYNC110
             await asyncio.sleep(0)
         threading.Event().wait(0.3)
         before = delays.delays.count
-        while delays.delays.count == before:
+        while delays.delays.count == before:  # noqa: ASYNC110
             await asyncio.sleep(0)
         delays.stop()
         return delays

@@ -159,6 +159,14 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             Range(1),
         ),
         ConfigKey(
+            "fenceline.placement.distinct.racks",
+            ConfigType.BOOLEAN,
+            "false",
+            "Whether a new partition is refused if there are fewer racks (broker.rack) than replicas. Without it, racks"
+            " are used again. A controller's setting; fenceline start --nodes sets it, and the host as the rack.",
+            Importance.MEDIUM,
+        ),
+        ConfigKey(
             "fenceline.outbound.address",
             ConfigType.STRING,
             "",

@@ -121,11 +121,12 @@ class _Turns:
 
 
 def place_replicas(
-    brokers: PlaceableBrokers, partition_count: int, replication_factor: int, rng: Rng
+    brokers: PlaceableBrokers, partition_count: int, replication_factor: int, rng: Rng, *, distinct_racks: bool = False
 ) -> list[tuple[int, ...]]:
     """Replicas of each of `partition_count` new partitions, the preferred leader first.
 
-    Raises PeerError(INVALID_REPLICATION_FACTOR) if there are too few brokers; `message` is the reason alone.
+    Raises PeerError(INVALID_REPLICATION_FACTOR) if there are too few brokers, or with `distinct_racks` too few racks;
+    `message` is the reason alone.
     """
     if replication_factor <= 0:
         raise _refused(f"Invalid replication factor {replication_factor}: the replication factor must be positive.")
@@ -135,6 +136,11 @@ def place_replicas(
         raise _refused(
             f"The target replication factor of {replication_factor} cannot be reached because only {brokers.usable} "
             "broker(s) are registered or some brokers have all their log directories cordoned."
+        )
+    if distinct_racks and replication_factor > len(brokers.racks):
+        raise _refused(
+            f"{replication_factor} replicas need as many racks (broker.rack; fenceline start --nodes sets it to the"
+            f" host), and the brokers are in {len(brokers.racks)}. fenceline.placement.distinct.racks=false would allow it."
         )
     placing = _Placing(brokers, rng)
     return [placing.replicas(index, replication_factor) for index in range(partition_count)]

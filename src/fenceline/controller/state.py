@@ -74,6 +74,8 @@ class ControllerSettings:
     """This node's value of a broker config: limits of group configs."""
     token_secret: bytes = field(default=b"", repr=False)
     """`delegation.token.secret.key`; empty: no delegation tokens (security.md A32)."""
+    distinct_racks: bool = False
+    """Whether the replicas of a new partition must be in different racks."""
     token_max_lifetime_ms: int = 604_800_000
     token_expiry_ms: int = 86_400_000
 
