@@ -140,7 +140,7 @@ def place_replicas(
     if distinct_racks and replication_factor > len(brokers.racks):
         raise _refused(
             f"{replication_factor} replicas need as many racks (broker.rack; fenceline start --nodes sets it to the"
-            f" host), and the brokers are in {len(brokers.racks)}. fenceline.placement.distinct.racks=false would allow it."
+            f" host), and the brokers are in {len(brokers.racks)}. fenceline.placement.distinct.racks=false allows it."
         )
     placing = _Placing(brokers, rng)
     return [placing.replicas(index, replication_factor) for index in range(partition_count)]
