@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,4 +46,4 @@ def test_others_have_their_turn_while_due_flushes_are_looked_for() -> None:
     seen = asyncio.run(run())
     assert flushed == [7, 207, 307, 407]
     assert looked == PARTITIONS - 1
-    assert max(after - before for before, after in zip(seen, seen[1:], strict=False)) <= 50
+    assert max(after - before for before, after in pairwise(seen)) <= 50
