@@ -93,7 +93,9 @@ def curves() -> dict[str, list[Curve]]:
             if match is None or match["curve"] in newer or "fenceline" not in sides:
                 continue
             measures = found.setdefault(match["curve"], {})
-            measures.setdefault(match["measure"], (sides["fenceline"]["unit"], {}))[1][int(match["size"].replace(",", ""))] = sides["fenceline"]["median"]
+            measures.setdefault(match["measure"], (sides["fenceline"]["unit"], {}))[1][
+                int(match["size"].replace(",", ""))
+            ] = sides["fenceline"]["median"]
     if not found:
         raise OperatorError("There are no results of the benchmark `scale`", "Run `python -m benchmarks scale` first.")
     return {
