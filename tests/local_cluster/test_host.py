@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from fenceline.client.admin.admin import Admin
 from fenceline.client.admin.async_admin import NewTopic
 from fenceline.client.core.errors import ClientError
 from fenceline.local_cluster import reaper
-from fenceline.local_cluster.host import Restarts, with_node
+from fenceline.local_cluster.host import HostNodes, Restarts, with_node
 from fenceline.local_cluster.ports import free_ports
 from fenceline.testing.waiting import eventually
 
@@ -151,3 +152,17 @@ def test_a_node_that_cannot_start_ends_the_command(tmp_path: Path) -> None:
         assert "could not start: exit code 1; all nodes of this host stop" in second.stderr
     finally:
         other.end()
+
+
+def test_a_node_does_not_wait_for_lines_that_nobody_takes() -> None:
+    """The reader of our standard error has gone; the process writes more than a pipe holds, and ends."""
+
+    class _Closed(io.BytesIO):
+        def write(self, line: object) -> int:
+            raise BrokenPipeError
+
+    host = HostNodes([], all_ready=lambda lines: None, report=print, lines=_Closed(), environment={})
+    command = [sys.executable, "-c", "import sys; sys.stderr.write('line\\n' * 100_000)"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        host._relay(1, process)
+        assert process.wait(60) == 0

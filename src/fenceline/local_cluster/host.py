@@ -10,6 +10,7 @@ second all are killed. No node outlives this process, however it ends (`process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -215,8 +216,10 @@ class HostNodes:
         assert process.stderr is not None
         with process.stderr as output:
             for line in output:
-                self._lines.write(with_node(node_id, line))
-                self._lines.flush()
+                # Lines that nobody takes any more are still read: a node must not wait for them.
+                with contextlib.suppress(OSError, ValueError):
+                    self._lines.write(with_node(node_id, line))
+                    self._lines.flush()
 
 
 def with_node(node_id: int, line: bytes) -> bytes:
