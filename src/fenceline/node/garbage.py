@@ -42,4 +42,6 @@ def begin_service() -> None:
     """At the end of a start: imported modules and the replayed image are permanent."""
     gc.collect()
     gc.freeze()
+    # The oldest generation is walked when it has grown by a quarter of what the last walk left: that is nothing now.
+    gc.collect()
     gc.callbacks.append(SurvivorsSetAside())
