@@ -25,6 +25,7 @@ NAMES = {
     "laboratory": "fixtures until the first record, many clusters, situations, seeds of a simulated application",
     "compaction": "the log cleaner on a dirty log of one partition",
     "partitions": "10,000 and 99,000 partitions, killed nodes and leaders; 500 topics one by one; an idle node",
+    "scale": "what growth costs: four sizes of each curve (BENCH_ROWS), drawn by benchmarks.scale_page",
     "transactions": "transactional produce, small transactions, 1,000 producers",
     "transactional_ids": "100,000 idle transactional ids: memory; failover of their coordinator",
     "tls": "TLS with client certificates: 1 KB with confluent-kafka, handshakes",

@@ -155,3 +155,23 @@ def test_other_partitions_cost_nothing(name: str) -> None:
     few, many = _cluster(FEW), _cluster(MANY)
     lines = [_lines_of(cluster, REQUESTS[name](cluster)) for cluster in (few, many)]
     assert abs(lines[1] - lines[0]) <= SLACK, lines
+
+
+FEW_BROKERS, MANY_BROKERS = 100, 400
+
+
+@pytest.mark.parametrize("rack", [lambda broker: None, lambda broker: f"rack-{broker % 5}", str])
+def test_other_brokers_cost_a_new_topic_nothing(rack: Callable[[int], str | None]) -> None:
+    """Automatic placement; a small cluster is drawn as a whole (`placement.py`)."""
+
+    def lines_in(brokers: int) -> int:
+        cluster = Cluster(0)
+        for broker in range(brokers):
+            cluster.register(broker, rack=rack(broker))
+            cluster.heartbeat(broker)
+        cluster.ask(CreateTopics((TopicToCreate("first", 1, 3),)))  # the brokers are looked through once
+        cluster.ask(CreateTopics((TopicToCreate("warm_up", 1, 1),), validate_only=True))
+        return _lines_of(cluster, CreateTopics((TopicToCreate("new", 1, 3),)))
+
+    lines = [lines_in(FEW_BROKERS), lines_in(MANY_BROKERS)]
+    assert abs(lines[1] - lines[0]) <= SLACK, lines

@@ -88,6 +88,14 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             Range(-1, 65535),
         ),
         ConfigKey(
+            "fenceline.event.loop.sample.ms",
+            ConfigType.INT,
+            "100",
+            "With a metrics endpoint: how often the delay of the event loop is measured.",
+            Importance.LOW,
+            Range(1),
+        ),
+        ConfigKey(
             "fenceline.metrics.host",
             ConfigType.STRING,
             "127.0.0.1",
@@ -149,6 +157,14 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "Replication factor of __fenceline_losses when it is created; fewer if there are fewer brokers.",
             Importance.LOW,
             Range(1),
+        ),
+        ConfigKey(
+            "fenceline.placement.distinct.racks",
+            ConfigType.BOOLEAN,
+            "false",
+            "Whether a new partition is refused if there are fewer racks (broker.rack) than replicas. Without it, racks"
+            " are used again. A controller's setting; fenceline start --nodes sets it, and the host as the rack.",
+            Importance.MEDIUM,
         ),
         ConfigKey(
             "fenceline.outbound.address",

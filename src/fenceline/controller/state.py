@@ -15,6 +15,7 @@ from uuid import UUID
 from fenceline.config.broker import BROKER_CONFIGS
 from fenceline.config.definitions import ConfigValue
 from fenceline.controller.partition_visits import PartitionVisits
+from fenceline.controller.placement import PlaceableBrokers
 from fenceline.controller.replica_index import ReplicaIndex
 from fenceline.controller.sessions import Sessions
 from fenceline.controller.silence import SilenceReports
@@ -80,6 +81,8 @@ class ControllerSettings:
     max_visits: int = MAX_VISITS
     token_secret: bytes = field(default=b"", repr=False)
     """`delegation.token.secret.key`; empty: no delegation tokens (security.md A32)."""
+    distinct_racks: bool = False
+    """Whether the replicas of a new partition must be in different racks."""
     token_max_lifetime_ms: int = 604_800_000
     token_expiry_ms: int = 86_400_000
 
@@ -132,6 +135,15 @@ class ControllerState:
         self._names: NameIndex | None = None
         self._acls: AclIndex | None = None
         self._tokens: TokenIndex | None = None
+        self._placeable: tuple[Mapping[int, BrokerImage], PlaceableBrokers] | None = None
+        """The brokers of an image, and what of them counts for placements."""
+
+    @property
+    def placeable_brokers(self) -> PlaceableBrokers:
+        brokers = self.image.brokers
+        if self._placeable is None or self._placeable[0] is not brokers:
+            self._placeable = brokers, PlaceableBrokers(brokers.values())
+        return self._placeable[1]
 
     @property
     def index(self) -> ReplicaIndex:

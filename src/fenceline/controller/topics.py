@@ -151,7 +151,9 @@ def _place(
     state: ControllerState, count: int, factor: int, rng: Rng
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     try:
-        replicas = place_replicas(state.image.brokers.values(), count, factor, rng)
+        replicas = place_replicas(
+            state.placeable_brokers, count, factor, rng, distinct_racks=state.settings.distinct_racks
+        )
     except PeerError as error:
         raise ItemRejected(error.code, f"Unable to replicate the partition {factor} time(s): {error.message}") from None
     isrs = [_active(state, assigned) for assigned in replicas]

@@ -75,7 +75,7 @@ def spawn_command(
         env=dict(environment),
         # Ctrl-C at the terminal goes to the supervisor, which then stops the nodes itself.
         start_new_session=True,
-        preexec_fn=_end_with(os.getpid()),
+        preexec_fn=end_with(os.getpid()),
         pass_fds=inherited,
     )
 
@@ -185,7 +185,7 @@ class NodeProcess:
         self._on_change(self)
 
 
-def _end_with(parent: int) -> Callable[[], None] | None:
+def end_with(parent: int) -> Callable[[], None] | None:
     """The code of a child between fork and exec, so that it never outlives us. It must not import anything."""
     if not sys.platform.startswith("linux"):
         return None

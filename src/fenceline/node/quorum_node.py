@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fenceline.node.controller.channel import ControllerChannel
     from fenceline.node.controller.listener import ControllerListener
     from fenceline.node.controller.registration import ControllerRegistration
+    from fenceline.node.loop_delays import LoopDelays
     from fenceline.node.storage.directories import Directories
     from fenceline.node.storage.storage_trouble import StorageTrouble
 
@@ -96,6 +97,7 @@ class QuorumNode:
         """Metrics of the controller listener."""
         self._registration: ControllerRegistration | None = None
         self.listener: ControllerListener | None = None
+        self._delays: LoopDelays | None = None
 
     @property
     def channel(self) -> ControllerChannel | None:
@@ -137,10 +139,14 @@ class QuorumNode:
             self._registration.start()
 
     def collectors(self) -> list[Any]:
-        """The Prometheus collectors of these parts. On the loop, after the start."""
+        """The Prometheus collectors of these parts, and of the loop, which is measured from now on. On the loop, once,
+        after the start."""
         from fenceline.node.controller.metrics import ControllerCollector, MetadataCollector
+        from fenceline.node.loop_delays import LoopDelays
 
-        found: list[Any] = [MetadataCollector(self.controller), self.quotas]
+        self._delays = LoopDelays(self._config.get_int("fenceline.event.loop.sample.ms"))
+        self._delays.start()
+        found: list[Any] = [MetadataCollector(self.controller), self.quotas, self._delays]
         if self._config.is_controller:
             found.append(ControllerCollector(self.controller, self.metrics))
         if self.authorization is not None:
@@ -149,6 +155,8 @@ class QuorumNode:
 
     async def stop(self) -> None:
         """Raises PeerError, OSError if the log cannot be closed cleanly."""
+        if self._delays is not None:
+            self._delays.stop()
         if self._registration is not None:
             await self._registration.stop()
         if self.channel is not None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from fenceline.config.broker import SCHEDULING_POLICY
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
+from fenceline.node.garbage import begin_service
 from fenceline.node.logs import Logger
 from fenceline.node.scheduling import set_policy
 from fenceline.node.service_manager import READY, STOPPING, notify
@@ -141,9 +142,7 @@ async def _serve(make: Callable[[], RunnableNode]) -> int:
             await asyncio.wait((starting,))
             return 0
         starting.result()
-        # Imported modules and the replayed image are permanent: exclude them from garbage collection.
-        gc.collect()
-        gc.freeze()
+        begin_service()
         print(node.ready_line, flush=True)
         notify(READY)
         await node.run_until(stop)

@@ -51,6 +51,7 @@ def controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettin
         static_configs=static,
         node_id=config.node_id,
         broker_value=config.get,
+        distinct_racks=config.get_bool("fenceline.placement.distinct.racks"),
         token_secret=config.token_secret,
         token_max_lifetime_ms=config.get_int("delegation.token.max.lifetime.ms"),
         token_expiry_ms=config.get_int("delegation.token.expiry.time.ms"),

@@ -410,6 +410,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         return freed
 
     @property
+    def is_in_a_request(self) -> bool:
+        """Whether the peer has sent a part of a request, and not the rest."""
+        return self._start != self._end and not self._waiting
+
+    @property
     def stalled_bytes(self) -> int:
         """Bytes received of an incomplete request that holds receive memory of the budget; 0 if there is none."""
         if self._waiting or not self.holds_budget:

@@ -383,7 +383,9 @@ class Server:
         for connection in list(self._connections):
             connection.idle_ticks += 1
             if connection.idle_ticks > _SWEEPS_PER_IDLE_PERIOD:
-                connection.close("idle (connections.max.idle.ms)", quiet=True)
+                # A client that is idle between requests is nothing to report.
+                reason = "idle (connections.max.idle.ms) in the middle of a request"
+                connection.close(reason, quiet=not connection.is_in_a_request)
                 connection.abort()
             elif connection.idle_ticks > 1 and (freed := connection.shrink_idle_buffer()):
                 self.release_memory(freed)

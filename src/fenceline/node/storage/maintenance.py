@@ -161,7 +161,9 @@ class Maintenance:
     async def _flush_overdue(self) -> None:
         """Flush for `flush.messages`, `flush.ms` (off by default), and sealed segments, whose indexes must be saved."""
         now_ms = self._clock.now_ms()
-        for replica in self._in_service:
+        for position, replica in enumerate(self._in_service):
+            if position % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
             if not replica.is_being_cut and replica.log.flush_due(now_ms):
                 await self._flushes.flush(replica)
         if self._trouble:

@@ -39,6 +39,7 @@ from fenceline.node.context import RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import PendingAnswer
 from fenceline.node.net.server import Buffer, frame_of
+from fenceline.node.sliced_calls import SlicedCalls
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, DEBUG_REPLICA_ID, NO_EPOCH
 from fenceline.replica.fetch_session import INITIAL_EPOCH, NO_SESSION_ID, FetchSessions, SessionAnswer
 from fenceline.wire.acl_codes import AclOperation
@@ -108,6 +109,7 @@ class FetchHandler:
         the node keeps none; `serves_evidence`: whether clients may read it."""
         self.replication = replication
         self.loop = loop
+        self.woken = SlicedCalls(loop)
         self.clock = clock
         self.metrics = metrics
         self._hints = hints

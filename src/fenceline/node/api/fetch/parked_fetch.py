@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.server import Buffer
     from fenceline.node.replication.replica import Replica
+    from fenceline.node.sliced_calls import SlicedCalls
     from fenceline.replica.waiters import Waiters
 
 
@@ -30,6 +31,7 @@ class Fetching(Protocol):
     reads: FetchReads
     metrics: NodeMetrics
     loop: asyncio.AbstractEventLoop
+    woken: SlicedCalls
 
     def plain_answer(
         self, context: RequestContext, request: FetchRequest, answer: SessionAnswer
@@ -110,7 +112,7 @@ class ParkedFetch:
         # Several partitions may change within one produce request: check once, after it.
         if not self._is_woken:
             self._is_woken = True
-            self._fetching.loop.call_soon(self._check)
+            self._fetching.woken.add(self._check)
 
     def _check(self) -> None:
         self._is_woken = False

@@ -1,0 +1,47 @@
+"""Garbage collection of a node: no pause that grows with what the node holds.
+
+Owns the process's garbage collector from the end of the start on. Python finds cycles of objects that refer to each
+other by walking all objects, again and again, and nothing else runs meanwhile: a node with some million offsets,
+members or partitions would stand still for half a second. So what has survived a walk that took long is set aside, and
+is not walked again (`gc.freeze`); objects without cycles are freed all the same, as soon as the last reference goes.
+The price is that a cycle of such old objects is never found: what a node drops after a while (connections, groups,
+partitions, logs) must not be one. `tests/node/test_garbage.py` looks for them.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+_OLDEST_GENERATION: Final = 2
+LONG_S: Final = 0.003
+
+
+class SurvivorsSetAside:
+    """A callback of the garbage collector. Not the time on the wall counts: on a busy machine every walk is long."""
+
+    def __init__(
+        self, *, now_s: Callable[[], float] = time.thread_time, freeze: Callable[[], None] = gc.freeze
+    ) -> None:
+        self._now_s = now_s
+        self._freeze = freeze
+        self._began_s = 0.0
+
+    def __call__(self, phase: str, info: Mapping[str, Any]) -> None:
+        if info["generation"] < _OLDEST_GENERATION:
+            return
+        if phase == "start":
+            self._began_s = self._now_s()
+        elif self._now_s() - self._began_s >= LONG_S:
+            self._freeze()
+
+
+def begin_service() -> None:
+    """At the end of a start: imported modules and the replayed image are permanent."""
+    gc.collect()
+    gc.freeze()
+    # The oldest generation is walked when it has grown by a quarter of what the last walk left: that is nothing now.
+    gc.collect()
+    gc.callbacks.append(SurvivorsSetAside())

@@ -1,0 +1,49 @@
+"""Recurring work on all partitions leaves time for requests."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+from fenceline.node.storage.maintenance import Maintenance
+
+PARTITIONS = 500
+
+
+def test_others_have_their_turn_while_due_flushes_are_looked_for() -> None:
+    looked = 0
+    flushed: list[Any] = []
+
+    class Log:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def flush_due(self, now_ms: int) -> bool:
+            nonlocal looked
+            looked += 1
+            return self.index % 100 == 7
+
+    async def flush(replica: Any) -> None:
+        flushed.append(replica.log.index)
+
+    async def run() -> list[int]:
+        maintenance: Any = Maintenance.__new__(Maintenance)
+        maintenance._clock = SimpleNamespace(now_ms=lambda: 1)
+        maintenance._in_service = [
+            SimpleNamespace(log=Log(index), is_being_cut=index == 107) for index in range(PARTITIONS)
+        ]
+        maintenance._flushes = SimpleNamespace(flush=flush)
+        maintenance._trouble = None
+        task = asyncio.ensure_future(maintenance._flush_overdue())
+        seen = [0]
+        while not task.done():
+            await asyncio.sleep(0)
+            seen.append(looked)
+        return seen
+
+    seen = asyncio.run(run())
+    assert flushed == [7, 207, 307, 407]
+    assert looked == PARTITIONS - 1
+    assert max(after - before for before, after in pairwise(seen)) <= 50
