@@ -545,6 +545,7 @@ class Server:
             connection.listener,
             connection.principal,
             None if authorization is None else authorization.rights(_asking(connection), header.api_key),
+            takes_files=connection.takes_files,
         )
 
     def _handle_entity(self, api: Api, context: RequestContext, body: bytes) -> list[Buffer] | PendingAnswer:
