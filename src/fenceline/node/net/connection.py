@@ -413,6 +413,17 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._replace_buffer(INITIAL_BUFFER_BYTES)
         return freed
 
+    def close_idle_sender(self) -> None:
+        """Close the second descriptor of the socket if no response was sent with it since the last call."""
+        sender = self._sender
+        if sender is None or sender.is_busy:
+            return
+        if sender.is_used:
+            sender.is_used = False
+        else:
+            self._sender = None
+            sender.close()
+
     @property
     def stalled_bytes(self) -> int:
         """Bytes received of an incomplete request that holds receive memory of the budget; 0 if there is none."""

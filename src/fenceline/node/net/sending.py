@@ -70,6 +70,7 @@ class FileSender:
         "_transport",
         "_waits",
         "_waits_for_drain",
+        "is_used",
     )
 
     def __init__(
@@ -96,6 +97,8 @@ class FileSender:
         self._position = 0
         self._waits = False
         self._waits_for_drain = False
+        self.is_used = True
+        """Set by each response; its connection clears it."""
         self._is_corked = False
         """Whether the socket holds back what does not fill a segment: the few bytes between and behind records."""
         self._seen: FileSlice | None = None
@@ -111,6 +114,7 @@ class FileSender:
     def send(self, parts: Sequence[Part]) -> bool:
         """Send as much as the socket accepts at once; whether that was all. Never called while busy."""
         assert not self._parts, "one answer at a time"
+        self.is_used = True
         self._parts.extend(parts)
         if self._transport.get_write_buffer_size():
             # The transport still has to send earlier small responses. It pauses its protocol now, and resumes it when
