@@ -26,7 +26,6 @@ CONSUMERS_AT_ONCE = 10
 TOPIC = "consume"
 
 
-
 class Place(NamedTuple):
     """Where records are consumed."""
 

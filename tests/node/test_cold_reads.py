@@ -18,8 +18,8 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.compaction.compaction import Limits
-from fenceline.log.core.config import LogConfig
 from fenceline.log.core import disk as disk_module
+from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import FileSlice, OsDisk, OsMapping, replace_file
 from fenceline.log.core.index import AbortedTransaction, encode_aborted
 from fenceline.log.core.producer_state import Origin

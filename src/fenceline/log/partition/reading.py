@@ -1,12 +1,13 @@
 """Finds and reads batches of a log without waiting for the disk on the loop.
 
 Owns the check whether a read is in the page cache, and the source of its bytes. Never changes the log. Data in the page
-cache is returned at once: as slices of mapped windows from `MAP_FROM_BYTES` on, as small copies below; if it will only be
-sent, as a `FileSlice` in place of a window. For other data a
+cache is returned at once: as slices of mapped windows from `MAP_FROM_BYTES` on, as small copies below. For other data a
 `LogRead` is returned that is not resident: its `load` repeats the complete look-up in a thread, with a descriptor of
 its own, so that concurrent deletion and truncation are safe (docs/how-it-works.md, "A fetch").
 
-A caller that only sends records gets data that was just loaded as a `FileSlice`: nothing is copied or touched.
+A caller that only sends records gets a `FileSlice`: nothing is copied, mapped or touched. Pages in the cache are
+counted for it, which counts those that are on their way from the disk as well. So for a while after a load of a segment
+its pages are looked at one by one, in a mapping.
 """
 
 from __future__ import annotations
