@@ -12,7 +12,7 @@ from benchmarks.harness import Figures, write_results
 NAMES = {
     "startup": "spawn to the first Metadata answer, memory at rest",
     "produce": "ProducerPerformance and confluent-kafka, 100 B and 1 KB",
-    "consume": "confluent-kafka and ConsumerPerformance, 100 B",
+    "consume": "confluent-kafka and ConsumerPerformance, 100 B and 1 KB, ten at once, three replicas (BENCH_ROWS)",
     "latency": "one synchronous record through librdkafka, alone and with a concurrent cold reader",
     "client": "Fenceline's client: poll_arrow and send_arrow",
     "snapshots": "metadata snapshots of 100,000 and 1,000,000 partitions: generating, loading, memory",

@@ -18,6 +18,7 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.compaction.compaction import Limits
+from fenceline.log.core import disk as disk_module
 from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import FileSlice, OsDisk, OsMapping, replace_file
 from fenceline.log.core.index import AbortedTransaction, encode_aborted
@@ -140,7 +141,9 @@ class _Broker:
 class _Peer:
     """The connection of one fetch."""
 
-    def __init__(self, broker: _Broker, fetching: FetchHandler, *partitions: int, **fields: Any) -> None:
+    def __init__(
+        self, broker: _Broker, fetching: FetchHandler, *partitions: int, takes_files: bool = False, **fields: Any
+    ) -> None:
         topics = [
             {
                 "topic": TOPIC,
@@ -154,7 +157,9 @@ class _Peer:
         self.let_go: Callable[[], None] | None = None
         self.closed: list[str] = []
         self.is_answered = asyncio.Event()
-        outcome = fetching.handle(broker.context(), memoryview(write_request(ApiKey.FETCH, VERSION, request)))
+        context = broker.context()
+        context.takes_files = takes_files
+        outcome = fetching.handle(context, memoryview(write_request(ApiKey.FETCH, VERSION, request)))
         self.is_pending = isinstance(outcome, PendingAnswer)
         if isinstance(outcome, PendingAnswer):
             self.pending = outcome
@@ -365,11 +370,39 @@ def test_segment_deleted_before_the_read_is_not_a_disk_failure(disk: WatchedDisk
 
 def _log_on_disk(root: Path, *sizes: int) -> PartitionLog:
     """A log in real files, with a batch of one record for each value size."""
-    (root / f"{TOPIC}-0").mkdir()
+    (root / f"{TOPIC}-0").mkdir(parents=True)
     log = open_log(OsDisk(), f"{root}/{TOPIC}-0")
     for size in sizes:
         append(log, size=size)
     return log
+
+
+def test_hot_records_are_sent_from_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a consumer asks for: neither in memory nor mapped, in one answer, and with no load."""
+    monkeypatch.setattr(disk_module._PageCounts, "are_known", lambda fd: True)
+    monkeypatch.setattr(disk_module._PageCounts, "has_all", lambda fd, start, end: True)
+    most = 2**31 - 1
+
+    async def story() -> None:
+        broker = _Broker(*(_log_on_disk(tmp_path / str(number), *[10_000] * 30) for number in range(3)))
+        fetching = broker.fetching(load_floor_byte_rate=1)
+        broker.metrics.woken_fetches += 1  # an urgent request: what comes from the disk would have to wait
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(OsDisk, "map", lambda *_: pytest.fail("mapped"))
+        rows = [{"partition": index, "fetch_offset": 0, "partition_max_bytes": most} for index in range(3)]
+        topics = [{"topic": TOPIC, "partitions": rows}]
+        for _ in range(4):
+            peer = _Peer(broker, fetching, takes_files=True, topics=topics, max_bytes=most)
+            assert not peer.is_pending
+            assert [type(part) for part in peer.parts if isinstance(part, FileSlice)] == [FileSlice] * 3
+            assert sum(len(part) for part in peer.parts if not isinstance(part, FileSlice)) < 300
+            for partition in await peer.answered():
+                assert _offsets(partition) == list(range(30))
+        least = _Peer(broker, fetching, 0, 1, takes_files=True, max_bytes=1)
+        assert [_offsets(partition) for partition in await least.answered()] == [[0], []], "one batch: progress"
+        assert len(os.listdir("/proc/self/fd")) == before + 3, "one descriptor for each segment, however many answers"
+
+    asyncio.run(story())
 
 
 def test_large_reads_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,5 +108,24 @@ def test_clients_that_do_not_read_block_no_other_client_and_leak_nothing(
         connection.close()
     for _ in session_with_data.until(60):
         session_with_data.ask(ApiKey.METADATA, 12, {"topics": []})
-        if len(os.listdir(descriptors)) <= before + 1:  # the session that stays open was sent files, too
+        # The session that stays open was sent files, too, and the segment's descriptor for sending is kept.
+        if len(os.listdir(descriptors)) <= before + 2:
             break
+
+
+def test_a_connection_that_reads_no_more_keeps_no_descriptor_for_sending() -> None:
+    with EmbeddedNode(overrides={"connections.max.idle.ms": "5000"}) as node:
+        descriptors = f"/proc/{node.pid}/fd"
+        with DataSession(node.port) as session:
+            session.create("large")
+            session.produced("large", 0, session.batch(1, size_bytes=BATCH_BYTES))
+            session.ask(ApiKey.METADATA, 12, {"topics": []})
+            before = len(os.listdir(descriptors))
+            session.ask(ApiKey.FETCH, 12, session.fetch([("large", 0, 0, _ALL)]))
+            assert len(os.listdir(descriptors)) > before
+            for _ in session.until(60):
+                session.ask(ApiKey.METADATA, 12, {"topics": []})
+                if len(os.listdir(descriptors)) <= before + 1:  # that of the segment is kept
+                    break
+            fetched = session.ask(ApiKey.FETCH, 12, session.fetch([("large", 0, 0, _ALL)]))
+            assert len(fetched.responses[0].partitions[0].records) > BATCH_BYTES, "a new one is made"

@@ -57,6 +57,8 @@ class RequestContext:
     """For how long the sender is throttled: in the answer, and its connection is not read for so long."""
     mutations: RequestMutations | None = None
     """What the request may change, if this node is the active controller; None: the sender is not limited."""
+    takes_files: bool = False
+    """Whether the answer may be sent from files in the page cache: the connection is a plain socket."""
     is_forwarded: bool = False
     """It reached the controller in an envelope: the broker that forwarded it has validated it."""
 

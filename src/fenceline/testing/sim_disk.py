@@ -271,6 +271,9 @@ class SimDisk:
             return None
         return self.pread(fd, size_bytes, position)
 
+    def stored_file(self, fd: int) -> None:
+        return None
+
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
         return SimMapping(self._descriptors[fd], position, size_bytes) if self.resident() else None
 

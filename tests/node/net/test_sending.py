@@ -43,9 +43,11 @@ class _Transport:
 class _Wire:
     """A sender and the peer's end of its socket."""
 
-    def __init__(self, path: Path) -> None:
-        ours, self.peer = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 10)
+    def __init__(self, path: Path, ends: tuple[socket.socket, socket.socket] | None = None) -> None:
+        """`ends`: ours and the peer's; None: a pair with a small send buffer."""
+        ours, self.peer = ends or socket.socketpair()
+        if ends is None:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 10)
         ours.setblocking(False)
         self.peer.setblocking(False)
         self.transport = _Transport(ours)
@@ -269,3 +271,120 @@ def test_a_client_disconnects(reported: Any) -> None:
         assert not wire.is_sent.is_set()
 
     reported(story)
+
+
+@pytest.fixture
+def over_tcp(tmp_path: Path) -> Callable[[Callable[[_Wire], Any]], None]:
+    def run(story: Callable[[_Wire], Any]) -> None:
+        async def whole() -> None:
+            with socket.create_server(("127.0.0.1", 0)) as listening:
+                ours = socket.create_connection(listening.getsockname())
+                peer, _ = listening.accept()
+            ours.setblocking(False)
+            peer.setblocking(False)
+            wire = _Wire(tmp_path / "segment", (ours, peer))
+            try:
+                await asyncio.wait_for(story(wire), 60)
+            finally:
+                wire.close()
+
+        asyncio.run(whole())
+
+    return run
+
+
+class _WatchedSocket:
+    """Records the options that a sender sets, in the order of what it sends."""
+
+    def __init__(self, real: socket.socket, calls: list[tuple[str, int]]) -> None:
+        self._real = real
+        self._calls = calls
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CORK)
+        self._calls.append(("cork", value))
+        self._real.setsockopt(level, option, value)
+
+    def send(self, content: memoryview, flags: int) -> int:
+        self._calls.append(("send", len(content)))
+        return self._real.send(content, flags)
+
+    def close(self) -> None:
+        self._real.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CORK"), reason="of Linux")
+def test_an_answer_is_one_run_of_full_segments(over_tcp: Any) -> None:
+    """The socket is corked once for each answer and uncorked at its end; a single buffer needs neither."""
+
+    async def story(wire: _Wire) -> None:
+        calls: list[tuple[str, int]] = []
+        wire.sender._socket = _WatchedSocket(wire.sender._socket, calls)  # type: ignore[assignment]
+        expected = b"head" + wire.stored + b"between" + wire.stored + b"end"
+        for _ in range(2):
+            wire.is_sent.clear()
+            if not wire.sender.send([b"head", wire.slice, b"between", wire.slice, b"end"]):
+                assert await wire.received(len(expected)) == expected
+                await wire.is_sent.wait()
+            else:
+                assert await wire.received(len(expected)) == expected
+        sizes = ["head", "between", "end"] * 2
+        assert [value for name, value in calls if name == "send"] == [len(each) for each in sizes]
+        assert [value for name, value in calls if name == "cork"] == [1, 0, 1, 0]
+        assert calls[0] == ("cork", 1)
+        assert calls[-1] == ("cork", 0), "nothing stays behind"
+        calls.clear()
+        assert wire.sender.send([b"small"])
+        assert calls == [("send", 5)]
+
+    over_tcp(story)
+
+
+class _Connected:
+    """A socket between two addresses, with a congestion control."""
+
+    def __init__(self, here: str, there: str, control: bytes) -> None:
+        self._addresses = here, there
+        self.control = control
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._addresses[0], 9092
+
+    def getpeername(self) -> tuple[str, int]:
+        return self._addresses[1], 40_000
+
+    def getsockopt(self, level: int, option: int, size_bytes: int) -> bytes:
+        return self.control.ljust(size_bytes, b"\0")
+
+    def setsockopt(self, level: int, option: int, value: bytes) -> None:
+        self.control = value
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="of Linux")
+@pytest.mark.parametrize(
+    ("here", "there", "control", "expected"),
+    [
+        ("127.0.0.1", "127.0.0.1", b"bbr", b"reno"),
+        ("10.0.0.7", "10.0.0.7", b"bbr", b"reno"),
+        ("::1", "::1", b"bbr2", b"reno"),
+        ("10.0.0.7", "10.0.0.8", b"bbr", b"bbr"),
+        ("127.0.0.1", "127.0.0.1", b"cubic", b"cubic"),
+    ],
+)
+def test_only_peers_on_this_machine_are_not_paced(here: str, there: str, control: bytes, expected: bytes) -> None:
+    connected = _Connected(here, there, control)
+    sending.unpace_local(connected)  # type: ignore[arg-type]
+    assert connected.control == expected
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="of Linux")
+def test_a_sender_looks_at_its_socket_once(over_tcp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[socket.socket] = []
+    monkeypatch.setattr(sending, "unpace_local", looked.append)
+
+    async def story(wire: _Wire) -> None:
+        for _ in range(3):
+            assert wire.sender.send([b"small", b"answer"])
+        assert looked == [wire.sender._socket]
+
+    over_tcp(story)

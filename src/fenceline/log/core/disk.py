@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import stat as stat_module
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 MAX_OPEN_SLICES: Final = 512
-"""Each holds a descriptor until the peer has read the response."""
+"""Descriptors that slices hold until the peer has read the response."""
 
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
@@ -59,34 +60,60 @@ class Mapping(Protocol):
 _open_slices: Final[set[int]] = set()
 
 
-class FileSlice:
-    """Bytes of a file that are sent without being read into this process. Keeps the file open as long as it exists.
+class StoredFile:
+    """A descriptor of its own of a stored file, for slices of it: closed with the last one. At most `MAX_OPEN_SLICES`
+    exist at a time."""
 
-    `start` and `end` count from the first byte of the slice. At most `MAX_OPEN_SLICES` exist at a time.
-    """
+    __slots__ = ("fd",)
 
-    __slots__ = ("_mapping", "_start", "fd", "position", "size_bytes")
-
-    def __init__(self, mapping: OsMapping, fd: int, position: int, start: int, size_bytes: int) -> None:
-        self._mapping = mapping
-        self._start = start
-        self.position = position
-        self.size_bytes = size_bytes
+    def __init__(self, fd: int) -> None:
         self.fd = -1
         self.fd = os.dup(fd)
         _open_slices.add(self.fd)
+
+    @classmethod
+    def of(cls, fd: int) -> StoredFile | None:
+        """None if there are too many, or no descriptor is left."""
+        if len(_open_slices) >= MAX_OPEN_SLICES:
+            return None
+        try:
+            return cls(fd)
+        except OSError:
+            return None
 
     def __del__(self) -> None:
         if self.fd >= 0:  # else no descriptor was available
             _open_slices.discard(self.fd)
             os.close(self.fd)
 
+
+class FileSlice:
+    """Bytes of a file that are sent without being read into this process. Keeps the file open as long as it exists.
+
+    `start` and `end` count from the first byte of the slice.
+    """
+
+    __slots__ = ("_file", "_mapping", "fd", "position", "size_bytes")
+
+    def __init__(self, file: StoredFile, position: int, size_bytes: int, mapping: OsMapping | None = None) -> None:
+        """`mapping`: of these bytes, if some of them may be on their way from the disk; else they are found by
+        counting pages."""
+        self._file = file
+        self._mapping = mapping
+        self.fd = file.fd
+        self.position = position
+        self.size_bytes = size_bytes
+
     def __len__(self) -> int:
         return self.size_bytes
 
     def is_resident(self, start: int, end: int) -> bool:
         """Whether these bytes can be sent without waiting for the disk."""
-        return self._mapping.is_resident(self._start + start, self._start + end)
+        start, end = self.position + start, self.position + end
+        mapping = self._mapping
+        if mapping is not None:
+            return mapping.has_resident(start, end)
+        return _PageCounts.has_all(self.fd, start, end)
 
     def begin_load(self, *, ahead_bytes: int) -> None:
         """Request the bytes and some after them without waiting for the disk. For a thread. Raises OSError."""
@@ -122,6 +149,10 @@ class Disk(Protocol):
     def pread(self, fd: int, size_bytes: int, position: int, /) -> bytes: ...
     def pread_resident(self, fd: int, size_bytes: int, position: int) -> bytes | bytearray | None:
         """As `pread`, but None if it would have to wait for the disk."""
+        ...
+
+    def stored_file(self, fd: int) -> StoredFile | None:
+        """The file for `FileSlice`s of bytes in the page cache; None if that is not supported: the caller maps it."""
         ...
 
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
@@ -205,6 +236,9 @@ class OsDisk:
             del buffer[got:]
             return buffer
         return None
+
+    def stored_file(self, fd: int) -> StoredFile | None:
+        return StoredFile.of(fd) if _PageCounts.are_known(fd) else None
 
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
         return OsMapping.make(fd, position, size_bytes)
@@ -305,12 +339,12 @@ class OsMapping:
         return self._view[start:end]
 
     def file_slice(self, fd: int, start: int, end: int) -> FileSlice | None:
-        if len(_open_slices) >= MAX_OPEN_SLICES:
-            return None
-        try:
-            return FileSlice(self, fd, self._position + start, start, end - start)
-        except OSError:
-            return None  # no descriptor is left: the data is fine
+        file = StoredFile.of(fd)
+        return FileSlice(file, self._position + start, end - start, self) if file is not None else None
+
+    def has_resident(self, start: int, end: int) -> bool:
+        """As `is_resident`, by positions in the file."""
+        return self.is_resident(start - self._position, end - self._position)
 
     def is_resident(self, start: int, end: int) -> bool:
         first = start - start % PAGE_BYTES
@@ -320,6 +354,45 @@ class OsMapping:
         if OsMapping._library().mincore(self._address + first, end - first, vector) != 0:
             return False
         return not vector.raw[:pages].translate(None, _RESIDENT)
+
+
+class _PageRange(ctypes.Structure):
+    _fields_ = (("position", ctypes.c_uint64), ("size_bytes", ctypes.c_uint64))
+
+
+class _PageStates(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("cached", "dirty", "written_back", "evicted", "recently"))
+
+
+class _PageCounts:
+    """Counts pages in the page cache by `cachestat` (Linux 6.5), which needs no mapping. It counts pages that are being
+    read from the disk as well."""
+
+    _NUMBER: Final = 451
+    """Of the system call, on all architectures."""
+    _library: ctypes.CDLL | None = None
+
+    @classmethod
+    def _count(cls, fd: int, position: int, size_bytes: int) -> int:
+        """-1 if the system does not count."""
+        library = cls._library
+        if library is None:
+            cls._library = library = ctypes.CDLL(None, use_errno=True)
+        wanted, found = _PageRange(position, size_bytes), _PageStates()
+        failed = library.syscall(cls._NUMBER, fd, ctypes.byref(wanted), ctypes.byref(found), 0)
+        return -1 if failed else int(found.cached)
+
+    @classmethod
+    def are_known(cls, fd: int) -> bool:
+        try:
+            return sys.platform == "linux" and cls._count(fd, 0, PAGE_BYTES) >= 0
+        except (AttributeError, OSError):
+            return False
+
+    @classmethod
+    def has_all(cls, fd: int, start: int, end: int) -> bool:
+        pages = (end + PAGE_BYTES - 1) // PAGE_BYTES - start // PAGE_BYTES
+        return cls._count(fd, start, end - start) >= pages
 
 
 _VECTOR_PAGES: Final = 2048

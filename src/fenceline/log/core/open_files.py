@@ -11,13 +11,17 @@ memory of the process, and mapping one again is cheap compared with copying the 
 
 from __future__ import annotations
 
+import time
 from typing import Final, Protocol
 
-from fenceline.log.core.disk import Disk, Mapping
+from fenceline.log.core.disk import Disk, Mapping, StoredFile
 
 WINDOW_BYTES: Final = 4 << 20
 WINDOW_OVERLAP_BYTES: Final = 2 << 20
 LOADS_KEPT: Final = 64
+STORED_KEPT: Final = 64
+LOADING_S: Final = 10.0
+"""For how long after a load pages of its segment may be on their way from the disk."""
 
 
 class Releasable(Protocol):
@@ -42,7 +46,8 @@ class OpenFiles:
         self._max_windows = max(1, max_mapped_bytes // (WINDOW_BYTES + WINDOW_OVERLAP_BYTES))
         self._open: dict[Releasable, None] = {}
         self._windows: dict[tuple[Releasable, int], Mapping] = {}
-        self._loaded: dict[Releasable, tuple[int, int]] = {}
+        self._loaded: dict[Releasable, tuple[int, int, float]] = {}
+        self._stored: dict[Releasable, StoredFile] = {}
 
     @property
     def open_count(self) -> int:
@@ -101,18 +106,35 @@ class OpenFiles:
 
     def was_loaded(self, segment: Releasable, position: int) -> bool:
         """Whether this position was part of the segment's last load: its pages were not touched since."""
-        start, end = self._loaded.get(segment, (0, 0))
+        start, end, _ = self._loaded.get(segment, (0, 0, 0.0))
         return start <= position < end
+
+    def may_be_loading(self, segment: Releasable) -> bool:
+        """Whether pages of the segment may be on their way from the disk, which is seen in a mapping only."""
+        found = self._loaded.get(segment)
+        return found is not None and time.monotonic() - found[2] < LOADING_S
+
+    def stored(self, segment: Releasable) -> StoredFile | None:
+        """The segment's file for slices that are sent without being read; None if that is not possible."""
+        found = self._stored.get(segment)
+        if found is None:
+            found = self.disk.stored_file(segment.fd if segment.fd >= 0 else self.open(segment))
+            if found is not None:
+                while len(self._stored) >= STORED_KEPT:
+                    del self._stored[next(iter(self._stored))]
+                self._stored[segment] = found
+        return found
 
     def loaded(self, segment: Releasable, start: int, end: int) -> None:
         """Record the last loaded range of a segment (from any thread)."""
         self._loaded.pop(segment, None)
-        self._loaded[segment] = start, end
+        self._loaded[segment] = start, end, time.monotonic()
         while len(self._loaded) > LOADS_KEPT:
             self._loaded.pop(next(iter(tuple(self._loaded))), None)
 
     def _drop_windows(self, segment: Releasable) -> None:
         self._loaded.pop(segment, None)
+        self._stored.pop(segment, None)
         for key in [key for key in self._windows if key[0] is segment]:
             del self._windows[key]
 

@@ -7,8 +7,7 @@ the bytes are not available; never waits by itself, and never changes anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from fenceline.log.core.index import OffsetIndex
 from fenceline.log.core.segment import Segment
@@ -22,8 +21,7 @@ class CorruptIndex(Exception):
     """An index entry does not point to the batch that it names: rebuild the index."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """The readable part of one segment at the start of the read."""
 
     base_offset: int

@@ -26,11 +26,20 @@ class ReadableLog(LogState):
 
     __slots__ = ()
 
-    def read(self, offset: int, max_bytes: int, *, end_offset_exclusive: int, at_least_one: bool = True) -> LogRead:
+    def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        end_offset_exclusive: int,
+        at_least_one: bool = True,
+        to_send: bool = False,
+    ) -> LogRead:
         """Complete batches starting with the one that contains `offset`, up to `end_offset_exclusive`.
 
-        At most `max_bytes`, but always the first batch if `at_least_one`. Raises PeerError(OFFSET_OUT_OF_RANGE) outside
-        of log start..log end (E11), StorageError.
+        At most `max_bytes`, but always the first batch if `at_least_one`. `to_send`: only the read's `payload` is used,
+        and may be a `FileSlice`. Raises PeerError(OFFSET_OUT_OF_RANGE) outside of log start..log end (E11),
+        StorageError.
         """
         log_end = self.log_end_offset
         if offset < self.log_start_offset or offset > log_end:
@@ -54,17 +63,19 @@ class ReadableLog(LogState):
             if number + 1 == len(segments) or (segment.size_bytes and offset < segment.next_offset):
                 hint = self.hints.get(offset)
                 position = hint[1] if hint is not None and hint[0] is segment else -1
-                request = Request(offset, end, max_bytes, at_least_one, position)
+                request = Request(offset, end, max_bytes, at_least_one, position, to_send)
                 try:
                     try:
-                        records, stored, position, reaches_end = reading.read_now(self.files, segment, request)
+                        records, stored, position, reaches_end, size, was_loaded = reading.read_now(
+                            self.files, segment, request
+                        )
                     except NotResident:
                         base_offset, later_segments = segment.base_offset, segments[number + 1 :]
                         pending = reading.loader(self.files, segment, request, later_segments)
                         return LogRead(offset, position=position, segment_base_offset=base_offset, loader=pending)
                 except OSError as error:
                     raise StorageError.of(f"reading {segment.path}", error) from error
-                if records or position < segment.size_bytes or number + 1 == len(segments):
+                if size or position < segment.size_bytes or number + 1 == len(segments):
                     break
                 # Compaction removed the offsets between here and the next segment.
                 segment.next_offset = min(segment.next_offset, offset)
@@ -72,8 +83,15 @@ class ReadableLog(LogState):
             if segments[number].base_offset >= end:
                 return LogRead(offset)
         if reaches_end and end == segment.next_offset and segment is segments[-1]:
-            self._hint(end, segment, position + len(records))
-        return LogRead(offset, records, position=position, segment_base_offset=segment.base_offset, payload=stored)
+            self._hint(end, segment, position + size)
+        return LogRead(
+            offset,
+            records,
+            position=position,
+            segment_base_offset=segment.base_offset,
+            payload=stored,
+            was_loaded=was_loaded,
+        )
 
     def read_newest(self, offset: int, max_bytes: int) -> bytes | bytearray | None:
         """As `newest`, at the position where a read ended or the last batch begins; the next read continues there.

@@ -5,7 +5,9 @@ cache is returned at once: as slices of mapped windows from `MAP_FROM_BYTES` on,
 `LogRead` is returned that is not resident: its `load` repeats the complete look-up in a thread, with a descriptor of
 its own, so that concurrent deletion and truncation are safe (docs/how-it-works.md, "A fetch").
 
-A caller that only sends records gets data that was just loaded as a `FileSlice`: nothing is copied or touched.
+A caller that only sends records gets a `FileSlice`: nothing is copied, mapped or touched. Pages in the cache are
+counted for it, which counts those that are on their way from the disk as well. So for a while after a load of a segment
+its pages are looked at one by one, in a mapping.
 """
 
 from __future__ import annotations
@@ -42,7 +44,17 @@ class LogRead:
     be loaded.
     """
 
-    __slots__ = ("_loader", "_source", "offset", "payload", "position", "records", "resident", "segment_base_offset")
+    __slots__ = (
+        "_loader",
+        "_source",
+        "is_from_disk",
+        "offset",
+        "payload",
+        "position",
+        "records",
+        "resident",
+        "segment_base_offset",
+    )
 
     def __init__(
         self,
@@ -53,6 +65,7 @@ class LogRead:
         segment_base_offset: int = -1,
         loader: _Loader | None = None,
         payload: FileSlice | None = None,
+        was_loaded: bool = False,
     ) -> None:
         self.offset = offset
         self.records = records
@@ -61,6 +74,8 @@ class LogRead:
         self.position = position
         self.segment_base_offset = segment_base_offset
         self.resident = loader is None
+        self.is_from_disk = was_loaded or loader is not None
+        """Whether the records are not in the page cache, or are there because they were just loaded."""
         self._loader = loader
         self._source = loader
 
@@ -130,15 +145,20 @@ class Request(NamedTuple):
     max_bytes: int
     at_least_one: bool
     position: int
+    to_send: bool = False
+    """Whether the records will only be sent: then they need not be in memory."""
 
 
 class Resident(NamedTuple):
-    """Result of `read_now`; `file` is set if the records can be sent without reading them."""
+    """Result of `read_now`; `file` is set if the records can be sent without reading them, and `records` may then be
+    empty."""
 
     records: memoryview
     file: FileSlice | None
     position: int
     reaches_end: bool
+    size_bytes: int
+    was_loaded: bool = False
 
 
 def read_now(files: OpenFiles, segment: Segment, request: Request) -> Resident:
@@ -166,8 +186,15 @@ def _read_resident(files: OpenFiles, segment: Segment, index: OffsetIndex, reque
     extent = extent_of(segment)
     position, size, reaches_end = _locate(read, index, extent, request)
     if size == 0:
-        return Resident(EMPTY, None, position, reaches_end)
+        return Resident(EMPTY, None, position, reaches_end, 0)
     if size >= MAP_FROM_BYTES:
+        if request.to_send and not files.may_be_loading(segment):
+            file = files.stored(segment)
+            if file is not None:
+                found = FileSlice(file, position, size)
+                if not found.is_resident(0, size):
+                    raise NotResident
+                return Resident(EMPTY, found, position, reaches_end, size)
         mapped = files.window(segment, position)
         if mapped is not None:
             window, start = mapped
@@ -179,9 +206,10 @@ def _read_resident(files: OpenFiles, segment: Segment, index: OffsetIndex, reque
                 if not window.is_resident(first, last):
                     raise NotResident
                 # Recently read data is as fast from memory; pages that were never touched would block the loop longer.
-                stored = window.file_slice(fd, first, last) if files.was_loaded(segment, position) else None
-                return Resident(window.slice(first, last), stored, position, reaches_end)
-    return Resident(memoryview(read(position, size)), None, position, reaches_end)
+                was_loaded = files.was_loaded(segment, position)
+                stored = window.file_slice(fd, first, last) if was_loaded else None
+                return Resident(window.slice(first, last), stored, position, reaches_end, size, stored is not None)
+    return Resident(memoryview(read(position, size)), None, position, reaches_end, size)
 
 
 def _locate(read: Read, index: OffsetIndex, extent: Extent, request: Request) -> tuple[int, int, bool]:

@@ -177,6 +177,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "max_request_bytes",
         "peer",
         "principal",
+        "takes_files",
     )
 
     def __init__(self, server: ConnectionOwner, listener: str, *, is_counted: bool = False) -> None:
@@ -213,6 +214,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.max_request_bytes = server.max_request_bytes
         self.deadline: asyncio.TimerHandle | None = None
         """When the peer must be authenticated."""
+        self.takes_files = False
+        """Whether responses can be sent from files: the transport is the socket's own, and not a simulated one."""
 
     # --- asyncio's side -------------------------------------------------------------------------------------------
 
@@ -220,6 +223,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
         self._transport = transport  # type: ignore[assignment]
         self._layer = transport.get_extra_info("layer")
+        self.takes_files = self._layer is None and transport.get_extra_info("socket") is not None
         peername = transport.get_extra_info("peername")
         if peername:
             self.host = str(peername[0])
@@ -408,6 +412,17 @@ class ServerConnection(asyncio.BufferedProtocol):
         freed = len(self._buffer) - INITIAL_BUFFER_BYTES
         self._replace_buffer(INITIAL_BUFFER_BYTES)
         return freed
+
+    def close_idle_sender(self) -> None:
+        """Close the second descriptor of the socket if no response was sent with it since the last call."""
+        sender = self._sender
+        if sender is None or sender.is_busy:
+            return
+        if sender.is_used:
+            sender.is_used = False
+        else:
+            self._sender = None
+            sender.close()
 
     @property
     def is_in_a_request(self) -> bool:

@@ -26,7 +26,18 @@ Part = bytes | bytearray | memoryview | FileSlice
 class CopySender:
     """As `sending.FileSender`: one response at a time; `sent` is called when all of it is with the transport."""
 
-    __slots__ = ("_failed", "_is_open", "_loop", "_parts", "_position", "_sent", "_threads", "_transport", "_waits")
+    __slots__ = (
+        "_failed",
+        "_is_open",
+        "_loop",
+        "_parts",
+        "_position",
+        "_sent",
+        "_threads",
+        "_transport",
+        "_waits",
+        "is_used",
+    )
 
     def __init__(
         self,
@@ -45,6 +56,7 @@ class CopySender:
         self._position = 0
         self._is_open = True
         self._waits = False
+        self.is_used = True
 
     @property
     def is_busy(self) -> bool:
@@ -53,6 +65,7 @@ class CopySender:
     def send(self, parts: Sequence[Part]) -> bool:
         """Send as much as the peer takes at once; whether that was all. Never called while busy."""
         assert not self._parts, "one answer at a time"
+        self.is_used = True
         self._parts.extend(parts)
         self._loop.call_soon(self._later)
         return False

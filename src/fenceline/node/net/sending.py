@@ -11,6 +11,7 @@ costs more than its copy (`docs/decisions/005-what-made-the-server-fast.md`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -24,12 +25,28 @@ from fenceline.log.core.disk import FileSlice
 
 SLICE_BYTES: Final = 256 << 10
 """Bytes sent per iteration of the event loop while there are urgent requests."""
-LARGE_SLICE_BYTES: Final = 1 << 20
+LARGE_SLICE_BYTES: Final = 4 << 20
 """The same while there are none: an iteration has a cost of its own."""
 _SEEN_S: Final = 0.05
 """How long a positive page cache check is valid."""
+_TCP_CORK: Final = getattr(socket, "TCP_CORK", 0)
+_TCP_CONGESTION: Final = getattr(socket, "TCP_CONGESTION", 0)
+_PACED: Final = b"bbr"
+"""Congestion controls that begin so send by timers."""
+_UNPACED: Final = b"reno"
+"""The one that every Linux has, and lets every process choose."""
 
 Part = bytes | bytearray | memoryview | FileSlice
+
+
+def unpace_local(connected: socket.socket) -> None:
+    """Between two processes of one machine there is no network to be fair to: timers that pace what is sent cost the
+    sender half of its CPU there, and the peer waits for them."""
+    with contextlib.suppress(OSError):
+        if _TCP_CONGESTION and connected.getsockname()[0] == connected.getpeername()[0]:
+            used = connected.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16)
+            if used.startswith(_PACED):
+                connected.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, _UNPACED)
 
 
 class FileSender:
@@ -40,6 +57,8 @@ class FileSender:
         "_failed",
         "_fd",
         "_has_urgent_requests",
+        "_is_corked",
+        "_is_tcp",
         "_loop",
         "_parts",
         "_position",
@@ -51,6 +70,7 @@ class FileSender:
         "_transport",
         "_waits",
         "_waits_for_drain",
+        "is_used",
     )
 
     def __init__(
@@ -77,8 +97,15 @@ class FileSender:
         self._position = 0
         self._waits = False
         self._waits_for_drain = False
+        self.is_used = True
+        """Set by each response; its connection clears it."""
+        self._is_corked = False
+        """Whether the socket holds back what does not fill a segment: the few bytes between and behind records."""
         self._seen: FileSlice | None = None
         self._seen_until_s = 0.0
+        self._is_tcp = _TCP_CORK != 0 and shared.family in (socket.AF_INET, socket.AF_INET6)
+        if self._is_tcp:
+            unpace_local(self._socket)
 
     @property
     def is_busy(self) -> bool:
@@ -87,6 +114,7 @@ class FileSender:
     def send(self, parts: Sequence[Part]) -> bool:
         """Send as much as the socket accepts at once; whether that was all. Never called while busy."""
         assert not self._parts, "one answer at a time"
+        self.is_used = True
         self._parts.extend(parts)
         if self._transport.get_write_buffer_size():
             # The transport still has to send earlier small responses. It pauses its protocol now, and resumes it when
@@ -126,6 +154,8 @@ class FileSender:
         parts = self._parts
         turn_bytes = SLICE_BYTES if self._has_urgent_requests() else LARGE_SLICE_BYTES
         try:
+            if self._is_tcp and not self._is_corked and len(parts) > 1:
+                self._cork(1)
             while parts:
                 part = parts[0]
                 left = len(part) - self._position
@@ -152,9 +182,17 @@ class FileSender:
         except OSError as error:
             self._fail(error)
         else:
+            if self._is_corked:
+                self._cork(0)
             self._stop_waiting()
             return True
         return False
+
+    def _cork(self, on: int) -> None:
+        """All bytes of a response form full segments: the peer is not woken for a few of them. Raises nothing."""
+        self._is_corked = bool(on)
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_CORK, on)
 
     def _is_resident(self, part: FileSlice, size_bytes: int) -> bool:
         """Checked once for a whole part, and again for its rest only if the peer is slow."""

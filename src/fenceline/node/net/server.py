@@ -7,7 +7,8 @@ and version to the tables that the server is given.
 - Receive buffers beyond the first 64 KiB of a connection come out of one budget (`queued.max.request.bytes`); when it
   is exhausted, a connection stops reading until others have released memory. While connections wait, enlarged buffers
   are released as soon as they are empty, and a peer that stalls in the middle of a large request is disconnected.
-- A sweep closes connections that were idle for `connections.max.idle.ms` and shrinks enlarged buffers.
+- A sweep closes connections that were idle for `connections.max.idle.ms`, shrinks enlarged buffers and closes the
+  second descriptors of connections that send no more records.
 """
 
 from __future__ import annotations
@@ -382,6 +383,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for connection in list(self._connections):
             connection.idle_ticks += 1
+            connection.close_idle_sender()
             if connection.idle_ticks > _SWEEPS_PER_IDLE_PERIOD:
                 # A client that is idle between requests is nothing to report.
                 reason = "idle (connections.max.idle.ms) in the middle of a request"
@@ -575,6 +577,7 @@ class Server:
             connection.listener,
             connection.principal,
             None if authorization is None else authorization.rights(_asking(connection), header.api_key),
+            takes_files=connection.takes_files,
         )
 
     def _answer(self, api: Api, context: RequestContext, body: bytes, request: Any) -> Answer | Awaitable[Answer]:

@@ -233,6 +233,9 @@ class LifeDisk:
         found = self._disk.pread_resident(fd, size_bytes, position)
         return None if found is None else self._flipped(bytes(found))
 
+    def stored_file(self, fd: int) -> None:
+        return None
+
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
         self._check()
         return None if self.flip_chance else self._disk.map(fd, position, size_bytes)

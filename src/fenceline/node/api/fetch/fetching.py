@@ -174,7 +174,7 @@ class FetchHandler:
             if request.replica_id == CONSUMER_REPLICA_ID
             else request.replica_id <= DEBUG_REPLICA_ID
         )
-        reader = Reader(takes_any_replica, context.listener, _read_fault(context, request))
+        reader = Reader(takes_any_replica, context.listener, _read_fault(context, request), context.takes_files)
         return self.read_or_park(context, request, answer, reader, has_just_arrived=True)
 
     def read_or_park(

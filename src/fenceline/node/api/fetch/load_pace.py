@@ -27,7 +27,7 @@ SHORT_NS: Final = 10_000
 """Cores are short when the thread waits longer than this for one, on average."""
 GROWTH: Final = 1.1
 LARGEST_RATE: Final = 8e9
-ANSWER_BYTES: Final = 1 << 20
+ANSWER_BYTES: Final = 4 << 20
 """Maximum bytes of records from the disk in one response while the rate is limited: then others have their turn."""
 _BURST_S: Final = 0.002
 

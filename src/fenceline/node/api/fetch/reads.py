@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.log.core.disk import FileSlice
 from fenceline.log.core.errors import StorageError
 from fenceline.log.partition.readable_log import aborted_in, is_aborted_in_memory
 from fenceline.node.api.fetch.load_pace import ANSWER_BYTES, LoadPace
@@ -74,6 +73,8 @@ class Reader(NamedTuple):
     listener: str
     read_fault: Callable[[str | None], ErrorCode] | None = None
     """The error if it may not read a topic, or not learn that there is none (None), else NONE. None: it reads any."""
+    takes_files: bool = False
+    """Whether records in the page cache are sent from their files: not if every byte must be encrypted first."""
 
 
 class FetchResult:
@@ -259,6 +260,7 @@ class FetchReads:
             min(partition.max_bytes, max(budget_bytes, 0)),
             end_offset_exclusive=bound,
             at_least_one=at_least_one,
+            to_send=reader.takes_files,
         )
         records = cast("Buffer", read.payload)
         size = len(records)
@@ -278,7 +280,7 @@ class FetchReads:
         if not read.resident:
             result.must_answer = True
             size = min(partition.max_bytes, partition_log.readable_bytes(offset, bound))
-        if not read.resident or isinstance(read.payload, FileSlice):
+        if read.is_from_disk:
             result.from_disk_bytes += size
         result.size_bytes += size
         result.fetched.append(

@@ -133,6 +133,9 @@ class FaultyDisk(OsDisk):
         self._refuse_read()
         return super().pread_resident(fd, size_bytes, position)
 
+    def stored_file(self, fd: int) -> None:
+        return None  # every read must pass here
+
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
         self._refuse_read()
         return super().map(fd, position, size_bytes)
