@@ -88,12 +88,12 @@ def require_all(subscription: Subscription, found: Mapping[str, TopicFacts]) -> 
 
 
 def take_snapshot(cluster: SourceCluster, topics: Mapping[str, TopicFacts]) -> Snapshot:
-    """Bounds of all partitions of `topics`. Ends are fetched last, so that no start lies above its end."""
+    """Bounds of all partitions of `topics`."""
     partitions = partitions_of(topics)
     if not partitions:
         return Snapshot(topics, {}, {}, cluster.cluster_id())
-    starts = cluster.log_starts(partitions)
-    return Snapshot(topics, starts, cluster.log_ends(partitions), cluster.cluster_id())
+    starts, ends = cluster.log_bounds(partitions)
+    return Snapshot(topics, starts, ends, cluster.cluster_id())
 
 
 def resolve(bound: Bound, snapshot: Snapshot, cluster: SourceCluster, *, side: str) -> dict[TopicPartition, int]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
 from uuid import uuid4
 
@@ -37,6 +38,7 @@ from pyspark_fenceline.common.planning import PlannedRange, Task, plan_tasks
 from pyspark_fenceline.common.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, why_no_rewind
 from pyspark_fenceline.common.retries import with_retries
 from pyspark_fenceline.common.task_login import token_login
+from pyspark_fenceline.common.worker_socket import acknowledge_command
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.admission import TriggerGate, limit_offsets
 from pyspark_fenceline.source.adoption import Adoption
@@ -127,6 +129,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return {"_options": replace(self._options, client=self._plan.client), "_plan": self._plan}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
+        acknowledge_command()
         self.__init__(state["_options"], state["_plan"])  # type: ignore[misc]
 
     # Called by Spark --------------------------------------------------------------------------------------------
@@ -426,10 +429,12 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not last.is_of_connector:
             # The end has epochs, by which the beginning of an adopted query is compared as well.
             begins = replace(begins, is_of_connector=False)
-        _, begin = self._compare(begins, lambda: self._snapshot_at(last))
+        snapshot, begin = self._compare(begins, lambda: self._snapshot_at(last))
         # A replayed batch of Spark's source needs no proof of its end if its beginning is already lost.
         lost = {TopicPartition(loss.topic, loss.partition) for loss in begin.losses}
-        snapshot, finish = self._compare(last, lambda: self._snapshot_at(last), lost)
+        # Both ends are compared with the same look at the logs, unless that one may be stale.
+        looks = chain((snapshot,), iter(lambda: self._snapshot_at(last), None))
+        snapshot, finish = self._compare(last, lambda: next(looks), lost)
         return begin, snapshot, finish
 
     def _snapshot_at(self, offset: SourceOffset) -> Snapshot:
