@@ -232,11 +232,11 @@ def recreated_topics(held: SourceOffset, snapshot: Snapshot) -> set[str]:
     """Topics of the snapshot that are not those of `held`: their ids differ or, if brokers have no topic ids, the
     cluster does."""
     is_elsewhere = _is_other_cluster(held, snapshot)
-    found = set()
+    found, found_ids = set(), snapshot.topic_ids
     for topic, held_id in held.topic_ids.items():
         if topic not in snapshot.topics:
             continue
-        found_id = snapshot.topic_ids[topic]
+        found_id = found_ids[topic]
         if held_id != found_id if held_id and found_id else is_elsewhere:
             found.add(topic)
     return found

@@ -334,9 +334,10 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         is_assigned = isinstance(self._options.subscription, Assign)
         topics = {tp.topic for tp in held.positions}
         added: dict[TopicPartition, int] = {}
+        ids = snapshot.topic_ids
         for tp, start in snapshot.starts.items():
             if tp not in held.positions and (is_assigned or tp.topic not in topics):
-                added[tp] = self._first_seen.setdefault((tp, snapshot.topic_ids[tp.topic]), start)
+                added[tp] = self._first_seen.setdefault((tp, ids[tp.topic]), start)
         return replace(snapshot, added=added)
 
     def _warn_without_epochs(self, snapshot: Snapshot) -> None:
