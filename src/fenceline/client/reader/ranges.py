@@ -46,8 +46,8 @@ class RangeCursor:
         "epoch",
         "epochs",
         "last_error",
-        "needs_more_bytes",
         "leader_deadline",
+        "needs_more_bytes",
         "offset",
         "range",
         "stalled_since_s",
@@ -117,8 +117,8 @@ class ExpectedSizes:
     """How many bytes the records of a range have, by what was read of its topic before.
 
     A broker fills a response up to its size limit, so the short range of a micro-batch would bring megabytes of records
-    behind it. Never below one batch of the topic: a leader returns the first batch of a response whatever the limit, but
-    not those of the other partitions.
+    behind it. Never below one batch of the topic: a leader returns the first batch of a response whatever the limit,
+    but not those of the other partitions.
     """
 
     _MARGIN: Final = 1.25

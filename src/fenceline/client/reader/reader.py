@@ -39,7 +39,14 @@ from fenceline.client.core.fetched import ConsumerRecord, Fetched, to_arrow, to_
 from fenceline.client.core.offset_lookups import list_offsets, offsets_for_leader_epoch
 from fenceline.client.core.offsets import EARLIEST, LATEST, EpochEnd
 from fenceline.client.reader.long_poll import LongPoller
-from fenceline.client.reader.ranges import Budget, ExpectedSizes, OffsetRange, RangeCursor, RangeSpec, first_epoch_mismatch
+from fenceline.client.reader.ranges import (
+    Budget,
+    ExpectedSizes,
+    OffsetRange,
+    RangeCursor,
+    RangeSpec,
+    first_epoch_mismatch,
+)
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.records.batch import BatchHeader
