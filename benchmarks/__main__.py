@@ -33,6 +33,7 @@ NAMES = {
     "quotas": "one synchronous record, alone and beside a client that is held at its quota",
     "verify": "fenceline verify against Kafka's DumpLogSegments",
     "spark": "batch and streaming against Spark's own connector (BENCH_ROWS)",
+    "spark_batches": "micro-batches against Spark's connector, 1,000 partitions, two workers, 100 M rows (BENCH_ROWS)",
     "spark_tables": "Delta tables: sink, audit, backfill, end-to-end latency (BENCH_ROWS)",
     "spark_topics": "topic to topic: exactly once, and at least once beside Spark's connector",
     "spark_repair": "repair of 300,000 stale rows in a table of 5 M after an unclean election",

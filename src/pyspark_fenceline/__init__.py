@@ -3,7 +3,8 @@
 Spark 4.2 and newer find both without registration, because the module names start with `pyspark_` and each module
 offers a `DefaultSource`. `audit` compares a table with the log, `repair` makes the table match the log, `backfill` adds
 missing leader epochs to the rows of a table, and `changes` returns the rows inserted and deleted between two versions.
-`export_checkpoint` writes a checkpoint for Spark's own Kafka source, and `lag_of` returns the lag of a query.
+`export_checkpoint` writes a checkpoint for Spark's own Kafka source, `lag_of` returns the lag of a query, and
+`batch_timeline` shows where the time of a micro-batch goes.
 `pyspark_fenceline.errors.parse(exception)` returns the losses that ended a query. `use_this_python`, called before the
 session is created, lets Spark start the Python in which this is installed.
 """
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
     from pyspark_fenceline.source.exactly_once import exactly_once
     from pyspark_fenceline.source.progress import lag_of
     from pyspark_fenceline.source.source import FencelineDataSource as DefaultSource
+    from pyspark_fenceline.source.timeline import batch_timeline
 
 __all__ = [
     "DefaultSource",
     "audit",
     "backfill",
+    "batch_timeline",
     "changes",
     "exactly_once",
     "export_checkpoint",
@@ -39,6 +42,7 @@ __all__ = [
 _FUNCTIONS: Final = {
     "audit": "auditing.table",
     "backfill": "auditing.backfill_table",
+    "batch_timeline": "source.timeline",
     "changes": "delta.table_changes",
     "exactly_once": "source.exactly_once",
     "export_checkpoint": "source.checkpoint_export",

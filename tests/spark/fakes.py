@@ -107,6 +107,11 @@ class FakeCluster:
             ends[tp] = ReadableEnd(offset, log.leader_epoch if self.keeps_epochs else -1)
         return ends
 
+    def log_bounds(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, ReadableEnd]]:
+        return self.log_starts(partitions), self.log_ends(partitions)
+
     def offsets_at(self, timestamps_ms: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:
         found: dict[TopicPartition, int | None] = {}
         for tp, wanted in timestamps_ms.items():

@@ -54,6 +54,12 @@ class SourceCluster(Protocol):
         """Current end of each partition's readable log."""
         ...
 
+    def log_bounds(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, ReadableEnd]]:
+        """`log_starts` and `log_ends` with one look at the leaders. No start lies above its end."""
+        ...
+
     def offsets_at(self, timestamps_ms: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:
         """Offset of the first record that is not older; None where there is none."""
         ...

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from fenceline.client.admin.async_admin import ProducerDescription
+    from fenceline.client.core.offsets import OffsetAndEpoch
     from fenceline.client.producer.producer import Producer
     from fenceline.client.reader.lost_records import LostRecordsReader
     from fenceline.client.reader.reader import RangeReader
@@ -200,6 +201,16 @@ class ClientCluster:
 
     def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ReadableEnd]:
         found = self._admin.list_offsets(dict.fromkeys(partitions, "latest"), isolation_level=self._isolation_level)
+        return self._readable_ends(found)
+
+    def log_bounds(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, ReadableEnd]]:
+        found = self._admin.offset_bounds(partitions, isolation_level=self._isolation_level)
+        starts = {tp: start.offset for tp, (start, _) in found.items()}
+        return starts, self._readable_ends({tp: end for tp, (_, end) in found.items()})
+
+    def _readable_ends(self, found: Mapping[TopicPartition, OffsetAndEpoch]) -> dict[TopicPartition, ReadableEnd]:
         ends = {tp: ReadableEnd(one.offset, one.leader_epoch) for tp, one in found.items()}
         blind = self._without_epochs(ends)
         return {tp: end._replace(leader_epoch=-1) if tp in blind else end for tp, end in ends.items()}

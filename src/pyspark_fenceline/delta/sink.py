@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 
 from fenceline.errors import InternalError, OperatorError
 from pyspark_fenceline.common import workers
+from pyspark_fenceline.common.worker_socket import acknowledge_command
 from pyspark_fenceline.delta.options import AppTransaction, DeltaOptions, delta_options
 
 if TYPE_CHECKING:
@@ -131,6 +132,10 @@ class _TaskWriter:
         # Pickling is the last step of the process that plans the write.
         workers.freeze_gc()
         return {**self.__dict__, "seen": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        acknowledge_command()
+        self.__dict__.update(state)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> FilesWritten:
         from pyspark_fenceline.delta.files import FileWriter

@@ -19,6 +19,7 @@ from pyspark_fenceline.common.connect import reached
 from pyspark_fenceline.common.planning import PlannedRange, plan_tasks
 from pyspark_fenceline.common.retries import with_retries
 from pyspark_fenceline.common.task_login import token_login
+from pyspark_fenceline.common.worker_socket import acknowledge_command
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.filters import Narrowing, narrowing_of
 from pyspark_fenceline.source.history import EpochHistories
@@ -51,6 +52,10 @@ class FencelineReader(DataSourceReader):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cluster": None, "_options": replace(self._options, client=self._plan.client)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        acknowledge_command()
+        self.__dict__.update(state)
 
     def partitions(self) -> list[InputPartition]:
         options = self._options

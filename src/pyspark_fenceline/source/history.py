@@ -43,6 +43,15 @@ class Diverged:
 Verdict = Holds | Diverged
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The last two positions of a partition that were held under a leader: both ends of a batch."""
+
+    leader_epoch: int
+    newest: PartitionPosition
+    before_that: PartitionPosition | None
+
+
 def _position_at(offset: int, walk: EpochWalk, log_start: int) -> PartitionPosition | None:
     """The position at an offset above the log's start: without an epoch if the log does not have it, None while an
     older epoch must be requested."""
@@ -58,7 +67,7 @@ class EpochHistories:
     def __init__(self, cluster: SourceCluster) -> None:
         self._cluster = cluster
         self._known: dict[TopicPartition, EpochWalk] = {}
-        self._held: dict[TopicPartition, tuple[PartitionPosition, int]] = {}
+        self._held: dict[TopicPartition, _Held] = {}
 
     def tag(
         self,
@@ -89,6 +98,9 @@ class EpochHistories:
                 position, older = _position_at(offsets[tp], walk, starts[tp]), walk.next_epoch(starts[tp])
                 if position is not None:
                     tagged[tp] = position
+                    if position.leader_epoch >= 0:
+                        # By this leader's own answers, so `check` would only ask for the same again.
+                        self._hold(tp, position, walk.leader_epoch)
                 elif older is not None:
                     questions[tp] = (older, walk.leader_epoch)
             for tp, answer in self._cluster.epoch_ends(questions).items() if questions else ():
@@ -115,7 +127,7 @@ class EpochHistories:
             for tp, position in positions.items()
             if position.leader_epoch >= 0
             and ends[tp].leader_epoch >= 0
-            and self._held.get(tp) != (position, ends[tp].leader_epoch)
+            and not self._is_held(tp, position, ends[tp].leader_epoch)
         }
         read = {tp: EpochHistory.remembered(positions[tp].offset, positions[tp].read_epochs) for tp in questions}
         while questions:
@@ -133,6 +145,18 @@ class EpochHistories:
                     case Divergence(offset, log_epoch) if offset < position.offset:
                         verdicts[tp] = Diverged(offset, log_epoch, offset)
                     case Divergence():
-                        self._held[tp] = (position, ends[tp].leader_epoch)
+                        self._hold(tp, position, ends[tp].leader_epoch)
             questions = next_questions
         return verdicts
+
+    def _hold(self, tp: TopicPartition, position: PartitionPosition, leader_epoch: int) -> None:
+        known = self._held.get(tp)
+        before = known.newest if known is not None and known.leader_epoch == leader_epoch else None
+        if position != before:
+            self._held[tp] = _Held(leader_epoch, position, before)
+
+    def _is_held(self, tp: TopicPartition, position: PartitionPosition, leader_epoch: int) -> bool:
+        known = self._held.get(tp)
+        return (
+            known is not None and known.leader_epoch == leader_epoch and position in (known.newest, known.before_that)
+        )

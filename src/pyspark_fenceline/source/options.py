@@ -74,6 +74,7 @@ class ReadOptions:
     accepts_unproven: bool = False
     """Whether to accept unproven positions of a checkpoint of Spark's own source."""
     retractions: RetractionOptions | None = None
+    timeline_directory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ _KNOWN: Final = {
         "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions",
         "maxPartitions", "maxRecordsPerPartition", "includeHeaders", "includeLeaderEpoch", "filterPushdown",
         "onTruncation", "onExpired", "onRecreated", "onUnproven", "losses", "statefulQuery", "checkpointLocation",
-        "includeRetractions", "retractionEvidence", "retractionTable", "lostReceipt",
+        "includeRetractions", "retractionEvidence", "retractionTable", "lostReceipt", "timelineDirectory",
         "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
     )
 }  # fmt: skip
@@ -115,6 +116,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
             "Option 'includeRetractions' is for streams only: a batch read returns what the log holds",
             "Remove the option, or use readStream.",
         )
+    if common.timeline_directory is not None and not streaming:
+        raise OperatorError("Option 'timelineDirectory' is for streams only", "Remove the option, or use readStream.")
     starting, ending = stream_bounds(given) if streaming else batch_bounds(given)
     return replace(common, starting=starting, ending=ending)
 
@@ -156,7 +159,13 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
         state=_state_hint(given),
         accepts_unproven=_accepts_unproven(given, fail_on_data_loss=fail_on_data_loss),
         retractions=_retraction_options(given, policy),
+        timeline_directory=_timeline_directory(given),
     )
+
+
+def _timeline_directory(given: GivenOptions) -> str | None:
+    value = (given.text("timelineDirectory") or "").strip()
+    return as_local(value) if value else None
 
 
 def _accepts_unproven(given: GivenOptions, *, fail_on_data_loss: bool) -> bool:

@@ -88,12 +88,12 @@ def require_all(subscription: Subscription, found: Mapping[str, TopicFacts]) -> 
 
 
 def take_snapshot(cluster: SourceCluster, topics: Mapping[str, TopicFacts]) -> Snapshot:
-    """Bounds of all partitions of `topics`. Ends are fetched last, so that no start lies above its end."""
+    """Bounds of all partitions of `topics`."""
     partitions = partitions_of(topics)
     if not partitions:
         return Snapshot(topics, {}, {}, cluster.cluster_id())
-    starts = cluster.log_starts(partitions)
-    return Snapshot(topics, starts, cluster.log_ends(partitions), cluster.cluster_id())
+    starts, ends = cluster.log_bounds(partitions)
+    return Snapshot(topics, starts, ends, cluster.cluster_id())
 
 
 def resolve(bound: Bound, snapshot: Snapshot, cluster: SourceCluster, *, side: str) -> dict[TopicPartition, int]:
@@ -232,11 +232,11 @@ def recreated_topics(held: SourceOffset, snapshot: Snapshot) -> set[str]:
     """Topics of the snapshot that are not those of `held`: their ids differ or, if brokers have no topic ids, the
     cluster does."""
     is_elsewhere = _is_other_cluster(held, snapshot)
-    found = set()
+    found, found_ids = set(), snapshot.topic_ids
     for topic, held_id in held.topic_ids.items():
         if topic not in snapshot.topics:
             continue
-        found_id = snapshot.topic_ids[topic]
+        found_id = found_ids[topic]
         if held_id != found_id if held_id and found_id else is_elsewhere:
             found.add(topic)
     return found

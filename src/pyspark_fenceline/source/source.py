@@ -132,4 +132,4 @@ def _plan(options: ReadOptions, schema: StructType, policy: LossPolicy) -> ReadP
         include_leader_epoch=options.include_leader_epoch,
         include_retractions=options.retractions is not None,
     )
-    return ReadPlan(of_tasks(options.client), schema, policy, options.retries)
+    return ReadPlan(of_tasks(options.client), schema, policy, options.retries, options.timeline_directory)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
 from uuid import uuid4
 
@@ -36,7 +37,9 @@ from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset, Un
 from pyspark_fenceline.common.planning import PlannedRange, Task, plan_tasks
 from pyspark_fenceline.common.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, why_no_rewind
 from pyspark_fenceline.common.retries import with_retries
+from pyspark_fenceline.common.spans import PLANNER, WORKER, SpanRecorder
 from pyspark_fenceline.common.task_login import token_login
+from pyspark_fenceline.common.worker_socket import acknowledge_command
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.admission import TriggerGate, limit_offsets
 from pyspark_fenceline.source.adoption import Adoption
@@ -91,6 +94,9 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._options = options
         self._plan = plan
         self._connected = cluster
+        self._spans = SpanRecorder(options.timeline_directory, PLANNER)
+        self._received_ms: float | None = None
+        """When an executor's copy arrived."""
         self._kept_history: EpochHistories | None = None
         self._gate = TriggerGate(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
         self._initial: SourceOffset | None = None
@@ -127,7 +133,9 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return {"_options": replace(self._options, client=self._plan.client), "_plan": self._plan}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
+        acknowledge_command()
         self.__init__(state["_options"], state["_plan"])  # type: ignore[misc]
+        self._received_ms = time.time() * 1000
 
     # Called by Spark --------------------------------------------------------------------------------------------
 
@@ -150,6 +158,10 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """End of the next batch; `start` itself if there is nothing to do after a short wait."""
+        with self._spans.span("latestOffset"):
+            return self._latest_offset(start, limit)
+
+    def _latest_offset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         is_idle = self._idle_at == start and not self._is_available_now
         held = self._idle_held if is_idle else decode(start)
         is_paced = time.monotonic() - self._answered_at_s > _PACED_S
@@ -194,8 +206,9 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         at = {tp: (position.offset, position.leader_epoch) for tp, position in positions.items()}
         while True:
             left_ms = max(0, round(1000 * (ends_s - time.monotonic())))
-            if self._with_retries(partial(self._cluster.await_news, at, left_ms)):
-                return True
+            with self._spans.span("wait for records"):
+                if self._with_retries(partial(self._cluster.await_news, at, left_ms)):
+                    return True
             left_s = ends_s - time.monotonic()
             if left_s <= 0:
                 return False
@@ -209,6 +222,10 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return SourceOffset(positions, self._newest.topic_ids).encode()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with self._spans.span("partitions"):
+            return self._partitions(start, end)
+
+    def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         last = decode(end)
         first = decode(start)
         if isinstance(last, Unresolved):
@@ -233,6 +250,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if self._received_ms is not None:
+            SpanRecorder(self._plan.timeline_directory, WORKER).add("wait for the task's input", self._received_ms)
         if isinstance(partition, KeptPartition):
             return read_kept(self._plan, partition)
         return read_ranges(self._plan, partition)
@@ -308,13 +327,15 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The subscription's current logs. Raises `OperatorError` for a named topic that neither exists nor was ever
         read.
         """
-        found = subscribed(self._cluster, self._options.subscription)
+        with self._spans.span("metadata"):
+            found = subscribed(self._cluster, self._options.subscription)
         known: dict[str, TopicFacts] = {}
         if isinstance(held, SourceOffset):
             known = {topic: TopicFacts(None, tuple(parts)) for topic, parts in by_topic(held.positions).items()}
         if isinstance(held, Unresolved) or self._options.fail_on_data_loss:
             require_all(self._options.subscription, {**known, **found})
-        snapshot = take_snapshot(self._cluster, found)
+        with self._spans.span("bounds of the logs"):
+            snapshot = take_snapshot(self._cluster, found)
         if isinstance(held, SourceOffset):
             snapshot = self._with_added(held, snapshot)
         if self._is_available_now and self._target is None:
@@ -331,9 +352,10 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         is_assigned = isinstance(self._options.subscription, Assign)
         topics = {tp.topic for tp in held.positions}
         added: dict[TopicPartition, int] = {}
+        ids = snapshot.topic_ids
         for tp, start in snapshot.starts.items():
             if tp not in held.positions and (is_assigned or tp.topic not in topics):
-                added[tp] = self._first_seen.setdefault((tp, snapshot.topic_ids[tp.topic]), start)
+                added[tp] = self._first_seen.setdefault((tp, ids[tp.topic]), start)
         return replace(snapshot, added=added)
 
     def _warn_without_epochs(self, snapshot: Snapshot) -> None:
@@ -426,20 +448,25 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not last.is_of_connector:
             # The end has epochs, by which the beginning of an adopted query is compared as well.
             begins = replace(begins, is_of_connector=False)
-        _, begin = self._compare(begins, lambda: self._snapshot_at(last))
+        snapshot, begin = self._compare(begins, lambda: self._snapshot_at(last))
         # A replayed batch of Spark's source needs no proof of its end if its beginning is already lost.
         lost = {TopicPartition(loss.topic, loss.partition) for loss in begin.losses}
-        snapshot, finish = self._compare(last, lambda: self._snapshot_at(last), lost)
+        # Both ends are compared with the same look at the logs, unless that one may be stale.
+        looks = chain((snapshot,), iter(lambda: self._snapshot_at(last), None))
+        snapshot, finish = self._compare(last, lambda: next(looks), lost)
         return begin, snapshot, finish
 
     def _snapshot_at(self, offset: SourceOffset) -> Snapshot:
         """The logs of those of an offset's partitions that exist."""
         topics = by_topic(offset.positions)
+        with self._spans.span("metadata"):
+            found = self._cluster.topics(topics)
         existing = {
             topic: TopicFacts(facts.id, tuple(index for index in topics[topic] if index in facts.partitions))
-            for topic, facts in self._cluster.topics(topics).items()
+            for topic, facts in found.items()
         }
-        return take_snapshot(self._cluster, existing)
+        with self._spans.span("bounds of the logs"):
+            return take_snapshot(self._cluster, existing)
 
     # Retractions ------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from pyspark_fenceline.common.offsets import PartitionPosition
 from pyspark_fenceline.common.planning import PlannedRange, Task
 from pyspark_fenceline.common.retries import DEFAULT_RETRIES, Attempts, RetryPolicy, with_retries
 from pyspark_fenceline.common.schema import arrow_schema, client_columns, to_spark
+from pyspark_fenceline.common.spans import WORKER, SpanRecorder
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.source.history import Diverged, EpochHistories, Holds, Verdict
 from pyspark_fenceline.source.policy import LossPolicy, apply_loss_policy
@@ -77,6 +78,7 @@ class ReadPlan:
     schema: StructType
     policy: LossPolicy
     retries: RetryPolicy = DEFAULT_RETRIES
+    timeline_directory: str | None = None
 
 
 def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -86,6 +88,7 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
         return
     policy = plan.policy.without_rewind(partition.no_rewind)
     plan = replace(plan, client={**plan.client, **partition.login}, policy=policy)
+    spans = SpanRecorder(plan.timeline_directory, WORKER)
     target = arrow_schema(plan.schema)
     columns = client_columns(target)
     waiting, loss_count, attempts = list(partition.task), 0, Attempts(plan.retries)
@@ -93,10 +96,17 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
         now, later = _split_by_partition(waiting)
         begins = {one.topic_partition: one.start_offset for one in now}
         read_to = dict(begins)
-        client = connect.reader(plan.client)
+        with spans.span("connect"):
+            client = connect.reader(plan.client)
         try:
-            for batch in connect.read_arrow(client, now, partition.topic_ids, read_to, **columns):
-                yield to_spark(batch, target)
+            batches = connect.read_arrow(client, now, partition.topic_ids, read_to, **columns)
+            while True:
+                with spans.span("fetch and decode"):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                with spans.span("hand over to Spark"):
+                    yield to_spark(batch, target)
         except (BrokersUnreachable, PeerError) as error:
             # The next attempt uses new connections and new metadata.
             connect.forget("reader", plan.client)

@@ -18,6 +18,7 @@ from fenceline.errors import FencelineError, OperatorError
 from pyspark_fenceline.common import connect, workers
 from pyspark_fenceline.common.schema import HEADERS_TYPE
 from pyspark_fenceline.common.task_login import with_token
+from pyspark_fenceline.common.worker_socket import acknowledge_command
 from pyspark_fenceline.delta.schema import nullable
 from pyspark_fenceline.source.options import WriteOptions
 
@@ -71,6 +72,10 @@ class _TopicTask:
         self._columns = tuple(name for name in _TYPES if name in schema.fieldNames())
         # The processes that plan and commit a batch have nothing more to do.
         workers.freeze_gc()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        acknowledge_command()
+        self.__dict__.update(state)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RecordsWritten:
         producer = connect.producer(self._options.client)

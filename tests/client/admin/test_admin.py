@@ -77,6 +77,17 @@ def test_list_offsets_with_every_spec(admin: Admin, bootstrap: str, make_topic: 
         admin.list_offsets({tp: "newest"})
 
 
+def test_offset_bounds_are_both_ends_of_each_log(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
+    filled, empty = TopicPartition(make_topic(), 0), TopicPartition(make_topic(), 0)
+    with Producer(bootstrap) as producer:
+        for _ in range(5):
+            producer.send(filled.topic, b"v")
+    admin.delete_records({filled: 3})
+    found = admin.offset_bounds([filled, empty])
+    assert {tp: (start.offset, end.offset) for tp, (start, end) in found.items()} == {filled: (3, 5), empty: (0, 0)}
+    assert found[filled][1].leader_epoch == 0
+
+
 def test_epoch_end_offsets(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     with Producer(bootstrap) as producer:

@@ -56,6 +56,25 @@ def test_a_running_query_detects_a_truncation() -> None:
         reader.latestOffset(end, ALL)
 
 
+def test_the_end_of_a_batch_is_not_asked_again_under_the_leader_that_named_it() -> None:
+    cluster = cluster_with(150)
+    reader = make(cluster)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    asked: list[int] = []
+    for _ in range(3):
+        cluster.log("t").append(10)
+        begin, end = end, reader.latestOffset(end, ALL)
+        cluster.questions.clear()
+        reader.partitions(begin, end)
+        asked.append(cluster.questions.count("epoch_ends"))
+        assert cluster.questions.count("log_ends") == 1
+    assert asked == [0, 0, 0]
+    cluster.log("t").elect(2, keep=165)
+    cluster.log("t").append(100)
+    with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
+        reader.partitions(begin, end)
+
+
 def test_truncation_is_detected_when_a_batch_is_replayed() -> None:
     cluster = cluster_with(150)
     _, first = planned(cluster)

@@ -21,6 +21,7 @@ class Admin(BlockingClient[AsyncAdmin]):
     delete_topics = blocking(AsyncAdmin.delete_topics)
     create_partitions = blocking(AsyncAdmin.create_partitions)
     list_offsets = blocking(AsyncAdmin.list_offsets)
+    offset_bounds = blocking(AsyncAdmin.offset_bounds)
     offsets_for_leader_epoch = blocking(AsyncAdmin.offsets_for_leader_epoch)
     delete_records = blocking(AsyncAdmin.delete_records)
     describe_producers = blocking(AsyncAdmin.describe_producers)

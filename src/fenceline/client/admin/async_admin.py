@@ -7,6 +7,7 @@ its resource. Groups are in `admin.groups`, the quorum and features in `admin.qu
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
@@ -213,6 +214,27 @@ class AsyncAdmin(
             deadline=self._deadline(timeout_ms),
             isolation_level=int(isolation_level == "read_committed"),
         )
+
+    async def offset_bounds(
+        self,
+        partitions: Collection[TopicPartition],
+        *,
+        isolation_level: str = "read_uncommitted",
+        timeout_ms: float | None = None,
+    ) -> dict[TopicPartition, tuple[OffsetAndEpoch, OffsetAndEpoch]]:
+        """Start and readable end of each log, in one round trip to each leader. No start lies above its end."""
+
+        async def look(spec: OffsetSpec) -> dict[TopicPartition, OffsetAndEpoch]:
+            return await self.list_offsets(
+                dict.fromkeys(partitions, spec), isolation_level=isolation_level, timeout_ms=timeout_ms
+            )
+
+        # A leader answers in order, the end last.
+        starts, ends = await asyncio.gather(look("earliest"), look("latest"))
+        if any(ends[tp].offset < start.offset for tp, start in starts.items()):
+            # The start was asked again, or logs have been deleted meanwhile.
+            ends = await look("latest")
+        return {tp: (start, ends[tp]) for tp, start in starts.items()}
 
     async def offsets_for_leader_epoch(
         self, wanted: Mapping[TopicPartition, tuple[int, int] | int], *, timeout_ms: float | None = None

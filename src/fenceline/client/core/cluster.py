@@ -406,13 +406,13 @@ class Cluster:
         self, partitions: Iterable[TopicPartition], deadline: Deadline
     ) -> dict[int, list[tuple[TopicPartition, LeaderAndEpoch]]]:
         """The partitions grouped by their current leader."""
-        wanted = list(partitions)
-        missing = {tp.topic for tp in wanted if self.metadata.leader(tp).leader < 0}
+        known = [(tp, self.metadata.leader(tp)) for tp in partitions]
+        missing = {tp.topic for tp, found in known if found.leader < 0}
         if missing:
             await self.fetch_metadata(sorted(missing), deadline)
+            known = [(tp, await self.leader(tp, deadline)) for tp, _ in known]
         grouped: dict[int, list[tuple[TopicPartition, LeaderAndEpoch]]] = {}
-        for tp in wanted:
-            found = await self.leader(tp, deadline)
+        for tp, found in known:
             grouped.setdefault(found.leader, []).append((tp, found))
         return grouped
 

@@ -484,6 +484,8 @@ _KINDS: Final[Mapping[ErrorCode, type[ClientError]]] = {
 
 def error_code(value: int) -> ErrorCode:
     """The code of a number in a response; UNKNOWN_SERVER_ERROR for one that this client does not know."""
+    if value == 0:
+        return ErrorCode.NONE
     try:
         return ErrorCode(int(value))
     except ValueError:

@@ -85,6 +85,7 @@ class Fetched(NamedTuple):
     epoch_starts: tuple[EpochStart, ...] = ()
     """The starts of epochs other than the one before `start_offset`."""
     is_compressed: bool = False
+    largest_batch_bytes: int = 0
 
 
 def scan(
@@ -107,7 +108,7 @@ def scan(
     runs: list[FetchedRun] = []
     run_start = run_end = -1
     run_first_offset = run_next_offset = from_offset
-    next_offset, size_bytes, record_count = from_offset, 0, 0
+    next_offset, size_bytes, record_count, largest_batch_bytes = from_offset, 0, 0, 0
     newer: BatchHeader | None = None
     is_compressed = False
     epoch_starts: list[EpochStart] = []
@@ -145,6 +146,7 @@ def scan(
                 run_end = header.end_position
                 run_next_offset = next_offset
                 size_bytes += header.size_bytes
+                largest_batch_bytes = max(largest_batch_bytes, header.size_bytes)
                 is_compressed = is_compressed or header.codec is not Codec.NONE
                 record_count += header.record_count
     except PeerError:
@@ -164,6 +166,7 @@ def scan(
         record_count,
         tuple(epoch_starts),
         is_compressed,
+        largest_batch_bytes,
     )
     return fetched, newer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from fenceline.client.core.deadline import Deadline
@@ -46,6 +47,7 @@ class RangeCursor:
         "epochs",
         "last_error",
         "leader_deadline",
+        "needs_more_bytes",
         "offset",
         "range",
         "stalled_since_s",
@@ -61,6 +63,8 @@ class RangeCursor:
         self.stalled_since_s: float | None = None
         self.leader_deadline: Deadline | None = None
         """The deadline for finding a leader; None while a leader serves the range."""
+        self.needs_more_bytes = False
+        """The last response had no complete batch, although the log goes on: its size limit was too small."""
         self.last_error: PeerError | None = None
         """The last error for which the range changed its leader."""
         self.validated = wanted.leader_epoch < 0
@@ -107,6 +111,39 @@ def first_epoch_mismatch(planned: Sequence[EpochStart], epoch: int, piece: Fetch
         if start.epoch >= 0 and expected >= 0 and start.epoch != expected:
             return start
     return None
+
+
+class ExpectedSizes:
+    """How many bytes the records of a range have, by what was read of its topic before.
+
+    A broker fills a response up to its size limit, so the short range of a micro-batch would bring megabytes of records
+    behind it. Never below one batch of the topic: a leader returns the first batch of a response whatever the limit,
+    but not those of the other partitions.
+    """
+
+    _MARGIN: Final = 1.25
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._known: dict[str, tuple[float, int]] = {}
+        """By topic: bytes of a record, and of the largest batch so far."""
+
+    def note(self, piece: Fetched) -> None:
+        if piece.record_count:
+            _, largest = self._known.get(piece.topic, (0.0, 0))
+            self._known[piece.topic] = (
+                piece.size_bytes / piece.record_count,
+                max(largest, piece.largest_batch_bytes),
+            )
+
+    def limit_of(self, cursor: RangeCursor) -> int:
+        """The size limit of the next Fetch, at most that of the configuration."""
+        known = self._known.get(cursor.tp.topic)
+        if known is None or cursor.needs_more_bytes:
+            return self._limit_bytes
+        record_bytes, batch_bytes = known
+        rest = cursor.range.end_offset_exclusive - cursor.offset
+        return min(self._limit_bytes, int(rest * record_bytes * self._MARGIN) + batch_bytes)
 
 
 class Budget:

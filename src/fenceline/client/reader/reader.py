@@ -39,7 +39,14 @@ from fenceline.client.core.fetched import ConsumerRecord, Fetched, to_arrow, to_
 from fenceline.client.core.offset_lookups import list_offsets, offsets_for_leader_epoch
 from fenceline.client.core.offsets import EARLIEST, LATEST, EpochEnd
 from fenceline.client.reader.long_poll import LongPoller
-from fenceline.client.reader.ranges import Budget, OffsetRange, RangeCursor, RangeSpec, first_epoch_mismatch
+from fenceline.client.reader.ranges import (
+    Budget,
+    ExpectedSizes,
+    OffsetRange,
+    RangeCursor,
+    RangeSpec,
+    first_epoch_mismatch,
+)
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.records.batch import BatchHeader
@@ -74,6 +81,7 @@ class AsyncRangeReader(AsyncClient):
         self.cluster = Cluster(self.config)
         self._stall_timeout_ms = stall_timeout_ms
         self._long_poller = LongPoller(self.cluster)
+        self._sizes = ExpectedSizes(self.config["max.partition.fetch.bytes"])
 
     async def close(self) -> None:
         await self._long_poller.close()
@@ -191,11 +199,11 @@ class AsyncRangeReader(AsyncClient):
         moved: list[RangeCursor] = []
         active = list(cursors)
         while active:
-            requested_bytes = len(active) * self.config["max.partition.fetch.bytes"]
-            max_bytes = await budget.reserve(min(requested_bytes, self.config["fetch.max.bytes"]))
+            limits = [self._sizes.limit_of(cursor) for cursor in active]
+            max_bytes = await budget.reserve(min(sum(limits), self.config["fetch.max.bytes"]))
             try:
                 try:
-                    answers = await self._fetch(node_id, active, max_bytes)
+                    answers = await self._fetch(node_id, active, limits, max_bytes)
                 except (ConnectionLost, TimedOut) as error:
                     for cursor in active:
                         cursor.last_error = error
@@ -217,22 +225,22 @@ class AsyncRangeReader(AsyncClient):
         return moved
 
     async def _fetch(
-        self, node_id: int, cursors: list[RangeCursor], max_bytes: int
+        self, node_id: int, cursors: list[RangeCursor], limits: list[int], max_bytes: int
     ) -> dict[TopicPartition, FetchedPartition]:
         connection = await self.cluster.link(node_id, Purpose.FETCH).connection()
         if connection.max_version(ApiKey.FETCH) < _FIRST_VALIDATING_FETCH:
             await self._validate(cursors)
-        wanted = [self._request(cursor) for cursor in cursors]
+        wanted = [self._request(cursor, limit) for cursor, limit in zip(cursors, limits, strict=True)]
         return await fetch_once(self.cluster, connection, wanted, self.config, max_bytes=max_bytes)
 
-    def _request(self, cursor: RangeCursor) -> PartitionFetch:
+    def _request(self, cursor: RangeCursor, limit_bytes: int) -> PartitionFetch:
         self._check_id(cursor)
         return PartitionFetch(
             cursor.tp,
             cursor.offset,
             cursor.epoch,
             self.cluster.metadata.leader(cursor.tp).epoch,
-            self.config["max.partition.fetch.bytes"],
+            limit_bytes,
         )
 
     async def _handle_response(
@@ -262,6 +270,7 @@ class AsyncRangeReader(AsyncClient):
             is_ahead = piece.next_offset > cursor.offset
             if is_ahead:
                 cursor.advance(piece)
+                self._sizes.note(piece)
                 if piece.runs:
                     budget.hold(piece)
                     deliver(piece)
@@ -270,7 +279,9 @@ class AsyncRangeReader(AsyncClient):
                     tp.topic, tp.partition, other.offset, other.epoch, cursor.range.max_leader_epoch
                 )
             if is_ahead:
+                cursor.needs_more_bytes = False
                 return True
+        cursor.needs_more_bytes = True
         self._check_stall(cursor, answer, asyncio.get_running_loop().time())
         return True
 
