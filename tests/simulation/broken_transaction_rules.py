@@ -203,7 +203,7 @@ def _kafka_9777_a_completion_that_is_rejected_is_tried_again(patch: pytest.Monke
     patch.setattr(StatePartition, "_is_armed", lambda self, transactional_id: True)
 
 
-@breaks(242, "receipts", "2026-11-29", scenario=_IN)
+@breaks(162, "receipts", "2026-11-29", scenario=_IN)
 def _a_rejected_record_changes_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StatePartition, "rejected", lambda self, write_id, code, now: self.committed(write_id, now))
 
@@ -315,7 +315,7 @@ def _kafka_16352_the_code_of_one_marker_does_not_hide_the_others(patch: pytest.M
     patch.setattr(MarkerSender, "finished", first_only)
 
 
-@breaks(394, "NOT_REQUESTED", "2026-11-28", scenario=_IN)
+@breaks(84, "LOST_WRITE", "2026-11-29", scenario=_IN)
 def _a_marker_is_answered_when_it_is_replicated(patch: pytest.MonkeyPatch) -> None:
     async def no_wait(self: TransactionMarkers, replica: Any, index: int, acknowledged: Any, flush: Any) -> ErrorCode:
         replica.forget(acknowledged, index)
@@ -462,7 +462,7 @@ def _a_stable_offset_waits_for_open_transactions(patch: pytest.MonkeyPatch) -> N
     patch.setattr(OffsetStore, "is_unstable", lambda self, slot: False)
 
 
-@breaks(87, "WRONG_POSITION", "2026-11-29", scenario=_IN)
+@breaks(268, "WRONG_POSITION", "2026-11-29", scenario=_IN)
 def _a_group_coordinator_that_loads_does_not_answer_zero(patch: pytest.MonkeyPatch) -> None:
     """As Bufstream 0.1.0, in which a group without a known offset began at 0."""
     fetch = GroupCoordinator.fetch_offsets
