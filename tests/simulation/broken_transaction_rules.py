@@ -457,7 +457,7 @@ def _offsets_of_an_aborted_transaction_are_dropped(patch: pytest.MonkeyPatch) ->
     patch.setattr(OffsetStore, "end_transaction", kept)
 
 
-@breaks(333, "COPIED_TWICE", "2026-11-29", scenario=_IN)
+@breaks(445, "WRONG_POSITION", "2026-11-29", scenario=_IN)
 def _a_stable_offset_waits_for_open_transactions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OffsetStore, "is_unstable", lambda self, slot: False)
 
