@@ -142,3 +142,33 @@ async def until_moved(
                     connection.close()
         await asyncio.sleep(STEP_S)
     raise TimeoutError(f"no broker took over from node {lost_id}")
+
+
+async def commit_offsets(
+    connection: Connection, group: str, topic: str, count: int, generation: int = -1, member_id: str = ""
+) -> None:
+    """Commit offsets of the first `count` partitions, again while the coordinator is not there."""
+    partitions = [
+        {
+            "partition_index": index,
+            "committed_offset": 1_000 + index,
+            "committed_leader_epoch": 0,
+            "committed_metadata": "",
+        }
+        for index in range(count)
+    ]
+    fields = {
+        "group_id": group,
+        "generation_id": generation,
+        "generation_id_or_member_epoch": generation,
+        "member_id": member_id,
+        "group_instance_id": None,
+        "topics": [{"name": topic, "partitions": partitions}],
+    }
+    while True:
+        answer = await connection.call(ApiKey.OFFSET_COMMIT, 8, fields, timeout_ms=REQUEST_TIMEOUT_MS)
+        codes = {ErrorCode(each.error_code) for each in answer.topics[0].partitions}
+        if codes == {ErrorCode.NONE}:
+            return
+        assert codes <= RETRIABLE, codes
+        await asyncio.sleep(STEP_S)

@@ -21,9 +21,7 @@ from typing import Final
 from benchmarks.clusters import ClusterUnderTest, wait_for
 from benchmarks.coordinators import (
     GROUP,
-    REQUEST_TIMEOUT_MS,
-    RETRIABLE,
-    STEP_S,
+    commit_offsets,
     connect,
     coordinator_of,
     end,
@@ -37,7 +35,6 @@ from benchmarks.harness import SIDES, Figures, both, resident_mb, run_rows, scra
 from fenceline.client.admin.admin import Admin
 from fenceline.client.admin.async_admin import NewTopic
 from fenceline.client.core.connection import Connection
-from fenceline.errors import ErrorCode
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
 from fenceline.wire.apis import ApiKey
 
@@ -108,7 +105,7 @@ async def _join(connection: Connection, group: str) -> None:
     member = {"group_id": group, "generation_id": joined.generation_id, "member_id": joined.member_id}
     assignment = {"member_id": joined.member_id, "assignment": subscription}
     await until_done(connection, ApiKey.SYNC_GROUP, 2, {**member, "assignments": [assignment]})
-    await _commit(connection, group, "idle", OFFSETS_EACH, joined.generation_id, joined.member_id)
+    await commit_offsets(connection, group, "idle", OFFSETS_EACH, joined.generation_id, joined.member_id)
 
 
 # --- coordinator failover ---------------------------------------------------------------------------------------------
@@ -167,7 +164,7 @@ async def _commit_all(bootstrap: str) -> None:
     async def some() -> None:
         connection = await connect(bootstrap)
         while waiting:
-            await _commit(connection, f"large-{waiting.pop()}", "many", PARTITIONS)
+            await commit_offsets(connection, f"large-{waiting.pop()}", "many", PARTITIONS)
         connection.close()
 
     await asyncio.gather(*(some() for _ in range(4)))
@@ -186,35 +183,6 @@ def _create(bootstrap: str, topic: str, partitions: int, replicas: int) -> None:
             ),
             f"{topic} has leaders",
         )
-
-
-async def _commit(
-    connection: Connection, group: str, topic: str, count: int, generation: int = -1, member_id: str = ""
-) -> None:
-    partitions = [
-        {
-            "partition_index": index,
-            "committed_offset": 1_000 + index,
-            "committed_leader_epoch": 0,
-            "committed_metadata": "",
-        }
-        for index in range(count)
-    ]
-    fields = {
-        "group_id": group,
-        "generation_id": generation,
-        "generation_id_or_member_epoch": generation,
-        "member_id": member_id,
-        "group_instance_id": None,
-        "topics": [{"name": topic, "partitions": partitions}],
-    }
-    while True:
-        answer = await connection.call(ApiKey.OFFSET_COMMIT, 8, fields, timeout_ms=REQUEST_TIMEOUT_MS)
-        codes = {ErrorCode(each.error_code) for each in answer.topics[0].partitions}
-        if codes == {ErrorCode.NONE}:
-            return
-        assert codes <= RETRIABLE, codes
-        await asyncio.sleep(STEP_S)
 
 
 ROWS: Final[dict[str, Callable[[Figures], None]]] = {"idle": idle, "failover": failover}

@@ -30,6 +30,7 @@ from benchmarks.coordinators import (
     REQUEST_TIMEOUT_MS,
     RETRIABLE,
     STEP_S,
+    commit_offsets,
     connect,
     until_loaded,
     wait_coordinator,
@@ -139,6 +140,17 @@ def create_partitions(bootstrap: str, count: int, replicas: int = 1) -> None:
             future.result()
 
 
+def _restart_cleanly(curve: SizeOfCurve, node: MeasuredNode) -> None:
+    stop_s, start_s = node.restart(kill=False)
+    curve.add("clean stop", stop_s, "s")
+    curve.add("start after it", start_s, "s")
+
+
+def _kill_and_start(curve: SizeOfCurve, node: MeasuredNode) -> None:
+    _, start_s = node.restart(kill=True)
+    curve.add("start after a kill", start_s, "s")
+
+
 def partitions(curve: SizeOfCurve) -> None:
     with measured_node() as node:
         time.sleep(_SETTLING_S)
@@ -151,12 +163,9 @@ def partitions(curve: SizeOfCurve) -> None:
         curve.add("memory of one", (node.resident_mb() - before_mb) * 1e6 / curve.size, "bytes")
         curve.add("idle: share of a core", node.idle_percent(_IDLE_S), "%")
         curve.add_pause(node)
-        stop_s, start_s = node.restart(kill=False)
-        curve.add("clean stop", stop_s, "s")
-        curve.add("start after it", start_s, "s")
+        _restart_cleanly(curve, node)
         curve.add("memory after it", node.resident_mb(), "MB")
-        _, start_s = node.restart(kill=True)
-        curve.add("start after a kill", start_s, "s")
+        _kill_and_start(curve, node)
         curve.add("memory after it (kill)", node.resident_mb(), "MB")
 
 
@@ -289,24 +298,7 @@ async def _commit_all(bootstrap: str, groups: int) -> None:
     async def some() -> None:
         connection = await connect(bootstrap)
         while waiting:
-            partitions = [
-                {
-                    "partition_index": index,
-                    "committed_offset": 1_000 + index,
-                    "committed_leader_epoch": 0,
-                    "committed_metadata": "",
-                }
-                for index in range(_OFFSETS_A_GROUP)
-            ]
-            fields = {
-                "group_id": f"group-{waiting.pop()}",
-                "generation_id_or_member_epoch": -1,
-                "member_id": "",
-                "group_instance_id": None,
-                "topics": [{"name": "read", "partitions": partitions}],
-            }
-            answer = await connection.call(ApiKey.OFFSET_COMMIT, 8, fields, timeout_ms=REQUEST_TIMEOUT_MS)
-            assert {each.error_code for each in answer.topics[0].partitions} == {0}, answer
+            await commit_offsets(connection, f"group-{waiting.pop()}", "read", _OFFSETS_A_GROUP)
         connection.close()
 
     await asyncio.gather(*(some() for _ in range(4)))
@@ -340,11 +332,8 @@ def producers(curve: SizeOfCurve) -> None:
         time.sleep(_SETTLING_S)
         curve.add("memory of one", (node.resident_mb() - before_mb) * 1e6 / curve.size, "bytes")
         curve.add_pause(node)
-        stop_s, start_s = node.restart(kill=False)
-        curve.add("clean stop", stop_s, "s")
-        curve.add("start after it", start_s, "s")
-        _, start_s = node.restart(kill=True)
-        curve.add("start after a kill", start_s, "s")
+        _restart_cleanly(curve, node)
+        _kill_and_start(curve, node)
         assert node.metric("fenceline_producer_ids") == curve.size
 
 
@@ -379,11 +368,8 @@ def segments(curve: SizeOfCurve) -> None:
         curve.add("memory of one", (node.resident_mb() - before_mb) * 1e6 / curve.size, "bytes")
         curve.add("idle: share of a core", node.idle_percent(_IDLE_S), "%")
         curve.add_pause(node)
-        stop_s, start_s = node.restart(kill=False)
-        curve.add("clean stop", stop_s, "s")
-        curve.add("start after it", start_s, "s")
-        _, start_s = node.restart(kill=True)
-        curve.add("start after a kill", start_s, "s")
+        _restart_cleanly(curve, node)
+        _kill_and_start(curve, node)
         admin = AdminClient({"bootstrap.servers": node.bootstrap})
         began_s = time.perf_counter()
         for future in admin.delete_topics([PROBED]).values():
@@ -406,8 +392,7 @@ def retained(curve: SizeOfCurve) -> None:
         _grow(node.log_dir / f"{PROBED}-0", curve.size)
         _set_recovery_point(node.log_dir, curve.size)
         curve.add("start after a clean stop", node.start(), "s")
-        _, start_s = node.restart(kill=True)
-        curve.add("start after a kill", start_s, "s")
+        _kill_and_start(curve, node)
         curve.add("memory after it", node.resident_mb(), "MB")
         curve.add_pause(node)
 

@@ -159,7 +159,7 @@ def test_registration_is_the_last_record() -> None:
 
 
 def test_next_controller_completes_the_elections() -> None:
-    """C16: the broker is unfenced with the first step; nobody would elect it for the rest."""
+    """C16: the broker is unfenced with the first step; without its successor it is not elected for the rest."""
     cluster = _cluster(*((1,),) * PARTITIONS)
     cluster.ask(_fence_stale(cluster))
     beat = BrokerHeartbeat(1, cluster.epochs[1], current_metadata_offset=cluster.image.offset)

@@ -59,7 +59,7 @@ def test_broker_that_a_majority_of_its_followers_misses_is_fenced(cluster: Clust
 
 
 @pytest.mark.parametrize("reporters", [(), (2,), (2, 5), (5,)])
-def test_minority_and_strangers_fence_nobody(cluster: Cluster, reporters: tuple[int, ...]) -> None:
+def test_minority_and_strangers_fence_no_broker(cluster: Cluster, reporters: tuple[int, ...]) -> None:
     """Broker 5 follows no partition that the leader leads."""
     report(cluster, *reporters)
     assert not fence(cluster)

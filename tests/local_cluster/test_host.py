@@ -154,7 +154,7 @@ def test_a_node_that_cannot_start_ends_the_command(tmp_path: Path) -> None:
         other.end()
 
 
-def test_a_node_does_not_wait_for_lines_that_nobody_takes() -> None:
+def test_a_node_does_not_wait_for_lines_that_cannot_be_written() -> None:
     """The reader of our standard error has gone; the process writes more than a pipe holds, and ends."""
 
     class _Closed(io.BytesIO):

@@ -151,7 +151,7 @@ def test_without_it_the_session_decides(how: str) -> None:
 
 
 def test_frozen_follower_costs_no_election() -> None:
-    """It reports nobody when it runs again, and nobody reports it: it is frozen for longer than a leader needs to be
+    """It reports no leader when it runs again, and is not reported: it is frozen for longer than a leader needs to be
     replaced, and for less than its session."""
     for seed in range(SEEDS):
         cluster = Cluster(seed)

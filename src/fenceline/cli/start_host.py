@@ -10,13 +10,14 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fenceline.config.host import nodes_of_host
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 from fenceline.local_cluster.host import HostNodes, NodeCommand, address_of
+from fenceline.log.core.disk import OsDisk
+from fenceline.log.core.meta_properties import META_FILE, read_meta
 from fenceline.node.metadata.format import format_directory, format_if_new, initial_quorum
 from fenceline.node.service_manager import READY, STOPPING, notify
 
@@ -97,19 +98,11 @@ def _format(configs: list[NodeConfig], cluster_id: str | None) -> str:
 
 
 def _cluster_id(config: NodeConfig) -> str | None:
-    """Of the node's directories; None if none of them is formatted."""
+    """Of the node's directories; None if none of them is formatted. Raises OperatorError."""
     for path in (*config.log_dirs, config.metadata_log_dir):
-        found = _read_cluster_id(path / "meta.properties")
-        if found is not None:
-            return found
+        try:
+            if (path / META_FILE).exists():
+                return read_meta(OsDisk(), str(path))["cluster.id"]
+        except OSError as error:
+            raise OperatorError(f"{path / META_FILE} cannot be read: {error.strerror or error}") from error
     return None
-
-
-def _read_cluster_id(path: Path) -> str | None:
-    try:
-        lines = path.read_text().splitlines()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise OperatorError(f"{path} cannot be read: {error.strerror or error}") from error
-    return next((line.partition("=")[2].strip() for line in lines if line.startswith("cluster.id=")), None)

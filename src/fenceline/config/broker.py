@@ -25,6 +25,7 @@ BROKER_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
 EVIDENCE_FETCH: Final = "fenceline.evidence.fetch.enable"
 FENCING_GRACE: Final = "fenceline.broker.fencing.grace.ms"
 SILENCE_TIMEOUT: Final = "fenceline.silence.timeout.ms"
+DISTINCT_RACKS: Final = "fenceline.placement.distinct.racks"
 SCHEDULING_POLICY: Final = "fenceline.scheduling.policy"
 BATCH_POLICY: Final = "batch"
 
@@ -159,7 +160,7 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             Range(1),
         ),
         ConfigKey(
-            "fenceline.placement.distinct.racks",
+            DISTINCT_RACKS,
             ConfigType.BOOLEAN,
             "false",
             "Whether a new partition is refused if there are fewer racks (broker.rack) than replicas. Without it, racks"

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from fenceline.config.broker import DISTINCT_RACKS
 from fenceline.config.listeners import ListenerConfig
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 
 MAX_NODES: Final = 64
-DISTINCT_RACKS: Final = "fenceline.placement.distinct.racks"
 _METRICS_PORT: Final = "fenceline.metrics.port"
 _HIGHEST_PORT: Final = 65_535
 

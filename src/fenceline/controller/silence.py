@@ -39,17 +39,17 @@ _LONGEST_DOUBLING: Final = 6
 class SilenceReports:
     """By reporting broker: the leaders that it misses."""
 
-    __slots__ = ("_fencings", "_next_ms", "_reports", "_session_ms", "fenced_count", "last_fenced_id")
+    __slots__ = ("_fencings", "_reports", "_session_ms", "fenced_count", "last_fenced_id")
 
     def __init__(self, session_ms: int) -> None:
         """`session_ms`: the session timeout. A broker that was fenced for its silence is not fenced for it again for
         that long, the next time for twice as long, up to 64 times; after that time without a silence it begins anew."""
         self._session_ms = session_ms
         self._reports: dict[int, tuple[int, frozenset[SilentBroker]]] = {}
-        """When the report arrived, and its content. A broker that misses nobody has none."""
-        self._fencings: dict[SilentBroker, int] = {}
-        """How often a broker was fenced for its silence in this term, without a long time in between."""
-        self._next_ms: dict[SilentBroker, int] = {}
+        """When the report arrived, and its content. A broker that misses none has none."""
+        self._fencings: dict[SilentBroker, tuple[int, int]] = {}
+        """How often a broker was fenced for its silence in this term, without a long time in between; and when it may
+        be fenced for it again."""
         self.fenced_count = 0
         """Number of brokers fenced for their silence since the start of this node."""
         self.last_fenced_id = -1
@@ -64,12 +64,12 @@ class SilenceReports:
             self._reports.pop(broker_id, None)
 
     def reported(self, now_ms: int) -> set[SilentBroker]:
-        """All brokers that anybody misses."""
+        """All brokers that are missed by any other."""
         return {each for at_ms, missed in self._reports.values() if now_ms - at_ms < REPORT_VALID_MS for each in missed}
 
     def is_missed(self, broker: SilentBroker, followers: Collection[int], now_ms: int) -> bool:
         """Whether a majority of `followers`, the broker's unfenced in-sync followers, misses it. A broker without
-        followers is missed by nobody: fencing it would elect no leader."""
+        followers is never missed: fencing it would elect no leader."""
         count = 0
         for follower in followers:
             at_ms, missed = self._reports.get(follower, (0, frozenset()))
@@ -78,13 +78,15 @@ class SilenceReports:
 
     def may_fence(self, broker: SilentBroker, now_ms: int) -> bool:
         """Whether the last fencing of this incarnation for its silence is long enough ago."""
-        return now_ms >= self._next_ms.get(broker, now_ms)
+        return now_ms >= self._fencings.get(broker, (0, now_ms))[1]
 
     def fenced(self, broker: SilentBroker, now_ms: int) -> None:
         """The broker is fenced for its silence."""
-        is_long_ago = now_ms >= self._next_ms.get(broker, now_ms) + (self._session_ms << _LONGEST_DOUBLING)
-        times = self._fencings[broker] = 1 if is_long_ago else self._fencings.get(broker, 0) + 1
-        self._next_ms[broker] = now_ms + (self._session_ms << min(times - 1, _LONGEST_DOUBLING))
+        times, next_ms = self._fencings.get(broker, (0, now_ms))
+        if now_ms >= next_ms + (self._session_ms << _LONGEST_DOUBLING):
+            times = 0
+        pause_ms = self._session_ms << min(times, _LONGEST_DOUBLING)
+        self._fencings[broker] = times + 1, now_ms + pause_ms
         self.fenced_count += 1
         self.last_fenced_id = broker.broker_id
 
@@ -92,4 +94,3 @@ class SilenceReports:
         """Reset for a new term."""
         self._reports.clear()
         self._fencings.clear()
-        self._next_ms.clear()

@@ -216,7 +216,7 @@ class HostNodes:
         assert process.stderr is not None
         with process.stderr as output:
             for line in output:
-                # Lines that nobody takes any more are still read: a node must not wait for them.
+                # Lines are read even if they cannot be written any more: a node must not wait for them.
                 with contextlib.suppress(OSError, ValueError):
                     self._lines.write(with_node(node_id, line))
                     self._lines.flush()

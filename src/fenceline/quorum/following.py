@@ -9,9 +9,6 @@ is doubted at once, without waiting for the fetch timeout; so is a leader known 
 whose answer is overdue. The pre-vote keeps that harmless: a majority must doubt the leader. An invalid response is
 logged and the request repeated; only a truncation below the high watermark is fatal (G36).
 
-An answer counts as overdue only if it is still missing a moment after its deadline was noticed: a process that was not
-running itself finds its deadline passed and the answer in its socket.
-
 Rules: raft.md Q15, Q22, Q28-Q30; snapshots.md N22, N33; since_4_0.md K11, K12, K14; gaps.md G10, G11, G36.
 """
 
@@ -20,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from fenceline.answer_deadline import AnswerDeadline
 from fenceline.errors import InternalError
 from fenceline.quorum.core import Core
 from fenceline.quorum.download import Download
@@ -37,10 +35,6 @@ from fenceline.quorum.roles import Follower, Unattached
 
 _BACKOFF_MS: Final = 100
 """Backoff after an unusable response."""
-_AGAIN_MS: Final = 30
-"""Between noticing that an answer is overdue and doubting the leader for it."""
-_LATE_MS: Final = 100
-"""A timer that is later than this shows that this process was not running: the answer gets its time again."""
 
 
 class Following:
@@ -65,10 +59,8 @@ class Following:
         self._has_sent_fetch = False
         self._leader_is_prompt = False
         """The leader answers each fetch in time."""
-        self._overdue_at_ms: int | None = None
-        """When to check whether the response in flight is overdue."""
-        self._was_overdue = False
-        """It was, at the last check."""
+        self._deadline = AnswerDeadline(core.settings.silence_timeout_ms or 0)
+        """Of the response in flight."""
         self._asked: Peer | None = None
         """The receiver of the last request."""
         self._silent_until_ms: dict[Address, int] = {}
@@ -87,7 +79,7 @@ class Following:
         self._leader_high_watermark = -1
         self.leader_log_start_offset = None
         self._next_fetch_ms = self._core.now_ms
-        self._overdue_at_ms = None
+        self._deadline.clear()
         if not same_leader:
             self._leader_is_prompt = False
             self._consecutive_doubts = 0
@@ -175,23 +167,19 @@ class Following:
             return None
         if self._next_fetch_ms > self._core.now_ms:
             return self._next_fetch_ms
-        return self._overdue_at_ms
+        return self._deadline.check_at_ms
 
     def tick(self) -> None:
         """Handle the timer of the response in flight."""
         core = self._core
-        if self._overdue_at_ms is None or core.now_ms < self._overdue_at_ms:
+        check_at_ms = self._deadline.check_at_ms
+        if check_at_ms is None or core.now_ms < check_at_ms:
             return
-        late_ms, self._overdue_at_ms = core.now_ms - self._overdue_at_ms, None
         is_pending = core.outbox.has(QuorumFetchRequest) or core.outbox.has(FetchSnapshotRequest)
         if not isinstance(core.role, Follower | Unattached) or not is_pending:
-            return
-        if self._was_overdue and late_ms < _LATE_MS:
+            self._deadline.clear()
+        elif self._deadline.is_overdue(core.now_ms):
             self._no_answer_in_time()
-            return
-        silence_ms = core.settings.silence_timeout_ms or 0
-        self._was_overdue = late_ms < _LATE_MS
-        self._overdue_at_ms = core.now_ms + (_AGAIN_MS if self._was_overdue else max(_AGAIN_MS, silence_ms))
 
     # -- responses ---------------------------------------------------------------------------------------------------
 
@@ -305,13 +293,12 @@ class Following:
 
     def _expect_answer(self, peer: Peer) -> None:
         """A request was sent: set the time by which a prompt leader, or any other node, answers it."""
-        core = self._core
-        silence_ms = core.settings.silence_timeout_ms
+        settings = self._core.settings
         self._asked = peer
-        self._was_overdue = False
-        self._overdue_at_ms = None
-        if silence_ms is not None and (self._is_searching or (self._leader_is_prompt and not self._doubted)):
-            self._overdue_at_ms = core.now_ms + core.settings.fetch_max_wait_ms + silence_ms
+        self._deadline.clear()
+        is_watched = self._is_searching or (self._leader_is_prompt and not self._doubted)
+        if settings.silence_timeout_ms is not None and is_watched:
+            self._deadline.expect(self._core.now_ms + settings.fetch_max_wait_ms)
 
     def _no_answer_in_time(self) -> None:
         """The answer is overdue, while this node was running: doubt the leader, or ask another node."""

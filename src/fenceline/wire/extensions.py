@@ -2,7 +2,7 @@
 
 Owns their tags, and the level by which nodes agree on them. Kafka's nodes skip a tag that they do not know; still, a
 node sends an extension only to a peer that has announced it: a node that introduces itself as `fenceline` in
-ApiVersions gets `fenceline_level` in the response, nobody else does. A missing level is 0.
+ApiVersions gets `fenceline_level` in the response, no other client does. A missing level is 0.
 
 | level | what a node that announces it does                                                              |
 |-------|-------------------------------------------------------------------------------------------------|
@@ -23,14 +23,16 @@ from fenceline.wire.apis import ApiKey
 SOFTWARE_NAME: Final = "fenceline"
 """The `client_software_name` of Fenceline's nodes."""
 LEVEL_TAG: Final = 10_000
-"""Tag of `fenceline_level` in ApiVersions responses."""
+"""The first of the tags, which number the fields of each message; `fenceline_level` in ApiVersions responses has it."""
 WATCHES_SILENCE: Final = 1
 """The first level of a node that takes part in noticing silent leaders."""
 
+_SILENT_BROKERS: Final = "silent_brokers"
+
 REQUESTS: Final[Mapping[int, str]] = MappingProxyType(
     {
-        ApiKey.BROKER_HEARTBEAT: """
-  silent_brokers: []SilentBroker 0+ tag10000@0+
+        ApiKey.BROKER_HEARTBEAT: f"""
+  {_SILENT_BROKERS}: []SilentBroker 0+ tag{LEVEL_TAG}@0+
     broker_id: int32 0+
     broker_epoch: int64 0+
 """,
@@ -40,17 +42,14 @@ REQUESTS: Final[Mapping[int, str]] = MappingProxyType(
 
 RESPONSES: Final[Mapping[int, str]] = MappingProxyType(
     {
-        ApiKey.API_VERSIONS: """
-  fenceline_level: int16 3+ tag10000@3+
+        ApiKey.API_VERSIONS: f"""
+  fenceline_level: int16 3+ tag{LEVEL_TAG}@3+
 """,
     }
 )
 """Fields of responses, as `REQUESTS`."""
 
-_NAMES: Final[Mapping[int, frozenset[str]]] = MappingProxyType({ApiKey.BROKER_HEARTBEAT: frozenset({"silent_brokers"})})
 
-
-def without_extensions(api_key: int, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_extensions(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of a request to a peer that has not announced that it reads extensions."""
-    own = _NAMES.get(api_key, frozenset())
-    return fields if own.isdisjoint(fields) else {name: value for name, value in fields.items() if name not in own}
+    return {name: value for name, value in fields.items() if name != _SILENT_BROKERS}

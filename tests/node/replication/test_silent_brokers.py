@@ -11,8 +11,8 @@ from fenceline.testing.simulation.scheduler import Scheduler
 
 LEADER = 2
 SILENCE_MS = 300
-WAIT_S = 0.5
-DUE_S = WAIT_S + SILENCE_MS / 1000
+WAIT_MS = 500
+DUE_S = (WAIT_MS + SILENCE_MS) / 1000
 AGAIN_S = 0.03
 SOON_S = 0.001
 
@@ -42,7 +42,7 @@ def play(story: Callable[[Scene], Awaitable[None]], *, silence_ms: int = SILENCE
 
 def test_overdue_answer_is_reported_once_and_withdrawn_when_it_arrives() -> None:
     async def story(scene: Scene) -> None:
-        scene.timer.expect(WAIT_S)
+        scene.timer.expect(WAIT_MS)
         await asyncio.sleep(DUE_S + AGAIN_S - SOON_S)
         assert scene.reports == []
         await asyncio.sleep(10)
@@ -56,7 +56,7 @@ def test_overdue_answer_is_reported_once_and_withdrawn_when_it_arrives() -> None
 def test_answers_in_time_report_nothing() -> None:
     async def story(scene: Scene) -> None:
         for _ in range(20):
-            scene.timer.expect(WAIT_S)
+            scene.timer.expect(WAIT_MS)
             await asyncio.sleep(DUE_S + AGAIN_S / 2)
             scene.timer.answered()
         await asyncio.sleep(10)
@@ -69,10 +69,10 @@ def test_reconnecting_does_not_give_the_leader_more_time() -> None:
     """A link whose fetch is interrupted again and again waits for the same leader all the while."""
 
     async def story(scene: Scene) -> None:
-        scene.timer.expect(WAIT_S)
+        scene.timer.expect(WAIT_MS)
         for _ in range(20):
             await asyncio.sleep(0.1)
-            scene.timer.expect(0.0)
+            scene.timer.expect(0)
         assert [ids for _, ids in scene.reports] == [(LEADER,)]
 
     play(story)
@@ -80,7 +80,7 @@ def test_reconnecting_does_not_give_the_leader_more_time() -> None:
 
 def test_large_answer_is_not_overdue_while_it_arrives() -> None:
     async def story(scene: Scene) -> None:
-        scene.timer.expect(WAIT_S)
+        scene.timer.expect(WAIT_MS)
         for _ in range(40):
             await asyncio.sleep(0.1)
             scene.received_bytes += 1000
@@ -91,7 +91,7 @@ def test_large_answer_is_not_overdue_while_it_arrives() -> None:
     play(story)
 
 
-def test_process_that_did_not_run_itself_reports_nobody() -> None:
+def test_process_that_did_not_run_itself_reports_no_leader() -> None:
     """It finds its timer late, and the answer in its socket."""
     scheduler = Scheduler()
     process, outside = SimLoop(scheduler, "process"), SimLoop(scheduler, "outside")
@@ -100,7 +100,7 @@ def test_process_that_did_not_run_itself_reports_nobody() -> None:
     async def story() -> None:
         scene = Scene()
         scenes.append(scene)
-        scene.timer.expect(WAIT_S)
+        scene.timer.expect(WAIT_MS)
         await asyncio.sleep(6.0)
         scene.timer.answered()
 
@@ -114,8 +114,8 @@ def test_process_that_did_not_run_itself_reports_nobody() -> None:
 def test_two_silent_leaders_are_reported_together() -> None:
     async def story(scene: Scene) -> None:
         other = scene.silent.watch(3, lambda: 0)
-        scene.timer.expect(WAIT_S)
-        other.expect(WAIT_S)
+        scene.timer.expect(WAIT_MS)
+        other.expect(WAIT_MS)
         await asyncio.sleep(2)
         other.close()
         assert [ids for _, ids in scene.reports] == [(LEADER,), (LEADER, 3), (LEADER,)]
@@ -123,9 +123,9 @@ def test_two_silent_leaders_are_reported_together() -> None:
     play(story)
 
 
-def test_without_a_timeout_nobody_is_silent() -> None:
+def test_without_a_timeout_no_leader_is_silent() -> None:
     async def story(scene: Scene) -> None:
-        scene.timer.expect(WAIT_S)
+        scene.timer.expect(WAIT_MS)
         await asyncio.sleep(100)
         assert scene.reports == []
 

@@ -152,7 +152,7 @@ def test_a_leader_that_keeps_moving(cluster: LabCluster, topic: str) -> None:
     assert first is not None
     eventually(
         lambda: (found := cluster.partition(topic)) is not None and found.leader_epoch > first.leader_epoch,
-        "it moves on while nobody writes",
+        "it moves on while no client writes",
         wait_s=WAIT_S,
     )
     fault.undo()

@@ -111,7 +111,7 @@ class ControllerChannel:
             version = connection.version_for(mapping.key, mapping.low, high)
             fields: Mapping[str, Any] = mapping.fields(request, version)
             if connection.fenceline_level < WATCHES_SILENCE:
-                fields = without_extensions(mapping.key, fields)
+                fields = without_extensions(fields)
             if client is None:
                 entity = await connection.call(mapping.key, version, fields, _ANSWER_S)
             else:

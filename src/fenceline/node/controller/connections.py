@@ -72,8 +72,7 @@ def create_presence(
     peers: QuorumPeers | None,
 ) -> BrokerPresence:
     """Probes brokers with `connect`; None: TCP. `peers`: the other controllers, if any."""
-    dial = connect or dial_plain(config)
-    probe = BrokerProbe(dial, config.inter_broker_listener)
+    probe = BrokerProbe(connect or dial_plain(config), config.inter_broker_listener)
     return BrokerPresence(
         controller,
         state,

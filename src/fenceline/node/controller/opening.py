@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from fenceline.config.broker import FENCING_GRACE, SILENCE_TIMEOUT
+from fenceline.config.broker import DISTINCT_RACKS, FENCING_GRACE, SILENCE_TIMEOUT
 from fenceline.config.node import NodeConfig
 from fenceline.controller.state import ControllerSettings
 from fenceline.errors import OperatorError
@@ -51,7 +51,7 @@ def controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettin
         static_configs=static,
         node_id=config.node_id,
         broker_value=config.get,
-        distinct_racks=config.get_bool("fenceline.placement.distinct.racks"),
+        distinct_racks=config.get_bool(DISTINCT_RACKS),
         token_secret=config.token_secret,
         token_max_lifetime_ms=config.get_int("delegation.token.max.lifetime.ms"),
         token_expiry_ms=config.get_int("delegation.token.expiry.time.ms"),

@@ -23,9 +23,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from fenceline.controller.requests import FenceEndedBroker
+from fenceline.node.controller.probe_tasks import ProbeTasks, submit_finding
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class BrokerPresence:
         self._connections: dict[Key, tuple[int, int] | None] = {}
         """Open connections, with the last broker id and epoch identified on each."""
         self._counts: Counter[tuple[int, int]] = Counter()
-        self._looks: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._looks: ProbeTasks[tuple[int, int]] = ProbeTasks()
         self._room = asyncio.Semaphore(_LOOKS_AT_ONCE)
         self._is_active = False
 
@@ -117,22 +118,11 @@ class BrokerPresence:
 
     def end(self) -> None:
         self._is_active = False
-        for look in self._looks.values():
-            look.cancel()
-        self._looks.clear()
+        self._looks.cancel_all()
 
     def _start_probing(self, broker: tuple[int, int]) -> None:
-        if broker in self._looks or self._missing(broker) is None:
-            return
-        look = self._looks[broker] = asyncio.get_running_loop().create_task(self._probe(broker))
-
-        def ended(done: asyncio.Task[None]) -> None:
-            if self._looks.get(broker) is done:
-                del self._looks[broker]
-            if not done.cancelled() and (error := done.exception()) is not None:
-                log.error("probing a broker failed", broker=broker[0], reason=repr(error))
-
-        look.add_done_callback(ended)
+        if broker not in self._looks and self._missing(broker) is not None:
+            self._looks.begin(broker, broker[0], self._probe(broker))
 
     def _missing(self, broker: tuple[int, int]) -> BrokerImage | None:
         """The broker's registration, if its process may have ended and fencing it would change anything."""
@@ -173,7 +163,4 @@ class BrokerPresence:
                 " will"
                 " return by itself; set fenceline.broker.fencing.grace.ms=-1 to always wait for the session to expire.",
             )
-        answer: asyncio.Future[Any] = self._controller.submit(FenceEndedBroker(broker.id, broker.epoch, since_ms))
-        # A failure is ignored, also if this node stops leading meanwhile: the next leader probes again.
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait((answer,))
+        await submit_finding(self._controller, FenceEndedBroker(broker.id, broker.epoch, since_ms))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from fenceline.node.net.peer_connection import PeerConnection, PeerNotAnswering, negotiate_versions
@@ -43,9 +43,12 @@ class BrokerProbe:
 
     async def is_refused(self, broker: BrokerImage) -> bool:
         """Whether every relevant address refuses a connection."""
-        inner = broker.endpoint(self._listener)
-        endpoints = broker.endpoints if inner is None else (inner,)
+        endpoints = self._endpoints(broker)
         return bool(endpoints) and all(await asyncio.gather(*map(self._refuses, endpoints)))
+
+    def _endpoints(self, broker: BrokerImage) -> Sequence[Endpoint]:
+        inner = broker.endpoint(self._listener)
+        return broker.endpoints if inner is None else (inner,)
 
     async def _refuses(self, endpoint: Endpoint) -> bool:
         try:
@@ -70,8 +73,7 @@ class BrokerProbe:
         closed connection. Waits for it; False: the host cannot be reached.
 
         A listener with TLS closes such a connection, which also shows that the process runs."""
-        inner = broker.endpoint(self._listener)
-        endpoints = broker.endpoints if inner is None else (inner,)
+        endpoints = self._endpoints(broker)
         if not endpoints:
             return True
         endpoint = endpoints[0]

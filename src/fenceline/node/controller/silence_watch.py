@@ -18,10 +18,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from fenceline.controller.brokers import is_missed_by_followers
 from fenceline.controller.requests import FenceSilentBroker, SilentBroker
+from fenceline.node.controller.probe_tasks import ProbeTasks, submit_finding
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
@@ -60,29 +61,19 @@ class SilenceWatch:
         self._silence_s = silence_ms / 1000
         self._answers = answers
         self._silent_for_s = silent_for_s
-        self._probes: dict[SilentBroker, asyncio.Task[None]] = {}
+        self._probes: ProbeTasks[SilentBroker] = ProbeTasks()
 
     def end(self) -> None:
         """This controller is not active any more."""
-        for probe in self._probes.values():
-            probe.cancel()
-        self._probes.clear()
+        self._probes.cancel_all()
 
     def check(self) -> None:
         """A follower has reported silent leaders: probe those that a majority misses."""
         now_ms = self._clock.monotonic_ms()
         for silent in sorted(self._state.silence.reported(now_ms)):
-            if silent in self._probes or len(self._probes) >= _PROBES_AT_ONCE or self._missed(silent) is None:
-                continue
-            probe = self._probes[silent] = asyncio.get_running_loop().create_task(self._probe(silent))
-
-            def ended(done: asyncio.Task[None], silent: SilentBroker = silent) -> None:
-                if self._probes.get(silent) is done:
-                    del self._probes[silent]
-                if not done.cancelled() and (error := done.exception()) is not None:
-                    log.error("probing a silent broker failed", broker=silent.broker_id, reason=repr(error))
-
-            probe.add_done_callback(ended)
+            has_room = len(self._probes) < _PROBES_AT_ONCE
+            if has_room and silent not in self._probes and self._missed(silent) is not None:
+                self._probes.begin(silent, silent.broker_id, self._probe(silent))
 
     def _missed(self, silent: SilentBroker) -> BrokerImage | None:
         """The broker's registration, if its followers miss it and it may be fenced for that."""
@@ -133,7 +124,4 @@ class SilenceWatch:
             " answers again; look for a stopped process, a host that swaps, a hung disk or a cut network. Set"
             " fenceline.silence.timeout.ms=-1 to always wait for the session to expire.",
         )
-        answer: asyncio.Future[Any] = self._controller.submit(FenceSilentBroker(broker.id, broker.epoch, since_ms))
-        # A failure is ignored, also if this node stops leading meanwhile: the followers report to the next leader.
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait((answer,))
+        await submit_finding(self._controller, FenceSilentBroker(broker.id, broker.epoch, since_ms))

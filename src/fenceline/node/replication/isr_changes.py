@@ -17,7 +17,6 @@ from fenceline.controller.partition_requests import AlteredPartition, AlterParti
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.logs import Logger
-from fenceline.node.replication.unused_leaders import MAX_CHANGES
 from fenceline.replica.leader import IsrProposal, Rejection
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 log = Logger("replication")
 
+MAX_CHANGES: Final = 500
+"""Partitions in one request to the controller, which decides it without a pause that others notice."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 

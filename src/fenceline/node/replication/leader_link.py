@@ -37,6 +37,7 @@ from fenceline.node.net.peer_connection import (
 from fenceline.node.replication.follower_truncation import FollowerTruncation
 from fenceline.node.replication.leader_duties import Duties
 from fenceline.node.replication.link_work import LinkWork, SharedFetching
+from fenceline.node.replication.silent_brokers import NO_BROKERS
 from fenceline.replica.fetcher import ReplicaFetcher
 from fenceline.replica.follower import FollowerPhase, FollowerState, Question
 from fenceline.wire.apis import ApiKey
@@ -53,9 +54,9 @@ LAST_FETCH_VERSION: Final = 17
 FAR_LINKS: Final = 2
 """Maximum number of links for partitions that are far behind."""
 _ARRIVAL_S: Final = 0.02
+"""How long a partition that has caught up waits for the fetch in flight."""
 _REOPENING_S: Final = 100e-6
 """For each partition of a session: what it costs both sides to open it again, or less."""
-"""How long a partition that has caught up waits for the fetch in flight."""
 _TROUBLE = (ConnectionError, MalformedRequest, NoSuchVersion)
 
 
@@ -98,7 +99,8 @@ class LeaderLink:
         is running all the same, since it accepted that connection."""
         self._refusals = 0
         """Consecutive responses with a top-level error."""
-        self._answers = shared.silent.watch(leader_id, self._bytes_of_answer) if near is None else None
+        watching = shared.silent if near is None else NO_BROKERS
+        self._answers = watching.watch(leader_id, self._bytes_of_answer)
         self._task = asyncio.ensure_future(self._run())
 
     @property
@@ -184,8 +186,7 @@ class LeaderLink:
             far.close()
         self._replicas.clear()
         self._task.cancel()
-        if self._answers is not None:
-            self._answers.close()
+        self._answers.close()
         for timer in (self._watchdog, self._arrivals):
             if timer is not None:
                 timer.cancel()
@@ -252,7 +253,7 @@ class LeaderLink:
                 await self._round()
                 failures = 0
             except _TROUBLE as error:
-                if self._answers is not None and not self._is_unanswered(error):
+                if not self._is_unanswered(error):
                     self._answers.answered()
                 self._lost()
                 failures += 1
@@ -296,8 +297,7 @@ class LeaderLink:
             self._lost()
             return
         try:
-            if self._answers is not None:
-                self._answers.expect(request.max_wait_ms / 1000)
+            self._answers.expect(request.max_wait_ms)
             body = await self._answer(connection.post(ApiKey.FETCH, version, encode_request(version, request)))
         except AnswerTooLarge as error:
             self._lost()
@@ -310,8 +310,7 @@ class LeaderLink:
         if body is None:
             self._lost()
             return
-        if self._answers is not None:
-            self._answers.answered()
+        self._answers.answered()
         response = parse_response(version, body)
         self._closed_recently = False
         self._refusals = self._refusals + 1 if response.error_code else 0
@@ -405,8 +404,7 @@ class LeaderLink:
         if endpoint is None:
             raise PeerConnectionLost("the leader is not registered")
         self.fetcher.on_connection_lost()
-        if self._answers is not None:
-            self._answers.expect(0.0)
+        self._answers.expect(0)
         self._connection = connection = await open_peer(
             endpoint.host,
             endpoint.port,
@@ -417,8 +415,7 @@ class LeaderLink:
             largest_answer=self._shared.largest_answer,
         )
         self._shared.absent.reconnected(self._leader_id)
-        if self._answers is not None:
-            self._answers.answered()
+        self._answers.answered()
         return connection
 
     def _lost(self) -> None:

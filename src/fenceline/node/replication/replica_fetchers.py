@@ -17,7 +17,7 @@ from fenceline.node.net.peer_connection import LARGEST_ANSWER_BYTES, Dial, dial
 from fenceline.node.replication.absent_brokers import AbsentBrokers
 from fenceline.node.replication.leader_link import LeaderLink
 from fenceline.node.replication.link_work import Host, SharedFetching
-from fenceline.node.replication.silent_brokers import SilentBrokers
+from fenceline.node.replication.silent_brokers import NO_BROKERS, SilentBrokers
 from fenceline.replica.fetcher import FetchLimits
 from fenceline.replica.follower import FollowerPhase
 from fenceline.replica.throttle import ReplicationQuota
@@ -40,7 +40,7 @@ class ReplicaFetchers:
         connect: Dial = dial,
         quota: ReplicationQuota | None = None,
         absent: AbsentBrokers | None = None,
-        silent: SilentBrokers | None = None,
+        silent: SilentBrokers = NO_BROKERS,
         largest_answer: Callable[[], int] = lambda: LARGEST_ANSWER_BYTES,
     ) -> None:
         """`quota`: for throttled partitions. `absent` records which brokers disconnected and connected, `silent` which
@@ -56,7 +56,7 @@ class ReplicaFetchers:
             connect,
             quota or ReplicationQuota(),
             self.absent,
-            silent or SilentBrokers(-1, lambda silent: None),
+            silent,
             largest_answer,
         )
         self._links: dict[int, LeaderLink] = {}

@@ -23,6 +23,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TRANSACTION_STATE_TOPIC, TopicPartition
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.logs import Logger
+from fenceline.node.replication.isr_changes import MAX_CHANGES
 
 if TYPE_CHECKING:
     from fenceline.controller.requests import Request
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 log = Logger("replication")
 
-MAX_CHANGES: Final = 500
-"""Partitions in one request to the controller, which decides it without a pause that others notice."""
 _PAUSE_S: Final = 0.2
 
 
@@ -89,7 +88,7 @@ class UnusedLeaders:
         try:
             while self._left:
                 await asyncio.sleep(0)  # others have their turn, and what has one cause is sent together
-                # The only broker of a cluster serves nobody while it waits for them.
+                # The only broker of a cluster serves no client while it waits for them.
                 limit = MAX_CHANGES if len(self._image().brokers) > 1 else 10 * MAX_CHANGES
                 some = list(islice(self._left, limit))
                 for each in some:
