@@ -19,6 +19,7 @@ from fenceline.testing.transaction_history import (
     SentPosition,
     StableOffsetReport,
     TransactionLog,
+    partition_name,
 )
 
 A: Partition = ("a", 0)
@@ -288,6 +289,25 @@ def test_a_position_that_no_transaction_committed(story: Story) -> None:
     story.history.logs[B].values[0] = story.history.logs[B].values[0]._replace(fate=Fate.ABORTED)
     story.history.read_positions.append(ReadPosition(GROUP, A, 1, story.history.now()))
     assert story.kinds() == [Kind.WRONG_POSITION]
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_position_of_a_deleted_topic_moves_the_next_one_only_if_it_came_late(story: Story, is_late: bool) -> None:
+    """TxnOffsetCommit names topics (transactions.md X30). A position that was accepted before the deletion belongs to
+    the deleted topic: its namesake must not have it."""
+    deleted, remade = partition_name("a", b"1" * 16, 0), partition_name("a", b"2" * 16, 0)
+    story.history.logs |= {deleted: TransactionLog(), remade: TransactionLog()}
+    story.history.read_positions.append(ReadPosition(GROUP, deleted, 0, story.history.now()))
+    copying = story.begin("copier")
+    story.log(B, 0, story.send(copying, B, 0), 1)
+    if is_late:
+        story.history.deletes("a")
+    copying.positions.append(SentPosition(GROUP, deleted, 5, story.history.now()))
+    if not is_late:
+        story.history.deletes("a")
+    story.end(copying)
+    story.history.read_positions.append(ReadPosition(GROUP, remade, 5, story.history.now()))
+    assert story.kinds() == ([] if is_late else [Kind.WRONG_POSITION])
 
 
 def test_what_was_cut_proves_nothing(story: Story) -> None:

@@ -27,6 +27,7 @@ from fenceline.testing.transaction_history import (
     Fate,
     LoggedValue,
     TransactionLog,
+    topic_of,
 )
 
 _SHOWN_TRANSACTIONS: Final = 6
@@ -318,6 +319,7 @@ class _TransactionCheck:
 
     def _copies(self) -> Iterator[TransactionAnomaly]:
         """Each record that a group has passed was copied once: by the committed transactions of its group."""
+        uncertain = self._uncertain_positions()
         copied: dict[tuple[str, Partition], dict[int, ClientTransaction]] = defaultdict(dict)
         position: dict[tuple[str, Partition], int] = defaultdict(int)
         unknown: set[tuple[Partition, int]] = set()
@@ -331,7 +333,11 @@ class _TransactionCheck:
             if is_untraceable:
                 unknown.update((polled.partition, polled.offset) for polled in transaction.polled)
                 continue
-            groups = {(each.group, each.partition): each.offset for each in transaction.positions}
+            groups = {
+                (each.group, each.partition): each.offset
+                for each in transaction.positions
+                if (each.group, each.partition) not in uncertain
+            }
             for key, offset in groups.items():
                 position[key] = max(position[key], offset)
                 for polled in transaction.polled:
@@ -369,7 +375,10 @@ class _TransactionCheck:
         for transaction in self._history.transactions:
             for sent in transaction.positions:
                 moves[sent.group, sent.partition].append((sent.offset, transaction))
+        uncertain = self._uncertain_positions()
         for group, partition, offset, order in self._history.read_positions:
+            if (group, partition) in uncertain:
+                continue
             known = moves[group, partition]
             shown = f"{group} is at {offset} in {partition[0]}-{partition[1]}"
             by = [transaction for end, transaction in known if end == offset]
@@ -382,6 +391,25 @@ class _TransactionCheck:
                         TransactionAnomalyKind.WRONG_POSITION, f"{shown}, {end} was committed before", transaction
                     )
                     break
+
+    def _uncertain_positions(self) -> set[tuple[str, Partition]]:
+        """(group, partition): a transaction may have moved this position although it meant an earlier topic of the
+        same name. TxnOffsetCommit names topics (transactions.md X30: up to version 5): what a client sends for a
+        deleted topic, or repeats, moves the position in the next one."""
+        late = {
+            (sent.group, sent.partition)
+            for transaction in self._history.transactions
+            for sent in transaction.positions
+            if not 0 <= sent.answered_at <= self._history.deletions.get(topic_of(sent.partition), _NEVER)
+        }
+        found: set[tuple[str, Partition]] = set()
+        earlier: dict[tuple[str, str, int], list[Partition]] = defaultdict(list)
+        for group, partition in dict.fromkeys((each.group, each.partition) for each in self._history.read_positions):
+            before = earlier[group, topic_of(partition), partition[1]]
+            if any((group, each) in late for each in before):
+                found.add((group, partition))
+            before.append(partition)
+        return found
 
     def _may_be_visible(self, transaction: ClientTransaction) -> bool:
         """Without records in a log its client's word counts."""

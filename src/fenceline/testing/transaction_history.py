@@ -70,6 +70,8 @@ class SentPosition(NamedTuple):
     group: str
     partition: Partition
     offset: int
+    answered_at: int = NO_OFFSET
+    """When the coordinator accepted it: `ClientTransactions.now`; `NO_OFFSET` until then."""
 
 
 class ReadPosition(NamedTuple):
@@ -117,6 +119,16 @@ class ClientTransaction:
         ]
         steps += [f"moves {each.group} in {_name(each.partition)} to {each.offset}" for each in self.positions]
         return f"T{self.number} {self.client} ({self.transactional_id}): {'; '.join(steps)}; {self.outcome.value}"
+
+
+def partition_name(topic: str, topic_id: bytes, index: int) -> Partition:
+    """A partition of one topic id: a topic that is made anew has other ones."""
+    return f"{topic}@{topic_id.hex()[:8]}", index
+
+
+def topic_of(partition: Partition) -> str:
+    """The name of its topic, without the id that `partition_name` adds."""
+    return partition[0].partition("@")[0]
 
 
 def _name(partition: Partition) -> str:
@@ -182,6 +194,8 @@ class ClientTransactions:
         self.stable_offsets: dict[str, list[StableOffsetReport]] = {}
         """By reader."""
         self.read_positions: list[ReadPosition] = []
+        self.deletions: dict[str, int] = {}
+        """By name of a topic: when its last deletion was requested."""
         self.logs: dict[Partition, TransactionLog] = {}
         self.plain_values: dict[int, Partition] = {}
         """Values that were sent outside of transactions."""
@@ -197,6 +211,10 @@ class ClientTransactions:
         """The next number of an order in real time."""
         self._now += 1
         return self._now
+
+    def deletes(self, topic: str) -> None:
+        """The request is about to be sent."""
+        self.deletions[topic] = self.now()
 
     def begin(self, client: str, transactional_id: str) -> ClientTransaction:
         begun = ClientTransaction(len(self.transactions), client, transactional_id)

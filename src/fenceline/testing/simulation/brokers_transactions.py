@@ -40,6 +40,7 @@ from fenceline.testing.transaction_history import (
     SentPosition,
     SentValue,
     StableOffsetReport,
+    partition_name,
 )
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch import FetchedPartition
@@ -86,11 +87,6 @@ class _Interrupted(Exception):
     def __init__(self, reason: str, *, restarts: bool) -> None:
         super().__init__(reason)
         self.restarts = restarts
-
-
-def partition_name(topic: str, topic_id: bytes, index: int) -> Partition:
-    """A partition of one topic id: a topic that is made anew has other ones."""
-    return f"{topic}@{topic_id.hex()[:8]}", index
 
 
 def name_of(place: PartitionInfo) -> Partition:
@@ -591,3 +587,4 @@ class Copier(Transactor):
         )
         if code:
             await self._give_up(transaction, "move", code)
+        transaction.positions[-1] = transaction.positions[-1]._replace(answered_at=self.histories.now())

@@ -14,6 +14,7 @@ from fenceline.metadata.features import TRANSACTION_VERSION
 from fenceline.testing.simulation.brokers_admin import SEGMENT_BYTES, SimulatedAdmin
 from fenceline.testing.simulation.brokers_transactions import COPY_ID, IDS
 from fenceline.testing.simulation.transaction_wire import TRANSACTION_V2, TransactionWire
+from fenceline.testing.transaction_history import ClientTransactions
 from fenceline.wire.apis import ApiKey
 
 _TIMEOUT_MS: Final = 3000
@@ -28,6 +29,8 @@ class CoordinatorsAdmin(SimulatedAdmin):
     """See the module. Between its operations it does what every administrator does."""
 
     name = "admin"
+    histories: ClientTransactions
+    """Of all clients of the run; set before it lives."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -64,6 +67,11 @@ class CoordinatorsAdmin(SimulatedAdmin):
             case _:
                 await self.delete(self.topics[-1])
         self.request_completed()
+
+    async def delete_only(self, topic: str) -> None:
+        """See `SimulatedAdmin`."""
+        self.histories.deletes(topic)
+        await super().delete_only(topic)
 
     async def _move(self) -> None:
         """Another replica leads a partition of an internal topic, and so coordinates its ids or groups."""

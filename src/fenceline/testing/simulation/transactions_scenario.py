@@ -21,13 +21,7 @@ from fenceline.records.markers import read_end_marker
 from fenceline.testing.history import Partition
 from fenceline.testing.simulation.brokers import BrokersScenario
 from fenceline.testing.simulation.brokers_clients import SimulatedClient, SimulatedProducer
-from fenceline.testing.simulation.brokers_transactions import (
-    CommittedReader,
-    Copier,
-    Transactor,
-    partition_name,
-    values_of,
-)
+from fenceline.testing.simulation.brokers_transactions import CommittedReader, Copier, Transactor, values_of
 from fenceline.testing.simulation.brokers_wire import PartitionInfo
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.data_crashes import Key
@@ -44,6 +38,7 @@ from fenceline.testing.transaction_history import (
     LogBuilder,
     SentValue,
     TransactionLog,
+    partition_name,
 )
 from fenceline.transactions import decisions, model
 from fenceline.transactions.model import MAX_EPOCH
@@ -171,7 +166,7 @@ class TransactionsScenario(BrokersScenario):
                 module[name] = value - (MAX_EPOCH - last)
         super().build()
         for client in self._clients:
-            if isinstance(client, (Transactor, CommittedReader)):
+            if isinstance(client, (CoordinatorsAdmin, Transactor, CommittedReader)):
                 client.histories = self._history
             if isinstance(client, CommittedReader):
                 client.log_end = self._log_end
