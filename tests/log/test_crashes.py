@@ -162,6 +162,17 @@ def test_random_operations_with_crashes(seed: int) -> None:
     Story(seed).live(120)
 
 
+@pytest.mark.parametrize("seed", range(120, 180))
+def test_random_operations_with_crashes_and_syncs_of_the_whole_file_system(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """As if every flush had many segments."""
+    monkeypatch.setattr("fenceline.log.partition.saving.TOGETHER_FROM", 1)
+    monkeypatch.setattr("fenceline.log.core.flush.TOGETHER_FROM", 1)
+    monkeypatch.setattr("fenceline.log.core.flush._AT_ONCE", 2)
+    Story(seed).live(120)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("start", range(0, 6000, 500))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -107,6 +108,11 @@ class SimDisk:
         """Every such call on a path that ends in `suffix`, and is `under` this path, fails from now on, until
         `heal`."""
         self._faults.append((call, lambda path: path.endswith(suffix) and path.startswith(under), number))
+
+    def fail_later(self, call: Call, count: int, number: int = errno.EIO) -> None:
+        """Such calls fail after the next `count` of them, until `heal`."""
+        last = self.calls.get(call, 0) + count
+        self._faults.append((call, lambda path: self.calls[call] > last, number))
 
     def lose(self, directory: str) -> Callable[[], None]:
         """Every call under a directory fails with EIO, until the returned function is called."""
@@ -321,6 +327,12 @@ class SimDisk:
             for file in names.values():
                 file.durable = bytes(file.content)
                 file.durable_sizes.clear()
+
+    def file_limit(self) -> int:
+        return sys.maxsize
+
+    def check_writeback(self, fd: int) -> None:
+        self._check_faults("fsync", self._paths[fd])
 
     def rename(self, source: str, target: str) -> None:
         self._check_faults("rename", source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any, Final
 
 import pytest
 
@@ -11,9 +12,11 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import replace_file
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.file_names import METADATA_FILE
+from fenceline.log.core.open_files import OpenFiles
+from fenceline.log.core.segment import Segment
 from fenceline.log.partition.partition_log import PartitionLog
-from fenceline.testing.sim_disk import SimDisk
-from tests.log.helpers import DIRECTORY, SMALL, TOPIC_ID, append, files, open_log
+from fenceline.testing.sim_disk import Call, SimDisk
+from tests.log.helpers import DIRECTORY, SMALL, TOPIC_ID, append, files, open_log, read_all
 
 
 def test_a_failed_fsync_takes_the_partition_offline(disk: SimDisk) -> None:
@@ -193,3 +196,113 @@ def test_nothing_is_appended_to_a_closed_log(disk: SimDisk, clean: bool) -> None
     with pytest.raises(StorageError, match="is closed"):
         append(log)
     assert log.log_end_offset == 1
+
+
+ONE_BATCH: Final = LogConfig(segment_bytes=100, index_interval_bytes=1)
+"""A segment for each batch."""
+
+
+class LimitedDisk(SimDisk):
+    """A process that may open `most` files at once."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.mkdir(DIRECTORY.rpartition("/")[0])
+        self.most = most
+        self.open_now = 0
+
+    def _descriptor(self, file: Any, path: str) -> int:
+        if self.open_now == self.most:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        self.open_now += 1
+        return super()._descriptor(file, path)
+
+    def close(self, fd: int) -> None:
+        super().close(fd)
+        self.open_now -= 1
+
+
+def test_a_flush_of_many_segments_opens_few_files() -> None:
+    """A log with more new segments than the process may open files went offline: a flush opened all of them."""
+    disk = LimitedDisk(most=60)
+    log = open_log(disk, config=ONE_BATCH, files=OpenFiles(disk, max_files=10))
+    for _ in range(200):
+        append(log)
+    assert len(log.segments) == 200
+    work = log.flush_work()
+    assert work is not None
+    work.run()
+    assert log.recovery_point == 200
+    assert all(segment.indexes_saved for segment in log.segments[:-1])
+    assert disk.calls["fsync"] < 300, "its batches are checked; the files made from them are synced together"
+    log.close()
+    assert disk.open_now == 0
+    disk.crash()
+    files = OpenFiles(disk, max_files=10)
+    reopened = open_log(disk, config=ONE_BATCH, clean=True, recovery_point=200, files=files)
+    assert [header.base_offset for header, _ in read_all(reopened)] == list(range(200))
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "open"])
+def test_power_loss_in_a_flush_of_many_segments_leaves_no_partial_index(call: Call) -> None:
+    """In every step; a segment below the recovery point is not recovered, and its index files are believed."""
+    for step in range(0, 2000, 7):
+        disk = a_disk(step)
+        log = open_log(disk, config=ONE_BATCH)
+        append(log)
+        flush(log)
+        for _ in range(40):
+            append(log)
+        log.roll(1_000)
+        saved = {segment.stem: encoded(segment) for segment in log.segments[:-1]}
+        work = log.flush_work()
+        assert work is not None
+        disk.fail_later(call, step)
+        try:
+            work()
+        except StorageError:
+            disk.heal()
+            disk.fsync_dir(DIRECTORY)  # the journal was committed just then, without the data of the files
+            disk.crash()
+        else:
+            assert step > 20, f"no {call} in a flush"
+            return
+        for stem, contents in saved.items():
+            for suffix, content in zip((".index", ".timeindex"), contents, strict=True):
+                assert disk.peek(stem + suffix) in (None, content)
+        reopened = open_log(disk, config=ONE_BATCH, recovery_point=1)
+        assert reopened.log_end_offset >= 1
+    raise AssertionError("the flush never ended")
+
+
+def encoded(segment: Segment) -> tuple[bytes, bytes]:
+    index, time_index = segment.indexes()
+    return index.encode(), time_index.encode()
+
+
+def test_a_flush_that_the_log_takes_back_ends_early(disk: SimDisk) -> None:
+    """A truncation or a close waits for the step in progress, not for thousands of segments."""
+    log = open_log(disk, config=ONE_BATCH)
+    for _ in range(100):
+        append(log)
+    work = log.flush_work()
+    assert work is not None
+    work._abandoned = True  # `abandon`, while another thread runs the work
+    work()
+    assert not any(segment.indexes_saved for segment in log.segments)
+    log.truncate_to(50)
+    flush(log)
+    assert log.recovery_point == 50
+
+
+def test_a_failed_write_back_in_a_flush_of_many_segments_takes_the_partition_offline(disk: SimDisk) -> None:
+    log = open_log(disk, config=ONE_BATCH)
+    for _ in range(100):
+        append(log)
+    work = log.flush_work()
+    assert work is not None
+    disk.fail("fsync", f"{7:020d}.log")
+    with pytest.raises(StorageError):
+        work.run()
+    with pytest.raises(StorageError, match="is offline for writes"):
+        append(log)

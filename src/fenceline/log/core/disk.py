@@ -15,6 +15,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import stat as stat_module
 import sys
 import weakref
@@ -31,6 +32,8 @@ MAX_OPEN_SLICES: Final = 512
 
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
+_WAIT_FOR_ALL: Final = 7
+"""Of sync_file_range: SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 _NOT_SUPPORTED: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -168,7 +171,12 @@ class Disk(Protocol):
 
     def fsync_dir(self, path: str) -> None: ...
     def sync_all(self, path: str) -> None:
-        """Make everything on the file system of `path` durable."""
+        """Make everything on the file system of `path` durable. An error of an earlier write-back is that of its file:
+        `check_writeback`."""
+        ...
+
+    def check_writeback(self, fd: int) -> None:
+        """After `sync_all`: raise OSError if a byte of this file could not be written to the disk, as `fsync` would."""
         ...
 
     def rename(self, source: str, target: str) -> None: ...
@@ -182,6 +190,10 @@ class Disk(Protocol):
     def rmdir(self, path: str) -> None: ...
     def stat(self, path: str) -> FileStat | None:
         """None if there is no such file."""
+        ...
+
+    def file_limit(self) -> int:
+        """How many files the process may have open, sockets included."""
         ...
 
     def lock(self, path: str, holder: str) -> int | None:
@@ -257,11 +269,13 @@ class OsDisk:
     def sync_all(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), path)
+            _succeeds(_libc().syncfs(fd), path)
         finally:
             os.close(fd)
+
+    def check_writeback(self, fd: int) -> None:
+        # Nothing is left to write, so it only reports (and does not flush the disk's cache again, as fsync does).
+        _succeeds(_libc().sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WAIT_FOR_ALL))
 
     def mkdir(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)
@@ -272,6 +286,10 @@ class OsDisk:
         except FileNotFoundError:
             return None
         return FileStat(found.st_size, found.st_mtime_ns // 1_000_000, stat_module.S_ISDIR(found.st_mode))
+
+    def file_limit(self) -> int:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
     def lock(self, path: str, holder: str) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -285,6 +303,17 @@ class OsDisk:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{holder}, process {os.getpid()}\n".encode(), 0)
         return fd
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _succeeds(result: int, path: str | None = None) -> None:
+    """Raise OSError if a function of the C library has failed."""
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
 
 
 class OsMapping:

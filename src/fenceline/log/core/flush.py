@@ -10,10 +10,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
+from fenceline.log.core import producer_snapshots
 from fenceline.log.core.disk import Disk, replace_file
 from fenceline.log.core.errors import StorageError
+from fenceline.log.core.replaced_files import ReplacedFiles
 from fenceline.log.core.segment import Segment
+
+TOGETHER_FROM: Final = 32
+"""From so many segments on, the file system is synced as a whole: each fsync waits for a commit of its journal."""
+_AT_ONCE: Final = 256
+"""Sealed segments whose files are written before one wait for the disk."""
 
 
 @dataclass(slots=True)
@@ -21,9 +30,12 @@ class FlushWork:
     """Call it in a thread, then `complete()` on the loop; if it raised StorageError, `fail(error)` on the loop."""
 
     disk: Disk
+    directory: str
     up_to_offset: int
     descriptors: list[int]
-    """Duplicates; the run closes them."""
+    """Duplicates of those of the newest segments; the run closes them."""
+    older: list[Segment]
+    """The segments before them. The run opens one at a time: there may be more than the process may open."""
     sealed: list[Segment]
     snapshots: list[tuple[int, bytes]]
     files: list[tuple[str, bytes]]
@@ -46,25 +58,18 @@ class FlushWork:
 
     def abandon(self) -> None:
         """The log takes the work back (truncation or close): waits for a run in progress, prevents a later one."""
+        self._abandoned = True  # a run in progress ends early
         with self._running:
-            self._abandoned = True
             while self.descriptors:
                 self.disk.close(self.descriptors.pop())
 
     def _write(self) -> None:
         try:
-            while self.descriptors:
-                fd = self.descriptors[-1]
-                try:
-                    self.disk.fsync(fd)
-                finally:
-                    self.descriptors.pop()
-                    self.disk.close(fd)
+            self._sync_batches()
+            if self._abandoned:
+                return
             self.batches_safe = True
-            for segment in self.sealed:
-                # Compaction may have replaced a segment whose indexes are saved: these files belong to its successor.
-                if not segment.indexes_saved:
-                    segment.save_indexes(durable=True)
+            self._save_sealed()
             for path, content in self.files:
                 replace_file(self.disk, path, content)
             for directory in self.directories:
@@ -74,6 +79,60 @@ class FlushWork:
         finally:
             while self.descriptors:
                 self.disk.close(self.descriptors.pop())
+
+    def _sync_batches(self) -> None:
+        sync = self.disk.fsync
+        if len(self.older) + len(self.descriptors) >= TOGETHER_FROM:
+            self.disk.sync_all(self.directory)
+            sync = self.disk.check_writeback
+        for segment in self.older:
+            if self._abandoned:
+                return
+            try:
+                fd = self.disk.open_read(segment.path)
+            except FileNotFoundError:
+                if not segment.is_retired:
+                    raise
+                continue
+            try:
+                sync(fd)
+            finally:
+                self.disk.close(fd)
+        while self.descriptors:
+            fd = self.descriptors[-1]
+            try:
+                sync(fd)
+            finally:
+                self.descriptors.pop()
+                self.disk.close(fd)
+
+    def _save_sealed(self) -> None:
+        """Index files and producer snapshots of sealed segments."""
+        # Compaction may have replaced a segment whose indexes are saved: these files belong to its successor.
+        sealed = [segment for segment in self.sealed if not segment.indexes_saved]
+        if len(sealed) < TOGETHER_FROM:
+            for segment in sealed:
+                segment.save_indexes(durable=True)
+            for offset, content in self.snapshots:
+                replace_file(self.disk, producer_snapshots.path_of(self.directory, offset), content)
+            return
+        for first in range(0, max(len(sealed), len(self.snapshots)), _AT_ONCE):
+            if self._abandoned:
+                return
+            self._save_some(sealed[first : first + _AT_ONCE], self.snapshots[first : first + _AT_ONCE])
+
+    def _save_some(self, sealed: list[Segment], snapshots: list[tuple[int, bytes]]) -> None:
+        files = ReplacedFiles(self.disk, self.directory)
+        try:
+            for segment in sealed:
+                segment.write_indexes(partial(files.write, is_void=partial(getattr, segment, "is_retired")))
+            for offset, content in snapshots:
+                files.write(producer_snapshots.path_of(self.directory, offset), content)
+            files.install()
+        finally:
+            files.discard()
+        for segment in sealed:
+            segment.indexes_are_saved()
 
     def complete(self) -> None:
         """The recovery point advances to `up_to_offset`."""

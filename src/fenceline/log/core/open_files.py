@@ -18,6 +18,7 @@ from fenceline.log.core.disk import Disk, Mapping, StoredFile
 
 WINDOW_BYTES: Final = 4 << 20
 WINDOW_OVERLAP_BYTES: Final = 2 << 20
+MAX_FILES: Final = 1024
 LOADS_KEPT: Final = 64
 STORED_KEPT: Final = 64
 LOADING_S: Final = 10.0
@@ -39,7 +40,7 @@ class Releasable(Protocol):
 class OpenFiles:
     """`max_files` descriptors, `max_mapped_bytes` of windows."""
 
-    def __init__(self, disk: Disk, *, max_files: int = 1024, max_mapped_bytes: int = 64 << 20) -> None:
+    def __init__(self, disk: Disk, *, max_files: int = MAX_FILES, max_mapped_bytes: int = 64 << 20) -> None:
         assert max_files >= 1, "max_files must be at least 1"
         self.disk = disk
         self._max_files = max_files

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from fenceline.log.core.disk import Disk, read_file, replace_file
@@ -125,20 +127,34 @@ class Segment(SegmentTail):
     def save_indexes(self, *, durable: bool) -> None:
         """Write the index files; they count as saved if that is durable. A segment that retention has deleted needs
         none. Raises OSError."""
+        self.write_indexes(partial(replace_file, self.disk, durable=durable))
+        if durable:
+            self.indexes_are_saved()
+
+    def write_indexes(self, write: Callable[[str, bytes], None]) -> None:
+        """Pass path and content of each index file to `write`; `indexes_are_saved` is due once they are durable. Raises
+        OSError."""
         if self.is_retired:
             return
         try:
-            self._write_indexes(durable)
+            self._write_indexes(write)
         except FileNotFoundError:
             # Retired on the loop meanwhile: there are no batches to make indexes from.
             if not self.is_retired:
                 raise
         finally:
-            if self.is_retired:
-                # Retired on the loop meanwhile. Recovery takes indexes without a segment file for a lost segment.
-                self.delete_index_files()
+            self._drop_if_retired()
 
-    def _write_indexes(self, durable: bool) -> None:
+    def indexes_are_saved(self) -> None:
+        self.indexes_saved = not self.is_retired
+        self._drop_if_retired()
+
+    def _drop_if_retired(self) -> None:
+        if self.is_retired:
+            # Retired on the loop meanwhile. Recovery takes indexes without a segment file for a lost segment.
+            self.delete_index_files()
+
+    def _write_indexes(self, write: Callable[[str, bytes], None]) -> None:
         index, time_index = self.indexes()
         times = time_index
         if not self.sealed and self.max_timestamp_ms >= 0:
@@ -146,13 +162,13 @@ class Segment(SegmentTail):
             times = TimeIndex()
             times.timestamps, times.offsets = time_index.timestamps[:], time_index.offsets[:]
             times.maybe_append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
-        replace_file(self.disk, self.stem + ".index", index.encode(), durable=durable)
-        replace_file(self.disk, self.stem + ".timeindex", times.encode(), durable=durable)
+        write(self.stem + ".index", index.encode())
+        write(self.stem + ".timeindex", times.encode())
         if self.aborted or (self.has_aborted_file and self.aborted is not None):
             # An empty one, too, in place of entries that were cut.
-            replace_file(self.disk, self.stem + ".txnindex", encode_aborted(self.aborted), durable=durable)
+            write(self.stem + ".txnindex", encode_aborted(self.aborted))
             self.has_aborted_file = True
-        self.indexes_saved = durable
+        self.indexes_saved = False
 
     def aborted_transactions(self) -> list[AbortedTransaction]:
         """Aborted transactions that ended here; read from the disk once. Raises OSError, also if the file was removed

@@ -15,7 +15,7 @@ from fenceline.log.core.compaction_bound import COMPLETE_FILE, CompleteFrom, enc
 from fenceline.log.core.disk import Disk, replace_file
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.file_names import EPOCH_FILE, METADATA_FILE
-from fenceline.log.core.flush import FlushWork
+from fenceline.log.core.flush import TOGETHER_FROM, FlushWork
 from fenceline.log.core.segment import Segment
 from fenceline.log.partition.state import LogState, Unsaved
 
@@ -32,16 +32,17 @@ def flush_work(log: LogState, now_ms: int) -> FlushWork | None:
     if end == log.recovery_point and is_saved:
         return None
     first = max(0, bisect_left(log.bases, log.recovery_point + 1) - 1)
+    newest = max(first, len(log.segments) - TOGETHER_FROM)
     descriptors: list[int] = []
     try:
-        for segment in log.segments[first:]:
+        for segment in log.segments[newest:]:
             fd = segment.fd if segment.fd >= 0 else log.files.open(segment)
             descriptors.append(disk.duplicate(fd))
     except OSError as error:
         for fd in descriptors:
             disk.close(fd)
         raise StorageError.of(f"flushing {log.topic_partition}", error) from error
-    derived = [(producer_snapshots.path_of(log.directory, offset), content) for offset, content in unsaved.snapshots]
+    derived: list[tuple[str, bytes]] = []
     if log.epochs.changed:
         derived.append((f"{log.directory}/{EPOCH_FILE}", encode_epochs(log.epochs.entries)))
     if not has_complete_from:
@@ -50,8 +51,10 @@ def flush_work(log: LogState, now_ms: int) -> FlushWork | None:
         derived.append((f"{log.directory}/{METADATA_FILE}", encode_partition_metadata(log.topic_id, log.incarnation)))
     work = FlushWork(
         disk=disk,
+        directory=log.directory,
         up_to_offset=end,
         descriptors=descriptors,
+        older=log.segments[first:newest],
         sealed=unsaved.sealed,
         snapshots=unsaved.snapshots,
         files=derived,
@@ -90,9 +93,9 @@ def _requeue(log: LogState, work: FlushWork) -> None:
     """Whatever a failed or cancelled flush did not write is due again."""
     log.flushing = None
     log.epochs.changed = log.epochs.changed or work.includes_epochs
-    since = log.unsaved
+    since, kept = log.unsaved, set(log.segments)
     log.unsaved = Unsaved(
-        [segment for segment in work.sealed if segment in log.segments] + since.sealed,
+        [segment for segment in work.sealed if segment in kept] + since.sealed,
         work.snapshots + since.snapshots,
         since.has_new_files or bool(work.directories),
         since.has_new_id or work.includes_topic_id,
@@ -109,8 +112,11 @@ def stop_flush(log: LogState) -> None:
 def _drop_old_snapshots(log: LogState) -> None:
     """Snapshots below the log start describe nothing that could be replayed."""
     disk, directory, start = log.disk, log.directory, log.log_start_offset
+    if start == log.snapshots_dropped_below:
+        return  # the directory may have 100,000 files
     with contextlib.suppress(OSError):
         producer_snapshots.drop(disk, directory, disk.listdir(directory), lambda at: at < start)
+        log.snapshots_dropped_below = start
 
 
 # -- close ------------------------------------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ class LogState(LogTail):
         "recovery",
         "recovery_point",
         "saved_complete_from",
+        "snapshots_dropped_below",
         "times_emptied",
         "topic_id",
         "topic_partition",
@@ -124,6 +125,8 @@ class LogState(LogTail):
         self.complete_from = CompleteFrom()
         """A log truncated below it may lack records that other replicas have (`compaction_bound`)."""
         self.saved_complete_from = CompleteFrom()
+        self.snapshots_dropped_below = -1
+        """No producer snapshot below it is left, unless the log start has fallen since."""
         """The value on the disk."""
         self.times_emptied = 0
         """Since it was opened."""

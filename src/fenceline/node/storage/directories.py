@@ -17,6 +17,7 @@ from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import random_id
 from fenceline.log.core.disk import Disk
 from fenceline.log.core.meta_properties import META_FILE
+from fenceline.log.core.open_files import MAX_FILES, OpenFiles
 from fenceline.log.directories.log_dir import Draws, LogDir, UnusableDirectory
 from fenceline.log.directories.log_dir_offsets import (
     CLEANED,
@@ -41,6 +42,8 @@ _CONSEQUENCES: Final[Mapping[str, str]] = {
 }
 _MAX_LISTED: Final = 10
 """Limit of partitions listed in one log line."""
+_SHARE_OF_FILES: Final = 4
+"""Segments may take the fourth part of the files that the process may open; sockets need the rest."""
 
 
 class Directories(NamedTuple):
@@ -73,9 +76,11 @@ def open_directories(config: NodeConfig, disk: Disk, rng: Random) -> Directories
     format_if_new(config, disk, unusable=offline)
     opened: dict[str, LogDir] = {}
     try:
-        for path in dict.fromkeys((*paths, metadata_path)):
+        every = dict.fromkeys((*paths, metadata_path))
+        max_files = min(MAX_FILES, max(1, disk.file_limit() // (_SHARE_OF_FILES * len(every))))
+        for path in every:
             if path not in offline:
-                _open(config, disk, path, opened, offline, rng)
+                _open(config, disk, path, opened, offline, rng, max_files)
         _check(config, disk, opened)
         if not any(path in opened for path in paths):
             raise OperatorError(
@@ -110,11 +115,24 @@ def _refusal(disk: Disk, path: str) -> str | None:
 
 
 def _open(
-    config: NodeConfig, disk: Disk, path: str, opened: dict[str, LogDir], offline: dict[str, str], rng: Random
+    config: NodeConfig,
+    disk: Disk,
+    path: str,
+    opened: dict[str, LogDir],
+    offline: dict[str, str],
+    rng: Random,
+    max_files: int,
 ) -> None:
     cluster_id = next((each.cluster_id for each in opened.values()), None)
     try:
-        opened[path] = LogDir.open(path, disk, cluster_id=cluster_id, node_id=config.node_id, draws=draws_of(path, rng))
+        opened[path] = LogDir.open(
+            path,
+            disk,
+            cluster_id=cluster_id,
+            node_id=config.node_id,
+            files=OpenFiles(disk, max_files=max_files),
+            draws=draws_of(path, rng),
+        )
     except UnusableDirectory as error:
         if path == str(config.metadata_log_dir):
             raise

@@ -155,6 +155,13 @@ class LifeDisk:
         if crashes:
             self._crash()
 
+    def file_limit(self) -> int:
+        return self._disk.file_limit()
+
+    def check_writeback(self, fd: int) -> None:
+        self._check()
+        self._disk.check_writeback(fd)
+
     def rename(self, source: str, target: str) -> None:
         self.on_rename(target)
         crashes = self._begin("rename", f"{source} {target}")

@@ -79,6 +79,10 @@ class FaultyDisk(OsDisk):
         self._refuse_change()
         super().sync_all(path)
 
+    def check_writeback(self, fd: int) -> None:
+        self._refuse_change()
+        super().check_writeback(fd)
+
     def rename(self, source: str, target: str) -> None:  # type: ignore[override]
         self._refuse_change()
         os.rename(source, target)
