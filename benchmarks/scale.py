@@ -24,7 +24,7 @@ from typing import Any, Final
 import crc32c
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from benchmarks import scale_cluster
+from benchmarks import scale_cluster, scale_voters
 from benchmarks.coordinators import (
     GROUP,
     REQUEST_TIMEOUT_MS,
@@ -462,4 +462,5 @@ CURVES: Final[Mapping[str, tuple[tuple[int, ...], Curve]]] = {
     "segments": ((12_500, 25_000, 50_000, 100_000), segments),
     "retained GiB": ((12, 25, 50, 100), retained),
     **scale_cluster.CURVES,
+    "voters": (scale_voters.SIZES, scale_voters.voters),
 }
