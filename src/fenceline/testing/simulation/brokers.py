@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
-from types import MappingProxyType
-from typing import Final
+from types import MappingProxyType, ModuleType
+from typing import Any, Final
 
 from fenceline.config.node import NodeConfig
+from fenceline.log.core import flush
+from fenceline.log.partition import saving
 from fenceline.metadata.features import LATEST_METADATA_VERSION, fresh_levels
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.roles import Role
@@ -66,6 +68,8 @@ class BrokersScenario:
         self._cut_crashes = world.rng("crashes in cuts")
         self._is_quiet = False
         """Whether planned crashes were cancelled."""
+        self._constants: list[tuple[dict[str, Any], str, int]] = []
+        """Constants that were changed: module, name, and the value before."""
 
     @staticmethod
     def base_options(rng: Random) -> Options:
@@ -76,8 +80,17 @@ class BrokersScenario:
         """See `profiles`."""
         return draw(rng, drawn)
 
+    def replace_constant(self, module: ModuleType, name: str, value: int) -> None:
+        """Until the end of the seed."""
+        self._constants.append((vars(module), name, vars(module)[name]))
+        vars(module)[name] = value
+
     def build(self) -> None:
         world, options = self._world, self._world.options
+        if options.syncs_whole_disks:
+            for module in (flush, saving):
+                self.replace_constant(module, "TOGETHER_FROM", 1)
+            self.replace_constant(flush, "_AT_ONCE", 2)
         world.scheduler.watcher = self.check_step
         world.on_end.append(self.checks.life_ended)
         world.on_end.append(self._marks.life_ended)
@@ -192,6 +205,8 @@ class BrokersScenario:
 
     def end(self) -> tuple[int, int]:
         """Release everything; (replica changes checked, batches committed)."""
+        for module, name, value in reversed(self._constants):
+            module[name] = value
         counts = self.checks.changes, self.checks.committed_batches()
         self.checks.forget()
         self._sockets.forget()

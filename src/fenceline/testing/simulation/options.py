@@ -92,6 +92,8 @@ class Options:
     """Whether the metadata log is deleted below each snapshot, so that nodes that were away download one."""
     silence_ms: int = -1
     """By how much answers of leaders may be overdue (`fenceline.silence.timeout.ms`)."""
+    syncs_whole_disks: bool = False
+    """Whether every flush does what one of many segments does (`log.core.flush`)."""
     session_ms: int = 0
     """Session timeout of brokers; 0: as short as the other times of the scenario."""
     controllers: int = 3

@@ -128,7 +128,11 @@ def options_of(seed: int, scenario: str, overrides: Mapping[str, str] | None = N
     adjust: Callable[[Random, Options], Options] | None = getattr(make, "adjust_options", None)
     if adjust is not None:
         drawn = adjust(rng, drawn)
-    drawn = replace(drawn, silence_ms=World.rng_of(seed, "silence").choice(_SILENCES_MS))
+    drawn = replace(
+        drawn,
+        silence_ms=World.rng_of(seed, "silence").choice(_SILENCES_MS),
+        syncs_whole_disks=World.rng_of(seed, "flushes").random() < 0.15,
+    )
     return drawn.with_text(overrides or {})
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from random import Random
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 from fenceline.log.core import guards, producer_state
 from fenceline.losses.receipt import LossClass, Receipt
@@ -123,8 +123,6 @@ class TransactionsScenario(BrokersScenario):
         """When the clients were first told to rest, or the history was last checked meanwhile."""
         self._reads_again = False
         """Whether the readers have been told to read everything once more."""
-        self._epochs: list[tuple[dict[str, Any], str, int]] = []
-        """Constants that were changed: module, name, and the value before."""
 
     @staticmethod
     def adjust_options(rng: Random, drawn: Options) -> Options:
@@ -161,9 +159,8 @@ class TransactionsScenario(BrokersScenario):
         """See `BrokersScenario`. Epochs that run out soon are a constant of several modules."""
         last = self._world.options.last_epoch
         if last:
-            self._epochs = [(vars(module), name, vars(module)[name]) for module, name in _LAST_EPOCHS]
-            for module, name, value in self._epochs:
-                module[name] = value - (MAX_EPOCH - last)
+            for module, name in _LAST_EPOCHS:
+                self.replace_constant(module, name, vars(module)[name] - (MAX_EPOCH - last))
         super().build()
         for client in self._clients:
             if isinstance(client, (CoordinatorsAdmin, Transactor, CommittedReader)):
@@ -174,12 +171,6 @@ class TransactionsScenario(BrokersScenario):
     def _log_end(self, place: PartitionInfo) -> int:
         copies = (broker.partitions.open_by_id.get(place.key) for broker in self._brokers.values())
         return max((copy.log.log_end_offset for copy in copies if copy is not None), default=0)
-
-    def end(self) -> tuple[int, int]:
-        """See `BrokersScenario`."""
-        for module, name, value in self._epochs:
-            module[name] = value
-        return super().end()
 
     def feature_levels(self) -> Mapping[str, int]:
         """See `BrokersScenario`."""
