@@ -14,6 +14,7 @@ from fenceline.client.consumer import group
 from fenceline.client.consumer.auto_commit import AutoCommit
 from fenceline.client.consumer.consumer_offsets import ConsumerOffsets, PendingCommit
 from fenceline.client.core.cluster import Purpose
+from fenceline.log.core.flush import FlushWork
 from fenceline.log.directories import log_dir_offsets
 from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.log_dir_offsets import LogDirOffsets
@@ -187,3 +188,14 @@ def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatc
 def _a_follower_flushes_before_its_fetch_acknowledges(patch: pytest.MonkeyPatch) -> None:
     """`flush.messages=1`: its next fetch was sent while the flush was in progress."""
     patch.setattr(Duties, "flush_first", lambda self, replica, state: False)
+
+
+@breaks(0, "durability", "2026-11-29", flush_each="1", syncs_whole_disks="1")
+def _a_flush_of_many_segments_syncs_their_batches(patch: pytest.MonkeyPatch) -> None:
+    """They are synced together with the whole disk, not each by itself."""
+
+    def skip(self: FlushWork) -> None:
+        while self.descriptors:
+            self.disk.close(self.descriptors.pop())
+
+    patch.setattr(FlushWork, "_sync_batches", skip)
