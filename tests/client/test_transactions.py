@@ -54,7 +54,7 @@ def topic(broker: str, unique: Unique) -> Iterator[str]:
 
 
 def _read(broker: str, topic: str, level: str = "read_committed") -> dict[int, list[bytes | None]]:
-    """All values of each partition up to the end at this isolation level."""
+    """All values of each partition at this isolation level. No transaction is open."""
     tps = [TopicPartition(topic, index) for index in range(3)]
     found: dict[int, list[bytes | None]] = {tp.partition: [] for tp in tps}
     for record in read_to_end(broker, tps, level):

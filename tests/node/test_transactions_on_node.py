@@ -27,7 +27,7 @@ def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
 
 
 def committed_values(node: EmbeddedNode, partition: int = 0) -> list[bytes | None]:
-    """What a READ_COMMITTED reader gets up to the last stable offset."""
+    """What a READ_COMMITTED reader gets."""
     return [record.value for record in read_to_end(node.bootstrap, [TopicPartition(TARGET, partition)])]
 
 

@@ -28,7 +28,7 @@ from tests.spark.exactly_once_query import FIRST_STEPS, ROWS_A_BATCH, plans
 from tests.spark.kill_plans import JVM, OTHER
 from tests.spark.own_process import OwnProcess, driver
 from tests.spark.standalone_cluster import standalone_cluster
-from tests.support.read_to_end import read_to_end
+from tests.support.read_to_end import read_stable, read_to_end
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.together("killed driver"), pytest.mark.timeout(0)]
 PARTITIONS = 3
@@ -91,9 +91,8 @@ def _is_claimed(plan: Path) -> bool:
     return not plan.exists()
 
 
-def committed(bootstrap: str, topic: str) -> Counter[bytes]:
-    partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
-    return Counter(record.value or b"" for record in read_to_end(bootstrap, partitions))
+def partitions_of(topic: str) -> list[TopicPartition]:
+    return [TopicPartition(topic, index) for index in range(PARTITIONS)]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +127,7 @@ def test_killed_query_writes_every_row_once_and_whole_batches(
                     server.start()
 
                 def one_more_batch(before: int = batches) -> int:
-                    total, part = divmod(committed(server.bootstrap, target).total(), ROWS_A_BATCH)
+                    total, part = divmod(len(read_stable(server.bootstrap, partitions_of(target))), ROWS_A_BATCH)
                     # The end markers of one transaction do not arrive in all partitions at once.
                     return 0 if part else max(0, total - before)
 
@@ -136,4 +135,5 @@ def test_killed_query_writes_every_row_once_and_whole_batches(
                 assert not query.running.has_ended, f"{where}\n{query.running.log_tail}"
             query.finish()
     expected = {f"{partition} {offset}".encode(): 1 for partition in range(PARTITIONS) for offset in range(rows)}
-    assert committed(server.bootstrap, target) == expected, f"seed {seed}"
+    found = Counter(record.value or b"" for record in read_to_end(server.bootstrap, partitions_of(target)))
+    assert found == expected, f"seed {seed}"
