@@ -440,3 +440,12 @@ def test_an_ordinary_round_of_a_follower_uses_the_fast_path(count: int) -> None:
                 assert len(encode_request(17, request)[0]) == 40 + (18 + 33) * count
             else:
                 assert parse_response(17, answer) == response
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("count", [126, 127, 128, 1000])
+def test_response_with_many_topics_uses_the_fast_path(count: int) -> None:
+    fetched = [FetchedPartition(None, index.to_bytes(16, "big"), 0, 0, 5, 5, 0, records=b"r") for index in range(count)]
+    answer = memoryview(b"".join(bytes(part) for part in encode_response(17, FetchResponse(fetched))))
+    with mock.patch.object(fetch_response, "read_by_topic", None):
+        assert [each.topic_id for each in parse_response(17, answer).partitions] == [each.topic_id for each in fetched]

@@ -12,7 +12,7 @@ from fenceline._big_endian cimport be_int32, be_int64, put_int32, put_int64
 
 from fenceline.wire.fetch_messages import FetchedPartition, FetchResponse
 
-ABI = 3
+ABI = 4
 
 cdef enum:
     MAX_PARTITIONS = 64
@@ -95,9 +95,15 @@ def parse_response(body):
     if size < TOPICS_AT + 2:
         return None
     p = &view[0]
-    if p[TOPICS_AT] < 1 or p[TOPICS_AT] > 127:
+    topics = p[TOPICS_AT]
+    if topics >= 128:
+        if p[at] >= 128:
+            return None
+        topics = topics & 0x7F | p[at] << 7
+        at += 1
+    topics -= 1
+    if topics < 0:
         return None
-    topics = p[TOPICS_AT] - 1
     for _ in range(topics):
         if size - at < 17:
             return None

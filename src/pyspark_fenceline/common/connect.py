@@ -111,17 +111,19 @@ def read_arrow(
     records before they are yielded."""
     from fenceline.client.reader.ranges import OffsetRange as ClientRange
 
-    wanted = {}
-    for one in ranges:
-        topic_id = topic_ids.get(one.topic_partition.topic)
-        wanted[one.topic_partition] = ClientRange(
+    topics = {one.topic_partition.topic for one in ranges}
+    ids = {topic: decode_uuid(topic_id) for topic in topics if (topic_id := topic_ids.get(topic))}
+    wanted = {
+        one.topic_partition: ClientRange(
             one.start_offset,
             one.end_offset_exclusive,
             one.start_epoch,
             one.end_epoch,
-            decode_uuid(topic_id) if topic_id else None,
+            ids.get(one.topic_partition.topic),
             one.epochs,
         )
+        for one in ranges
+    }
     assert len(wanted) == len(ranges), "two ranges of one partition at once"
     return client.read(wanted, progress=progress, **columns)
 

@@ -19,6 +19,7 @@ batch retracts, and `"since"` has for each partition the first offset that was d
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -182,11 +183,31 @@ def _decode_topics(topics: Mapping[str, Any], cluster_id: str | None) -> SourceO
     for topic, content in topics.items():
         ids[topic] = content["id"]
         for index, position in content["partitions"].items():
-            epochs = tuple(EpochStart(int(epoch), int(offset)) for epoch, offset in position.get("epochs", ()))
+            epochs = position.get("epochs")
             positions[TopicPartition(topic, int(index))] = PartitionPosition(
-                int(position["offset"]), int(position["leader_epoch"]), epochs
+                int(position["offset"]),
+                int(position["leader_epoch"]),
+                tuple([EpochStart(int(epoch), int(offset)) for epoch, offset in epochs]) if epochs else (),
             )
     return SourceOffset(positions, ids, cluster_id=cluster_id)
+
+
+class OffsetDecoder:
+    """`decode` for a planner, to which Spark passes each offset several times: as the end of a batch, as its start, and
+    as the start of the next plan."""
+
+    _KEPT: Final = 2
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[Any, SourceOffset | Unresolved]] = deque(maxlen=self._KEPT)
+
+    def __call__(self, encoded: Any) -> SourceOffset | Unresolved:
+        for known, decoded in self._kept:
+            if known == encoded:
+                return decoded
+        decoded = decode(encoded)
+        self._kept.append((encoded, decoded))
+        return decoded
 
 
 def _decode_kafka(encoded: Mapping[str, Any]) -> SourceOffset:

@@ -7,9 +7,8 @@ a batch (`pyspark.md S18`), so small ranges share a task until it holds work of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
-from typing import Final
+from typing import Final, NamedTuple
 
 from fenceline.client.core.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
@@ -18,8 +17,7 @@ RECORDS_WORTH_A_TASK: Final = 32_768
 """Fewer records than this are decoded in less time than Spark needs to run one more task."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRange:
+class PlannedRange(NamedTuple):
     """Records `start_offset <= offset < end_offset_exclusive` of one partition.
 
     `start_epoch`: epoch of the record before the range, `end_epoch`: of the last one in it (-1: unknown). `epochs`: of
@@ -44,7 +42,7 @@ class PlannedRange:
         if offset == self.start_offset:
             return self
         before = [start.epoch for start in self.epochs if start.offset < offset]
-        return replace(self, start_offset=offset, start_epoch=before[-1] if before else -1)
+        return self._replace(start_offset=offset, start_epoch=before[-1] if before else -1)
 
     def ending_at(self, offset: int) -> PlannedRange:
         """The range up to an offset (exclusive)."""
@@ -53,7 +51,7 @@ class PlannedRange:
         below = tuple(start for start in self.epochs if start.offset < offset)
         # Without known epochs the last one is still an upper bound.
         epoch = below[-1].epoch if below else -1 if self.epochs else self.end_epoch
-        return replace(self, end_offset_exclusive=offset, end_epoch=epoch, epochs=below)
+        return self._replace(end_offset_exclusive=offset, end_epoch=epoch, epochs=below)
 
 
 Task = tuple[PlannedRange, ...]

@@ -9,7 +9,7 @@ parameters. Never ends a query.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset
@@ -23,8 +23,7 @@ _SKIPPED_BY_TASKS: Final = frozenset({LossKind.TOPIC_RECREATED, LossKind.OFFSETS
 """Losses after which a task skips the rest of what it had to read."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
+class _Planned(NamedTuple):
     """A partition's part of a batch: planned from `begin` to `end`, read up to `read_to`. `leader_epoch`: of the leader
     when the batch was planned."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fenceline.client.core.epoch_history import Divergence, EpochHistory, EpochQuery
 from fenceline.ids import TopicPartition
@@ -43,8 +44,7 @@ class Diverged:
 Verdict = Holds | Diverged
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     """The last two positions of a partition that were held under a leader: both ends of a batch."""
 
     leader_epoch: int
@@ -95,13 +95,13 @@ class EpochHistories:
             questions: dict[TopicPartition, tuple[int, int]] = {}
             for tp in pending:
                 walk = self._known[tp]
-                position, older = _position_at(offsets[tp], walk, starts[tp]), walk.next_epoch(starts[tp])
+                position = _position_at(offsets[tp], walk, starts[tp])
                 if position is not None:
                     tagged[tp] = position
                     if position.leader_epoch >= 0:
                         # By this leader's own answers, so `check` would only ask for the same again.
                         self._hold(tp, position, walk.leader_epoch)
-                elif older is not None:
+                elif (older := walk.next_epoch(starts[tp])) is not None:
                     questions[tp] = (older, walk.leader_epoch)
             for tp, answer in self._cluster.epoch_ends(questions).items() if questions else ():
                 self._known[tp].add_answer(answer)
@@ -122,13 +122,12 @@ class EpochHistories:
         A position that was held under a leader's epoch stays held under it and is not checked again (E46).
         """
         verdicts: dict[TopicPartition, Verdict] = dict.fromkeys(positions, Holds())
-        questions = {
-            tp: EpochQuery(position.leader_epoch, position.offset)
-            for tp, position in positions.items()
-            if position.leader_epoch >= 0
-            and ends[tp].leader_epoch >= 0
-            and not self._is_held(tp, position, ends[tp].leader_epoch)
-        }
+        questions: dict[TopicPartition, EpochQuery] = {}
+        for tp, position in positions.items():
+            if position.leader_epoch >= 0:
+                current = ends[tp].leader_epoch
+                if current >= 0 and not self._is_held(tp, position, current):
+                    questions[tp] = EpochQuery(position.leader_epoch, position.offset)
         read = {tp: EpochHistory.remembered(positions[tp].offset, positions[tp].read_epochs) for tp in questions}
         while questions:
             answers = self._cluster.epoch_ends(

@@ -182,9 +182,17 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: EpochHistories, jud
     losses: list[Loss] = []
     resumed: dict[TopicPartition, int] = {}
     may_be_stale = False
+    starts, added = snapshot.starts, snapshot.added
     for tp, end in snapshot.ends.items():
-        position = held.positions.get(tp, PartitionPosition(snapshot.added.get(tp, 0)))
-        loss = _loss(tp, position, held, snapshot, verdicts.get(tp), is_recreated=tp.topic in recreated)
+        position = held.positions.get(tp)
+        if position is None:
+            position = PartitionPosition(added.get(tp, 0))
+        is_recreated = tp.topic in recreated
+        verdict = verdicts.get(tp)
+        if starts[tp] <= position.offset <= end.offset and not (is_recreated or isinstance(verdict, Diverged)):
+            positions[tp] = position
+            continue
+        loss = _loss(tp, position, held, snapshot, verdict, is_recreated=is_recreated)
         if loss is None:
             positions[tp] = position
             continue

@@ -30,10 +30,11 @@ from pyspark.sql.streaming.datasource import (
 
 from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.common import workers
 from pyspark_fenceline.common.cluster import SourceCluster, TopicFacts
 from pyspark_fenceline.common.connect import connect, partitions_with_records, reached
 from pyspark_fenceline.common.lost_ranges import Retraction
-from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset, Unresolved, by_topic, decode
+from pyspark_fenceline.common.offsets import OffsetDecoder, PartitionPosition, SourceOffset, Unresolved, by_topic
 from pyspark_fenceline.common.planning import PlannedRange, Task, plan_tasks
 from pyspark_fenceline.common.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, why_no_rewind
 from pyspark_fenceline.common.retries import with_retries
@@ -97,6 +98,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._spans = SpanRecorder(options.timeline_directory, PLANNER)
         self._received_ms: float | None = None
         """When an executor's copy arrived."""
+        self._decode = OffsetDecoder()
         self._kept_history: EpochHistories | None = None
         self._gate = TriggerGate(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
         self._initial: SourceOffset | None = None
@@ -163,7 +165,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _latest_offset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         is_idle = self._idle_at == start and not self._is_available_now
-        held = self._idle_held if is_idle else decode(start)
+        held = self._idle_held if is_idle else self._decode(start)
         is_paced = time.monotonic() - self._answered_at_s > _PACED_S
         if self._connected is None and isinstance(held, Unresolved):
             self._connected = reached(self._options.client)
@@ -223,11 +225,13 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with self._spans.span("partitions"):
-            return self._partitions(start, end)
+            planned = self._partitions(start, end)
+            workers.freeze_gc()
+            return planned
 
     def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        last = decode(end)
-        first = decode(start)
+        last = self._decode(end)
+        first = self._decode(start)
         if isinstance(last, Unresolved):
             return []
         is_first = isinstance(first, Unresolved)

@@ -161,7 +161,7 @@ def _remaining(
             return (
                 concerned + others
                 if loss_count < _MAX_CHECKS
-                else [replace(one, epochs=()) for one in concerned] + others
+                else [one._replace(epochs=()) for one in concerned] + others
             )
         if isinstance(found, Diverged):
             loss = replace(

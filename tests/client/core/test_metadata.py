@@ -12,12 +12,15 @@ from fenceline.client.core.metadata import (
     ClusterMetadata,
     LeaderAndEpoch,
     MetadataCache,
+    MetadataReader,
     PartitionMetadata,
     TopicMetadata,
     parse_metadata,
 )
 from fenceline.errors import ErrorCode
 from fenceline.ids import ZERO_UUID, TopicPartition
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import write_response
 
 _ID, _OTHER_ID = UUID(int=7), UUID(int=8)
 _TP = TopicPartition("t", 0)
@@ -124,3 +127,59 @@ def test_epochs_of_old_metadata_versions_are_not_trusted(version: int, epoch: in
         topics=(topic,),
     )
     assert parse_metadata(version, response).topics["t"].partitions[0].leader_epoch == epoch
+
+
+def _looked_up(cache: MetadataCache) -> MetadataCache:
+    """The cache after a look, whose result must not outlive the next change."""
+    cache.leader(_TP)
+    return cache
+
+
+def test_looked_up_leader_changes_with_metadata_epochs_hints_and_brokers() -> None:
+    cache = _looked_up(_cache(_answer(1, 5)))
+    cache.apply(_answer(2, 6), asked=["t"])
+    assert cache.leader(_TP) == LeaderAndEpoch(2, 6)
+    assert cache.note_epoch(_TP, 7)
+    assert cache.leader(_TP) == LeaderAndEpoch(-1, 7)
+    assert cache.accept_hint(_TP, 1, 8)
+    assert cache.leader(_TP) == LeaderAndEpoch(1, 8)
+    cache.forget_brokers()
+    assert cache.leader(_TP) == LeaderAndEpoch(-1, 8)
+    cache.apply(_answer(1, 8), asked=["t"])
+    assert cache.leader(_TP) == LeaderAndEpoch(1, 8)
+    cache.apply(ClusterMetadata("c", 1, {2: _BROKERS[2]}, {}))
+    assert cache.leader(_TP) == LeaderAndEpoch(-1, 8), "the leader has left the cluster"
+    cache.apply(ClusterMetadata("c", 1, _BROKERS, {}), asked=["t"])
+    assert cache.leader(_TP) == LeaderAndEpoch(-1, -1), "the topic was deleted"
+
+
+def test_equal_answer_changes_nothing_but_the_version() -> None:
+    cache = _looked_up(_cache(_answer(1, 5)))
+    cache.note_epoch(_TP, 6)
+    before = cache.update_version
+    cache.apply(_answer(1, 5), asked=["t"])
+    assert cache.leader(_TP) == LeaderAndEpoch(-1, 6), "newer metadata is still awaited (E58)"
+    assert cache.update_version == before + 1
+
+
+def _response(*topics: str, epoch: int = 3) -> memoryview:
+    partition = {"partition_index": 0, "leader_id": 1, "leader_epoch": epoch, "replica_nodes": [1], "isr_nodes": [1]}
+    fields = {
+        "brokers": [{"node_id": 1, "host": "h", "port": 9, "rack": None}],
+        "cluster_id": "c",
+        "controller_id": 1,
+        "topics": [{"name": name, "topic_id": _ID, "partitions": [partition]} for name in topics],
+    }
+    return memoryview(write_response(ApiKey.METADATA, 12, fields))
+
+
+def test_equal_bytes_are_read_once() -> None:
+    read = MetadataReader()
+    first, second = read(12, _response("a", "b")), read(12, _response("a"))
+    assert set(first[1].topics) == {"a", "b"}
+    for _ in range(3):
+        assert read(12, _response("a", "b")) is first
+        assert read(12, _response("a")) is second
+    changed = read(12, _response("a", epoch=4))
+    assert changed[1].topics["a"].partitions[0].leader_epoch == 4
+    assert read(11, _response("a", epoch=4)) is not changed, "of another version"

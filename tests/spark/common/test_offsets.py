@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.common.offsets import PartitionPosition, SourceOffset, Unresolved, decode
+from pyspark_fenceline.common.offsets import OffsetDecoder, PartitionPosition, SourceOffset, Unresolved, decode
 
 T0, T1 = TopicPartition("flights", 0), TopicPartition("flights", 10)
 
@@ -82,3 +82,15 @@ def test_start_offsets_of_added_partitions_are_kept() -> None:
     offset = SourceOffset(positions, {"flights": "id"}, added={T0: 800}, unproven={T1: 7})
     assert offset.encode()["added"] == {"flights": {"0": 800}}
     assert decode(offset.encode()) == offset
+
+
+def test_decoder_decodes_equal_offsets_once() -> None:
+    decoder = OffsetDecoder()
+    first, second, third = (SourceOffset({T0: PartitionPosition(n, 1)}, {"flights": "x"}).encode() for n in (1, 2, 3))
+    start, end = decoder(first), decoder(second)
+    assert (start, end) == (decode(first), decode(second))
+    copied = json.loads(json.dumps(second))
+    assert decoder(copied) is end
+    copied["topics"]["flights"]["partitions"]["0"]["offset"] = 9
+    assert decoder(copied) == decode(copied)
+    assert decoder(third) == decode(third)

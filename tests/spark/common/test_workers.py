@@ -1,5 +1,5 @@
-"""The first task of a worker freezes its objects, so that Spark's garbage collections skip them; other processes are
-unchanged."""
+"""The first task of a worker, and the first plan of a planner, freeze the objects of the process, so that garbage
+collections skip them; other processes are unchanged."""
 
 from __future__ import annotations
 
@@ -48,9 +48,12 @@ def test_a_process_without_tasks_is_unchanged() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_a_committing_process_is_identified_by_the_spark_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon = ModuleType("__main__")
-    daemon.__spec__ = ModuleSpec("pyspark.daemon", None)
-    monkeypatch.setitem(sys.modules, "__main__", daemon)
+@pytest.mark.parametrize("module", ["pyspark.daemon", "pyspark.sql.streaming.python_streaming_source_runner"])
+def test_committing_and_planning_processes_are_known_by_their_main_module(
+    monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    main = ModuleType("__main__")
+    main.__spec__ = ModuleSpec(module, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
     workers.freeze_gc()
     assert gc.get_freeze_count() > 10_000

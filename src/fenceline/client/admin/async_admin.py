@@ -377,7 +377,7 @@ class AsyncAdmin(
 
 def _pairs(mapping: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
     """Accept plain (topic, partition) tuples as TopicPartition."""
-    return {TopicPartition(*tp): value for tp, value in mapping.items()}
+    return {tp if type(tp) is TopicPartition else TopicPartition(*tp): value for tp, value in mapping.items()}
 
 
 def _kind(number: int) -> str:

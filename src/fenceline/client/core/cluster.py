@@ -34,8 +34,8 @@ from fenceline.client.core.metadata import (
     ClusterMetadata,
     LeaderAndEpoch,
     MetadataCache,
+    MetadataReader,
     parse_controllers,
-    parse_metadata,
 )
 from fenceline.client.core.security import tls_context
 from fenceline.client.core.surroundings import surroundings
@@ -71,6 +71,7 @@ class Cluster:
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
         self.metadata = MetadataCache()
+        self._read_metadata = MetadataReader()
         self.epoch_guesses = EpochGuesses()
         self.tracked: set[str] | None = set()
         """Topics that a refresh requests; None for all."""
@@ -188,8 +189,10 @@ class Cluster:
         extra_ms: float = 0,
         min_version: int = 0,
         max_version: int | None = None,
+        decode: Callable[[int, memoryview], Any] | None = None,
     ) -> Any:
-        """Send one request to a node (None: any); returns the response. `extra_ms`: how long a broker may delay it."""
+        """Send one request to a node (None: any); returns the response. `extra_ms`: how long a broker may delay it.
+        `decode`: reads the response instead of the generated entities."""
         connection = await (
             self.any_connection(deadline) if node_id is None else self._connect(self.link(node_id, purpose), deadline)
         )
@@ -201,7 +204,7 @@ class Cluster:
                 ErrorCode.UNSUPPORTED_VERSION,
                 f"{connection.peer} supports {api_key.name} up to version {version}, this call requires {min_version}",
             )
-        return await self._call_until(connection, api_key, version, fields, deadline, extra_ms)
+        return await self._call_until(connection, api_key, version, fields, deadline, extra_ms, decode)
 
     async def _call_until(
         self,
@@ -211,12 +214,13 @@ class Cluster:
         fields: dict[str, Any],
         deadline: Deadline,
         extra_ms: float = 0,
+        decode: Callable[[int, memoryview], Any] | None = None,
     ) -> Any:
         """Wait until the deadline; the request keeps its own timeout, so that a late response is received in order."""
         timeout_ms = int(self.config["request.timeout.ms"] + extra_ms)
         try:
             async with asyncio.timeout((deadline.left_ms + extra_ms) / 1000):
-                return await connection.call(api_key, version, fields, timeout_ms=timeout_ms)
+                return await connection.call(api_key, version, fields, timeout_ms=timeout_ms, decode=decode)
         except TimeoutError:
             if deadline.last_error is None:
                 deadline.last_error = TimedOut(f"{connection.peer} did not answer {api_key.name} in time")
@@ -276,6 +280,7 @@ class Cluster:
 
         async def attempt() -> ClusterMetadata:
             connection = await self.any_connection(deadline)
+            answer: ClusterMetadata
             if self.config.asks_controllers:
                 answer = await self._fetch_controllers(connection, deadline)
                 self.metadata.apply(answer)
@@ -290,15 +295,15 @@ class Cluster:
                 "topics": None if topics is None else [{"name": name, "topic_id": None} for name in topics],
                 "allow_auto_topic_creation": auto_create,
             }
-            response = await self._call_until(connection, ApiKey.METADATA, version, fields, deadline)
-            code = error_code(getattr(response, "error_code", 0))
+            code, answer = await self._call_until(
+                connection, ApiKey.METADATA, version, fields, deadline, decode=self._read_metadata
+            )
             if code is ErrorCode.REBOOTSTRAP_REQUIRED:
                 # Forget the known brokers and start again with bootstrap.servers (KIP-1102).
-                self.metadata.brokers.clear()
+                self.metadata.forget_brokers()
                 raise ConnectionLost(f"{connection.peer} requires a rebootstrap from bootstrap.servers")
             if code is not ErrorCode.NONE:
                 raise broker_error(code, f"{connection.peer} rejected Metadata")
-            answer = parse_metadata(version, response)
             self.metadata.apply(answer, complete=topics is None, asked=topics or ())
             return answer
 

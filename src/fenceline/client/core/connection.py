@@ -150,11 +150,19 @@ class Connection(asyncio.BufferedProtocol):
         """Send a request, wait for the response and decode it. Raises ConnectionLost or TimedOut."""
         return decode(version, await self.post(api_key, version, body, timeout_ms=timeout_ms))
 
-    async def call(self, api_key: ApiKey, version: int, fields: dict[str, Any], *, timeout_ms: int) -> Any:
-        """`exchange` for an API that uses the generated entities."""
+    async def call(
+        self,
+        api_key: ApiKey,
+        version: int,
+        fields: dict[str, Any],
+        *,
+        timeout_ms: int,
+        decode: Callable[[int, memoryview], Any] | None = None,
+    ) -> Any:
+        """`exchange` for an API that uses the generated entities. `decode`: reads the response instead of them."""
         body = entities.write_request(api_key, version, fields)
         answer = await self.post(api_key, version, (body,), timeout_ms=timeout_ms)
-        return entities.read_response(api_key, version, answer)
+        return entities.read_response(api_key, version, answer) if decode is None else decode(version, answer)
 
     def version_for(self, api_key: ApiKey) -> int:
         """The newest version that both sides support. Raises PeerError(UNSUPPORTED_VERSION) if there is none."""

@@ -8,6 +8,7 @@ Rules: `epochs.md` E57-E60.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -16,9 +17,16 @@ from uuid import UUID
 from fenceline.client.core.errors import error_code
 from fenceline.errors import ErrorCode
 from fenceline.ids import NO_EPOCH, ZERO_UUID, TopicPartition
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import read_response
 
 TRUSTED_EPOCHS_VERSION: Final = 9
 """Metadata responses below this version have no reliable leader epochs (E57)."""
+
+_KEPT_RESPONSES: Final = 2
+"""Spark's planner alternates between all topics and those of a batch."""
+_KEPT_BYTES: Final = 1024 * 1024
+"""Longer responses, of more than about 15,000 partitions, are not kept."""
 
 
 class BrokerAddress(NamedTuple):
@@ -102,6 +110,32 @@ def parse_metadata(version: int, response: Any) -> ClusterMetadata:
     return ClusterMetadata(response.cluster_id, int(response.controller_id), brokers, topics)
 
 
+class MetadataReader:
+    """Reads Metadata responses. The same bytes as before are the same `ClusterMetadata`, which costs a comparison: a
+    client that plans with many partitions requests them again and again, and they seldom change."""
+
+    def __init__(self) -> None:
+        self._kept: deque[_KeptResponse] = deque(maxlen=_KEPT_RESPONSES)
+
+    def __call__(self, version: int, body: memoryview) -> tuple[ErrorCode, ClusterMetadata]:
+        """The error code of the response, and its content."""
+        whole = bytes(body)
+        for kept in self._kept:
+            if kept.version == version and kept.body == whole:
+                return kept.read
+        response = read_response(ApiKey.METADATA, version, body)
+        read = error_code(getattr(response, "error_code", 0)), parse_metadata(version, response)
+        if len(whole) <= _KEPT_BYTES:
+            self._kept.append(_KeptResponse(version, whole, read))
+        return read
+
+
+class _KeptResponse(NamedTuple):
+    version: int
+    body: bytes
+    read: tuple[ErrorCode, ClusterMetadata]
+
+
 def parse_controllers(response: Any) -> ClusterMetadata:
     """Convert a DescribeCluster response about controllers (KIP-919): the nodes are the controllers."""
     nodes = {int(b.broker_id): BrokerAddress(int(b.broker_id), b.host, int(b.port), b.rack) for b in response.brokers}
@@ -118,6 +152,8 @@ class MetadataCache:
         self.topics: dict[str, TopicMetadata] = {}
         self.update_version = 0
         self._last_seen: dict[TopicPartition, int] = {}
+        self._leaders: dict[TopicPartition, LeaderAndEpoch] = {}
+        """What `leader` returned since the last change of what it depends on: brokers, topics, epochs seen."""
 
     def apply(self, answer: ClusterMetadata, *, complete: bool = False, asked: Iterable[str] = ()) -> None:
         """Apply a response. `complete`: it has all topics, so topics that it lacks were deleted.
@@ -127,8 +163,9 @@ class MetadataCache:
         self.update_version += 1
         self.cluster_id = answer.cluster_id or self.cluster_id
         self.controller_id = answer.controller_id
-        if answer.brokers:
+        if answer.brokers and answer.brokers != self.brokers:
             self.brokers = dict(answer.brokers)
+            self._leaders.clear()
         if complete:
             for name in self.topics.keys() - answer.topics.keys():
                 self._forget(name)
@@ -137,6 +174,8 @@ class MetadataCache:
                 self._forget(name)
         for name, topic in answer.topics.items():
             known = self.topics.get(name)
+            if topic == known:
+                continue
             if topic.error is not ErrorCode.NONE and not topic.partitions:
                 if topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     self._forget(name)
@@ -144,6 +183,12 @@ class MetadataCache:
                 self.topics.setdefault(name, topic)
                 continue
             self.topics[name] = self._merged(topic, known)
+            self._leaders.clear()
+
+    def forget_brokers(self) -> None:
+        """Before a rebootstrap (KIP-1102)."""
+        self.brokers = {}
+        self._leaders.clear()
 
     def note_epoch(self, tp: TopicPartition, epoch: int) -> bool:
         """Note a leader epoch that was seen outside of metadata; True if it is newer, so a refresh is needed (E58).
@@ -151,17 +196,24 @@ class MetadataCache:
         It is also remembered before the partition's first metadata, so that older metadata is not trusted (G8). Ignored
         if metadata has no epochs, because they cannot be compared.
         """
+        if epoch <= self._last_seen.get(tp, NO_EPOCH):
+            return False
         topic = self.topics.get(tp.topic)
         known = None if topic is None else topic.partitions.get(tp.partition)
         if known is not None and known.leader_epoch < 0:
             return False
-        if epoch <= self._last_seen.get(tp, NO_EPOCH):
-            return False
         self._last_seen[tp] = epoch
+        self._leaders.pop(tp, None)
         return True
 
     def leader(self, tp: TopicPartition) -> LeaderAndEpoch:
         """Leader and epoch; leader -1 while metadata is older than the newest epoch seen (E58)."""
+        found = self._leaders.get(tp)
+        if found is None:
+            found = self._leaders[tp] = self._find_leader(tp)
+        return found
+
+    def _find_leader(self, tp: TopicPartition) -> LeaderAndEpoch:
         topic = self.topics.get(tp.topic)
         partition = None if topic is None else topic.partitions.get(tp.partition)
         last_seen = self._last_seen.get(tp, NO_EPOCH)
@@ -197,6 +249,7 @@ class MetadataCache:
             topic.name, topic.id, {**topic.partitions, tp.partition: changed}, topic.is_internal, topic.error
         )
         self._last_seen[tp] = epoch
+        self._leaders.clear()
         self.update_version += 1
         return True
 
@@ -209,6 +262,7 @@ class MetadataCache:
         same_topic = known is not None and known.id != ZERO_UUID and known.id == topic.id
         nameless = known is not None and known.id == ZERO_UUID and topic.id == ZERO_UUID
         partitions: dict[int, PartitionMetadata] = {}
+        is_answer = True
         for index, partition in topic.partitions.items():
             tp = TopicPartition(topic.name, index)
             last_seen = self._last_seen.get(tp)
@@ -222,13 +276,17 @@ class MetadataCache:
                 kept = known.partitions.get(index) if known is not None else None
                 if kept is not None:
                     partitions[index] = kept
+                    is_answer = False
                     continue
             else:
                 self._last_seen[tp] = partition.leader_epoch
             partitions[index] = partition
+        if is_answer:
+            return topic
         return TopicMetadata(topic.name, topic.id, partitions, topic.is_internal, topic.error)
 
     def _forget(self, topic: str) -> None:
         self.topics.pop(topic, None)
+        self._leaders.clear()
         for tp in [tp for tp in self._last_seen if tp.topic == topic]:
             del self._last_seen[tp]

@@ -29,6 +29,7 @@ from fenceline.client.core.offsets import (
 from fenceline.errors import ErrorCode
 from fenceline.ids import NO_EPOCH, TopicPartition
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.listed_offsets import read_listed_offsets
 
 A = TypeVar("A")
 
@@ -53,14 +54,17 @@ async def ask_offsets(
     """
     timestamps = {tp: timestamp_of(spec) for tp, spec in wanted.items()}
     found: dict[TopicPartition, OffsetAndEpoch | ErrorCode] = {}
+    leader = cluster.metadata.leader
     is_fenced = await cluster.max_version(node_id, ApiKey.LIST_OFFSETS, deadline) >= FENCED_LIST_OFFSETS
     for _ in range(1 + GUESSES):
         guesses = {
             tp: cluster.epoch_guesses.of(tp)
             for tp, timestamp in timestamps.items()
-            if is_fenced and timestamp == LATEST and cluster.metadata.leader(tp).epoch < 0
+            if is_fenced and timestamp == LATEST and leader(tp).epoch < 0
         }
         answers = await _ask_offsets_once(cluster, node_id, timestamps, guesses, deadline, isolation_level)
+        if not guesses:
+            return found | answers
         found |= {tp: _with_guess(answer, guesses.get(tp, NO_EPOCH)) for tp, answer in answers.items()}
         timestamps = {
             tp: LATEST
@@ -98,13 +102,14 @@ async def _ask_offsets_once(
     isolation_level: int,
 ) -> dict[TopicPartition, OffsetAndEpoch | ErrorCode]:
     by_topic: dict[str, list[dict[str, int]]] = {}
+    leader = cluster.metadata.leader
     for tp, timestamp in timestamps.items():
+        epoch = guesses.get(tp)
         by_topic.setdefault(tp.topic, []).append(
             {
                 "partition_index": tp.partition,
-                "current_leader_epoch": guesses.get(tp, cluster.metadata.leader(tp).epoch),
+                "current_leader_epoch": leader(tp).epoch if epoch is None else epoch,
                 "timestamp": timestamp,
-                "max_num_offsets": 1,
             }
         )
     fields = {
@@ -114,20 +119,21 @@ async def _ask_offsets_once(
         "timeout": int(deadline.left_ms),
     }
     needed = max((_MIN_VERSION.get(timestamp, 0) for timestamp in timestamps.values()), default=0)
-    response = await cluster.call(node_id, ApiKey.LIST_OFFSETS, fields, deadline=deadline, min_version=needed)
+    answers = await cluster.call(
+        node_id, ApiKey.LIST_OFFSETS, fields, deadline=deadline, min_version=needed, decode=read_listed_offsets
+    )
     found: dict[TopicPartition, OffsetAndEpoch | ErrorCode] = {}
-    for topic in response.topics:
-        for answer in topic.partitions:
-            tp = TopicPartition(str(topic.name), int(answer.partition_index))
-            code = error_code(answer.error_code)
-            epoch = int(getattr(answer, "leader_epoch", NO_EPOCH))
-            if code is ErrorCode.NONE:
-                cluster.metadata.note_epoch(tp, epoch)
-                found[tp] = OffsetAndEpoch(int(answer.offset), epoch, int(answer.timestamp))
-            elif code is ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT:
+    note_epoch = cluster.metadata.note_epoch
+    for topic, rows in answers:
+        for partition, number, timestamp, offset, epoch in rows:
+            tp = TopicPartition(topic, partition)
+            if not number:
+                note_epoch(tp, epoch)
+                found[tp] = OffsetAndEpoch(offset, epoch, timestamp)
+            elif number == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT:
                 found[tp] = OffsetAndEpoch(-1)
             else:
-                found[tp] = code
+                found[tp] = error_code(number)
     return found
 
 

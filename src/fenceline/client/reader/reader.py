@@ -12,6 +12,7 @@ import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
+from uuid import UUID
 
 from fenceline.client.core.client_base import AsyncClient, BlockingClient, LoopThread, blocking
 from fenceline.client.core.cluster import Cluster, Purpose
@@ -61,10 +62,12 @@ _FIRST_VALIDATING_FETCH = 12
 """The first Fetch version with the last fetched epoch, which the broker validates."""
 
 
-_Item = Fetched | BaseException | None
-"""A piece; at the end None or the exception."""
+_Item = list[Fetched] | BaseException | None
+"""Pieces; at the end None or the exception."""
 _Deliver = Callable[[_Item], None]
 _Arrived = queue.SimpleQueue[_Item]
+_DELIVERED_BYTES = 256 * 1024
+"""Pieces of a response are passed on together, at least this much of it, because another thread wakes up each time."""
 
 
 class AsyncRangeReader(AsyncClient):
@@ -100,21 +103,25 @@ class AsyncRangeReader(AsyncClient):
         task = asyncio.ensure_future(self.fetch_all(ranges, truncation.observe(pieces.put_nowait), budget))
         try:
             while True:
-                piece = await pieces.get()
+                arrived = await pieces.get()
                 truncation.raise_if_detected()
-                if piece is None:
+                if arrived is None:
                     return
-                if isinstance(piece, BaseException):
-                    raise piece
-                yield piece
-                budget.release([piece])
-                del piece
+                if isinstance(arrived, BaseException):
+                    raise arrived
+                arrived.reverse()
+                while arrived:
+                    truncation.raise_if_detected()
+                    piece = arrived.pop()
+                    yield piece
+                    budget.release([piece])
+                    del piece
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def fetch_all(self, ranges: Mapping[TopicPartition, RangeSpec], deliver: _Deliver, budget: Budget) -> None:
-        """Fetch all ranges; call `deliver` with each piece, at the end with None or the exception."""
+        """Fetch all ranges; call `deliver` with the pieces, at the end with None or the exception."""
         try:
             cursors = self._cursors(ranges)
             await self._fetch_metadata(cursors)
@@ -143,14 +150,19 @@ class AsyncRangeReader(AsyncClient):
         if not cursors:
             return
         await self.cluster.fetch_metadata(sorted({c.tp.topic for c in cursors}), self._deadline())
-        for cursor in cursors:
-            self._check_id(cursor)
+        self._check_ids(cursors)
 
-    def _check_id(self, cursor: RangeCursor) -> None:
-        """Check the topic's id in the current metadata, which a Fetch requests, too."""
-        wanted, found = cursor.range.topic_id, self.cluster.metadata.topic_id(cursor.tp.topic)
-        if wanted is not None and found not in (ZERO_UUID, wanted):
-            raise TopicReplacedError(cursor.tp.topic, wanted, found)
+    def _check_ids(self, cursors: Sequence[RangeCursor]) -> None:
+        """Check the topics' ids in the current metadata, which a Fetch requests, too."""
+        checked: dict[str, UUID | None] = {}
+        for cursor in cursors:
+            topic, wanted = cursor.tp.topic, cursor.range.topic_id
+            if wanted is None or checked.get(topic) is wanted:
+                continue
+            found = self.cluster.metadata.topic_id(topic)
+            if found not in (ZERO_UUID, wanted):
+                raise TopicReplacedError(topic, wanted, found)
+            checked[topic] = wanted
 
     def _deadline(self) -> Deadline:
         return Deadline(self.config["default.api.timeout.ms"])
@@ -209,15 +221,23 @@ class AsyncRangeReader(AsyncClient):
                         cursor.last_error = error
                     return moved + active
                 remaining: list[RangeCursor] = []
-                for cursor in active:
-                    answer = answers.get(cursor.tp)
-                    if answer is None:
-                        cursor.last_error = ConnectionLost(f"the response of broker {node_id} lacks {cursor.tp}")
-                        moved.append(cursor)
-                    elif not await self._handle_response(cursor, answer, deliver, budget):
-                        moved.append(cursor)
-                    elif not cursor.is_done:
-                        remaining.append(cursor)
+                pieces = _Pieces(deliver, budget)
+                try:
+                    for cursor in active:
+                        answer = answers.get(cursor.tp)
+                        if answer is None:
+                            cursor.last_error = ConnectionLost(f"the response of broker {node_id} lacks {cursor.tp}")
+                            moved.append(cursor)
+                        elif answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                            raise await self._explain_out_of_range(cursor)
+                        elif (end := diverging_end(answer)) is not None and not answer.error_code:
+                            raise await self._truncation(cursor, end, self._deadline())
+                        elif not self._handle_response(cursor, answer, pieces):
+                            moved.append(cursor)
+                        elif not cursor.is_done:
+                            remaining.append(cursor)
+                finally:
+                    pieces.deliver()
             finally:
                 budget.release_reservation(max_bytes)
             # Rotate the order, so that full responses do not starve the partitions at the end.
@@ -230,35 +250,24 @@ class AsyncRangeReader(AsyncClient):
         connection = await self.cluster.link(node_id, Purpose.FETCH).connection()
         if connection.max_version(ApiKey.FETCH) < _FIRST_VALIDATING_FETCH:
             await self._validate(cursors)
-        wanted = [self._request(cursor, limit) for cursor, limit in zip(cursors, limits, strict=True)]
+        self._check_ids(cursors)
+        leader = self.cluster.metadata.leader
+        wanted = [
+            PartitionFetch(cursor.tp, cursor.offset, cursor.epoch, leader(cursor.tp).epoch, limit)
+            for cursor, limit in zip(cursors, limits, strict=True)
+        ]
         return await fetch_once(self.cluster, connection, wanted, self.config, max_bytes=max_bytes)
 
-    def _request(self, cursor: RangeCursor, limit_bytes: int) -> PartitionFetch:
-        self._check_id(cursor)
-        return PartitionFetch(
-            cursor.tp,
-            cursor.offset,
-            cursor.epoch,
-            self.cluster.metadata.leader(cursor.tp).epoch,
-            limit_bytes,
-        )
-
-    async def _handle_response(
-        self, cursor: RangeCursor, answer: FetchedPartition, deliver: _Deliver, budget: Budget
-    ) -> bool:
-        """Handle one partition's response; False if its leader must be looked up again."""
+    def _handle_response(self, cursor: RangeCursor, answer: FetchedPartition, pieces: _Pieces) -> bool:
+        """Handle one partition's response without a divergence; False if its leader must be looked up again."""
         code = error_code(answer.error_code)
         tp = cursor.tp
-        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            raise await self._explain_out_of_range(cursor)
         if code is not ErrorCode.NONE:
             cursor.last_error = fetch_error(code, tp, cursor.offset)
             if is_permanent(code):
                 raise cursor.last_error
             return False
         cursor.leader_deadline = None
-        if (end := diverging_end(answer)) is not None:
-            raise await self._truncation(cursor, end, self._deadline())
         if answer.records:
             piece, newer = self._scan(cursor, answer, cursor.range.end_offset_exclusive)
             other = first_epoch_mismatch(cursor.range.epochs, cursor.epoch, piece)
@@ -272,8 +281,7 @@ class AsyncRangeReader(AsyncClient):
                 cursor.advance(piece)
                 self._sizes.note(piece)
                 if piece.runs:
-                    budget.hold(piece)
-                    deliver(piece)
+                    pieces.add(piece)
             if other is not None:
                 raise EpochMismatchError(
                     tp.topic, tp.partition, other.offset, other.epoch, cursor.range.max_leader_epoch
@@ -371,6 +379,29 @@ class AsyncRangeReader(AsyncClient):
             if not _has_records_read(cursor, ends[tp]):
                 raise await self._truncation(cursor, ends[tp], deadline)
             cursor.validated = True
+
+
+class _Pieces:
+    """The pieces of one response on their way to the caller."""
+
+    def __init__(self, deliver: _Deliver, budget: Budget) -> None:
+        self._deliver = deliver
+        self._budget = budget
+        self._waiting: list[Fetched] = []
+        self._size_bytes = 0
+
+    def add(self, piece: Fetched) -> None:
+        self._budget.hold(piece)
+        self._waiting.append(piece)
+        self._size_bytes += piece.size_bytes
+        if self._size_bytes >= _DELIVERED_BYTES:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """At the end of the response, also if it is an error: records before it are returned."""
+        if self._waiting:
+            waiting, self._waiting, self._size_bytes = self._waiting, [], 0
+            self._deliver(waiting)
 
 
 class _DetectedTruncation:
@@ -502,15 +533,15 @@ class RangeReader(BlockingClient[AsyncRangeReader]):
 def _next_pieces(
     arrived: _Arrived, loop_thread: LoopThread, pieces: list[Fetched], limit_bytes: int
 ) -> BaseException | Literal["more"] | None:
-    """Move available pieces to `pieces`, at least one. Returns the item behind them, "more" if it is a piece."""
+    """Move available pieces to `pieces`, at least one. Returns the item behind them, "more" if it has pieces."""
     size_bytes = 0
     if arrived.empty():
         loop_thread.check_usable()
-    piece = arrived.get()
-    while isinstance(piece, Fetched):
-        pieces.append(piece)
-        size_bytes += piece.size_bytes
+    item = arrived.get()
+    while isinstance(item, list):
+        pieces += item
+        size_bytes += sum(piece.size_bytes for piece in item)
         if size_bytes >= limit_bytes or arrived.empty():
             return "more"
-        piece = arrived.get()
-    return piece
+        item = arrived.get()
+    return item
