@@ -19,7 +19,7 @@ import shutil
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -66,23 +66,39 @@ def run(figures: Figures, repeats: int) -> None:
 
 
 def backlog(
-    spark: Any, form: str, bootstrap: str, directory: Path, few_batches: bool = False, **options: Any
+    spark: Any,
+    form: str,
+    bootstrap: str,
+    directory: Path,
+    *,
+    warm_up: int = WARM_UP,
+    batches: int | None = None,
+    **options: Any,
 ) -> list[Any]:
-    """Progress of the batches with rows of a query that reads everything, without the first ones. `few_batches`: of
-    the first ones only."""
+    """Progress of the batches with rows of a query that reads everything, without the first ones. `batches`: stop
+    after so many more. Raises what the query raised, RuntimeError if there are no batches to measure."""
     checkpoint = directory / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)
     given = {"kafka.bootstrap.servers": bootstrap, "startingOffsets": "earliest", "maxOffsetsPerTrigger": ROWS_A_BATCH}
     frame = spark.readStream.format(form).options(**given, **options).load()
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()
-    if few_batches:
-        while len(query.recentProgress) < WARM_UP + 2 and query.isActive:
-            time.sleep(0.1)
-        query.stop()
-    else:
+    if batches is None:
         query.awaitTermination()
-    return [one for one in query.recentProgress if one["numInputRows"]][WARM_UP:]
+    else:
+        while query.isActive and len(_with_rows(query)) < warm_up + batches:
+            time.sleep(0.1)
+        if (failure := query.exception()) is not None:
+            raise failure
+        query.stop()
+    found = _with_rows(query)[warm_up:]
+    if not found:
+        raise RuntimeError(f"{form} ended before batch {warm_up + 1}")
+    return found
+
+
+def _with_rows(query: Any) -> list[Any]:
+    return [one for one in query.recentProgress if one["numInputRows"]]
 
 
 def median_ms(progress: list[Any], phase: str = "triggerExecution") -> float:
@@ -139,7 +155,8 @@ def fill_wide(bootstrap: str, batches_each: int) -> None:
 
 
 def wide(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:
-    """The connector runs one task for each partition, so its 1,000 tasks a batch are measured with few batches."""
+    """The connector runs one task with a consumer of its own for each partition, which takes a minute or more for a
+    batch: one batch is measured, after one that creates the consumers."""
     fill(bootstrap, TOPIC, 1_000_000)
     fill_wide(bootstrap, 16)
     for attempt in range(1 + repeats):
@@ -153,7 +170,7 @@ def wide(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: 
                 for phase in ("latestOffset", "addBatch"):
                     name = f"20,000 rows from 1,000 partitions of 200 topics: {phase}"
                     figures.add(name, side, median_ms(progress, phase), "ms")
-    connector = backlog(spark, "kafka", bootstrap, directory, subscribePattern="wide-.*", few_batches=True)
+    connector = backlog(spark, "kafka", bootstrap, directory, subscribePattern="wide-.*", warm_up=1, batches=1)
     figures.add("20,000 rows from 1,000 partitions of 200 topics", "connector", median_ms(connector), "ms")
 
 
@@ -265,29 +282,35 @@ def audits(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory
             if attempt:
                 what = f"audit of {AUDIT_ROWS:,} rows in Spark, {name}"
                 figures.add(what, "fenceline", AUDIT_ROWS / elapsed, "rows/s")
-                figures.add(f"{what}: peak memory of Spark's Python", "fenceline", peak(), "MB")
+                for part, most in peak.items():
+                    figures.add(f"{what}: peak memory of {part}", "fenceline", most, "MB")
 
 
 @contextmanager
-def peak_memory(pid: int) -> Iterator[Callable[[], float]]:
-    """The highest resident memory of a JVM's Python processes, sampled every 100 ms."""
+def peak_memory(pid: int) -> Iterator[Mapping[str, float]]:
+    """The highest resident memory of this process, of the JVM, and of the JVM's Python processes together, sampled
+    every 100 ms."""
     import psutil
 
-    ended, highest = threading.Event(), [0.0]
+    ended = threading.Event()
+    highest = {"the driver's Python": 0.0, "the JVM (driver and executor)": 0.0, "Spark's Python workers": 0.0}
 
     def sample() -> None:
+        own, java = psutil.Process(), psutil.Process(pid)
         while not ended.wait(0.1):
             try:
-                below = psutil.Process(pid).children(recursive=True)
-                own = sum(one.memory_info().rss for one in below if "python" in one.name()) / 1e6
-                highest[0] = max(highest[0], own)
+                below = java.children(recursive=True)
+                workers = sum(one.memory_info().rss for one in below if "python" in one.name())
+                found = (own.memory_info().rss, java.memory_info().rss, workers)
+                for part, size_bytes in zip(highest, found, strict=True):
+                    highest[part] = max(highest[part], size_bytes / 1e6)
             except psutil.NoSuchProcess:
                 continue
 
     sampler = threading.Thread(target=sample)
     sampler.start()
     try:
-        yield lambda: highest[0]
+        yield highest
     finally:
         ended.set()
         sampler.join()

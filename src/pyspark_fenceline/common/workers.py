@@ -4,7 +4,7 @@ Owns the process-wide `gc` settings. Spark's daemon calls `gc.collect()` between
 that has imported Arrow, Spark and the client holds more than 50,000 objects that never become garbage: traversing them
 takes 20 times as much CPU as reading a few records, during the batch's other steps (decision 008). The planner of a
 stream with 1,000 partitions makes so many objects in a batch that Python itself collects them all in most batches
-(decision 048).
+(decision 043).
 """
 
 from __future__ import annotations
