@@ -149,6 +149,8 @@ def test_looked_up_leader_changes_with_metadata_epochs_hints_and_brokers() -> No
     assert cache.leader(_TP) == LeaderAndEpoch(1, 8)
     cache.apply(ClusterMetadata("c", 1, {2: _BROKERS[2]}, {}))
     assert cache.leader(_TP) == LeaderAndEpoch(-1, 8), "the leader has left the cluster"
+    cache.apply(ClusterMetadata("c", 1, _BROKERS, {}))
+    assert cache.leader(_TP) == LeaderAndEpoch(1, 8)
     cache.apply(ClusterMetadata("c", 1, _BROKERS, {}), asked=["t"])
     assert cache.leader(_TP) == LeaderAndEpoch(-1, -1), "the topic was deleted"
 
