@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -17,8 +19,8 @@ from fenceline.client.core.errors import (
     TopicReplacedError,
 )
 from fenceline.client.producer.producer import Producer
-from fenceline.client.reader.ranges import OffsetRange
-from fenceline.client.reader.reader import RangeReader
+from fenceline.client.reader.ranges import Budget, OffsetRange
+from fenceline.client.reader.reader import AsyncRangeReader, RangeReader
 from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
@@ -73,6 +75,22 @@ def test_columns_and_records(bootstrap: str, make_topic: MakeTopic) -> None:
     assert batch.column("leader_epoch").to_pylist() == [0, 0]
     assert first == (tp.topic, 0, 0, 5, 0, 0, b"k", b"v", (("h", b"1"), ("n", None)))
     assert (second.key, second.value, second.headers) == (None, None, ())
+
+
+def test_pieces_of_a_response_are_delivered_together(bootstrap: str, make_topic: MakeTopic) -> None:
+    topic = make_topic(20)
+    _fill(bootstrap, topic, 20, 1)
+    delivered: list[Any] = []
+
+    async def read() -> None:
+        async with AsyncRangeReader(bootstrap) as reader:
+            ranges = {TopicPartition(topic, index): OffsetRange(0, 1) for index in range(20)}
+            await reader.fetch_all(ranges, delivered.append, Budget(reader.config["queued.max.bytes"]))
+
+    asyncio.run(read())
+    pieces, end = delivered
+    assert end is None
+    assert sorted(piece.partition for piece in pieces) == list(range(20))
 
 
 def test_epoch_missing_from_the_log_is_a_truncation(bootstrap: str, make_topic: MakeTopic) -> None:
