@@ -25,6 +25,7 @@ from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.node.api.fetch import reads
 from fenceline.node.api.handlers.transaction_markers import TransactionMarkers
 from fenceline.node.coordination.appends import CoordinatorAppends
+from fenceline.node.coordination.read_barriers import ReadBarriers
 from fenceline.node.losses.lost_transactions import LostTransactions
 from fenceline.node.transactions.marker_sender import MarkerSender
 from fenceline.node.transactions.recovery import TransactionRecovery
@@ -474,6 +475,12 @@ def _a_group_coordinator_that_loads_does_not_answer_zero(patch: pytest.MonkeyPat
         return fetch(self, ticket, request)
 
     patch.setattr(GroupCoordinator, "fetch_offsets", empty)
+
+
+@breaks(685, "WRONG_POSITION", "2026-11-29", scenario=_IN)
+def _a_coordinator_that_was_replaced_answers_no_stable_offset(patch: pytest.MonkeyPatch) -> None:
+    """As Kafka: from memory, whoever leads by now."""
+    patch.setattr(ReadBarriers, "confirm", lambda self, where, leader_epoch, confirmed: confirmed(ErrorCode.NONE))
 
 
 @breaks(1, "transactions", "2026-11-28", scenario=_IN)

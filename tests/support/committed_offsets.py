@@ -24,10 +24,11 @@ NOT_NOW: Final = frozenset(
 """What a coordinator says that can not answer now."""
 
 
-def coordinator_of(port: int, group: str) -> int | None:
-    """The node that coordinates a group, as the broker behind the port knows it; None while it knows nobody."""
+def coordinator_of(port: int, key: str, key_type: int = 0) -> int | None:
+    """The node that coordinates a group (key type 1: a transactional id), as the broker behind the port knows it; None
+    while it knows nobody."""
     with RawConnection(port) as connection:
-        found = connection.call(ApiKey.FIND_COORDINATOR, 3, {"key": group, "key_type": 0})
+        found = connection.call(ApiKey.FIND_COORDINATOR, 3, {"key": key, "key_type": key_type})
     return int(found.node_id) if not found.error_code else None
 
 
@@ -74,11 +75,11 @@ def commit_many(port: int, groups: Iterable[str], topic: str, offsets: Mapping[i
 
 
 def fetch(
-    connection: RawConnection, group: str, topic: str, partitions: Iterable[int]
+    connection: RawConnection, group: str, topic: str, partitions: Iterable[int], *, require_stable: bool = False
 ) -> dict[int, tuple[int, int]] | ErrorCode:
     """Partition to (offset, leader epoch), or the error of the whole answer."""
     topics = [{"name": topic, "partition_indexes": list(partitions)}]
-    fields = {"group_id": group, "topics": topics, "require_stable": False}
+    fields = {"group_id": group, "topics": topics, "require_stable": require_stable}
     answer = connection.call(ApiKey.OFFSET_FETCH, 7, fields)
     if answer.error_code:
         return ErrorCode(answer.error_code)

@@ -245,6 +245,11 @@ class GroupCoordinator:
         """The epoch in which the group is coordinated here. Raises PeerError."""
         return self._named_shard(group_id).epoch
 
+    def active_epoch(self, partition: int) -> int | None:
+        """The epoch in which the partition's groups are coordinated here; None if they are not, or not yet."""
+        shard = self._active.get(partition)
+        return shard.epoch if shard is not None else None
+
     def fetch_offsets(self, ticket: messages.Ticket, request: messages.FetchOffsetsRequest) -> list[Duty]:
         try:
             shard = self._shard(request.group_id)

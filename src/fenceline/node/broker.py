@@ -48,6 +48,7 @@ from fenceline.node.context import NodeView
 from fenceline.node.controller.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_node import run_until, unless_failed
 from fenceline.node.coordination.placement import CoordinatorPlacement
+from fenceline.node.coordination.read_barriers import ReadBarriers
 from fenceline.node.coordination.topic_creation import TopicCreation, topic_to_create
 from fenceline.node.coordination.topic_log import CoordinatorTopicLog
 from fenceline.node.data_plane import DataPlane
@@ -255,10 +256,19 @@ class Broker:
             ask_here=lambda *asked: self.transactions.add_for_leader(*asked),
         )
         coordinator_log = CoordinatorTopicLog(self.partitions, self.clock, self.storage_trouble)
+        group_settings = GroupSettings.from_lookup(config.get)
+        self.read_barriers = ReadBarriers(
+            self.node_id,
+            self.partitions,
+            lambda: self.image,
+            plane.peers,
+            patience_ms=group_settings.commit_timeout_ms,
+            request_timeout_ms=config.get_int("request.timeout.ms"),
+        )
         self.groups = GroupsDriver(
             coordinator_log,
             self.clock,
-            settings=GroupSettings.from_lookup(config.get),
+            settings=group_settings,
             partition_count=config.get_int("offsets.topic.num.partitions"),
             rng=self.rng,
             threads=self.disk_threads,
@@ -266,6 +276,7 @@ class Broker:
             image=lambda: self.image,
             verify=self.verification.ask_for_offsets,
             is_verification_on=lambda: effective_broker_config(self.image.configs, config, VERIFICATION_KEY) != "false",
+            confirm_leadership=self.read_barriers.confirm,
         )
         self.producer_ids = ProducerIds(self.node_id, lambda: self.broker_epoch, self.controller.submit)
         self.transactions = TransactionsDriver(
@@ -396,6 +407,7 @@ class Broker:
                 LossCollector(self.losses),
                 CleanerCollector(self.cleaner),
                 self.verification,
+                self.read_barriers,
                 TransactionCollector(self.transactions, self.marker_sender, self.transaction_recovery),
                 *quorum.collectors(),
             ]
@@ -423,6 +435,7 @@ class Broker:
         if "server" in self._started:
             await self.server.close()
             await self.verification.close()
+            await self.read_barriers.close()
             await self.transaction_recovery.close()
             await self.marker_sender.close()
             self.producer_ids.close()

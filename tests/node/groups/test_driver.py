@@ -148,6 +148,66 @@ async def test_synchronous_append_completes_the_commit_at_once() -> None:
     driver.close()
 
 
+class _Confirmations:
+    """What is asked before stable offsets are read, and not answered yet."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[TopicPartition, int]] = []
+        self.answers: list[Callable[[ErrorCode], None]] = []
+
+    def confirm(self, where: TopicPartition, leader_epoch: int, confirmed: Callable[[ErrorCode], None]) -> None:
+        self.asked.append((where, leader_epoch))
+        self.answers.append(confirmed)
+
+
+@pytest.mark.parametrize("group", [GROUP, ""])
+@on_loop
+async def test_stable_offsets_are_read_after_the_leadership_is_confirmed(group: str) -> None:
+    confirmations = _Confirmations()
+    driver = GroupsDriver(_Log(lambda where, pairs: 0, lambda: ()), _Clock(), confirm_leadership=confirmations.confirm)
+    partition = driver.coordinator.partition_of(group)
+    driver.on_leader(partition, 3)
+    driver.on_leader(_partition(driver), 3)
+    request = FetchOffsetsRequest(group, (TopicToFetch("t", (0,)),), require_stable=True)
+    replies = [driver.fetch_offsets(request) for _ in range(2)]
+    assert confirmations.asked == [(TopicPartition("__consumer_offsets", partition), 3)] * 2
+    assert [reply.outcome for reply in replies] == [None, None]
+    assert driver.commit(_commit(5)).outcome is not None
+    confirmations.answers[0](ErrorCode.NONE)
+    confirmations.answers[1](ErrorCode.NOT_COORDINATOR)
+    first, second = [await reply.wait() for reply in replies]
+    assert (first.error, first.topics[0][1][0].offset) == (ErrorCode.NONE, 5 if group else -1)
+    assert (second.error, second.topics) == (ErrorCode.NOT_COORDINATOR, ())
+    driver.close()
+
+
+@on_loop
+async def test_a_confirmation_that_comes_after_the_resignation_reads_nothing() -> None:
+    confirmations = _Confirmations()
+    driver = GroupsDriver(
+        _Log(lambda where, pairs: 0, lambda: [_batch([_pair(7)])]), _Clock(), confirm_leadership=confirmations.confirm
+    )
+    driver.on_leader(_partition(driver), 3)
+    reply = driver.fetch_offsets(FetchOffsetsRequest(GROUP, (TopicToFetch("t", (0,)),), require_stable=True))
+    driver.on_resigned(_partition(driver))
+    confirmations.answers[0](ErrorCode.NONE)
+    assert (await reply.wait()).error is ErrorCode.NOT_COORDINATOR
+    driver.close()
+
+
+@on_loop
+async def test_only_a_coordinator_that_reads_stable_offsets_is_confirmed() -> None:
+    confirmations = _Confirmations()
+    driver = GroupsDriver(_Log(lambda where, pairs: 0, lambda: ()), _Clock(), confirm_leadership=confirmations.confirm)
+    stable = driver.fetch_offsets(FetchOffsetsRequest(GROUP, None, require_stable=True)).outcome
+    assert stable is not None
+    assert stable.error is ErrorCode.NOT_COORDINATOR
+    driver.on_leader(_partition(driver), 3)
+    assert _offset(driver) == -1
+    assert confirmations.asked == []
+    driver.close()
+
+
 @on_loop
 async def test_slow_appends_reach_the_log_in_order() -> None:
     order: list[bytes | None] = []

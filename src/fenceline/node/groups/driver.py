@@ -41,6 +41,7 @@ from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.node.clock import Clock
 from fenceline.node.coordination.appends import CoordinatorAppends, CoordinatorLog, CoordinatorTimer, KeyValue
 from fenceline.node.coordination.loading import LoadedTopic, Loading, Replay
+from fenceline.node.coordination.read_barriers import ConfirmLeadership, confirm_at_once
 from fenceline.node.coordination.replies import Reply
 from fenceline.node.coordination.topic_log import BatchProducer, MarkerBatch
 from fenceline.node.logs import Logger
@@ -108,14 +109,17 @@ class GroupsDriver:
         image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
         verify: VerifyOffsets = _no_coordinator,
         is_verification_on: Callable[[], bool] = lambda: True,
+        confirm_leadership: ConfirmLeadership = confirm_at_once,
     ) -> None:
         """`threads` read from the disk; None uses the loop's own. `epoch_end`, `image`: see `GroupCoordinator`.
         `verify`: asks the coordinator of a transaction about a partition of `__consumer_offsets`.
-        `is_verification_on`: `transaction.partition.verification.enable`."""
+        `is_verification_on`: `transaction.partition.verification.enable`. `confirm_leadership` is called before stable
+        offsets are read."""
         self._log = offsets_log
         self._clock = clock
         self._verify = verify
         self._is_verification_on = is_verification_on
+        self._confirm = confirm_leadership
         self.coordinator: Final = GroupCoordinator(
             settings or GroupSettings(), rng or SystemRandom(), partition_count, epoch_end, image
         )
@@ -269,7 +273,22 @@ class GroupsDriver:
         return (await reply.wait()).error
 
     def fetch_offsets(self, request: messages.FetchOffsetsRequest) -> Reply[messages.FetchOffsetsResponse]:
-        return self._submit(lambda ticket, now: self.coordinator.fetch_offsets(ticket, request))
+        """Stable offsets are read once it is certain that no other broker coordinated the group when the request
+        arrived: a transaction must not be repeated because a coordinator does not know that it was replaced."""
+        partition = self.coordinator.partition_of(request.group_id)
+        epoch = self.coordinator.active_epoch(partition) if request.require_stable else None
+        if epoch is None:
+            return self._submit(lambda ticket, now: self.coordinator.fetch_offsets(ticket, request))
+        reply: Reply[messages.FetchOffsetsResponse] = Reply()
+
+        def confirmed(code: ErrorCode) -> None:
+            if code is ErrorCode.NONE:
+                self._carry_out(self.coordinator.fetch_offsets(reply, request))
+            else:
+                reply.put(messages.FetchOffsetsResponse(code))
+
+        self._confirm(TopicPartition(CONSUMER_OFFSETS_TOPIC, partition), epoch, confirmed)
+        return reply
 
     def delete_offsets(self, request: messages.DeleteOffsetsRequest) -> Reply[messages.DeleteOffsetsResponse]:
         return self._submit(lambda ticket, now: self.coordinator.delete_offsets(ticket, request, now))
