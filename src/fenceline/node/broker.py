@@ -288,6 +288,7 @@ class Broker:
             settings=TransactionSettings.from_lookup(config.get),
             partition_count=config.get_int("transaction.state.log.num.partitions"),
             threads=self.disk_threads,
+            confirm_leadership=self.read_barriers.confirm,
         )
         past_transactions = PastTransactions(
             self.node_id, lambda: self.image, plane.peers, request_timeout_ms=config.get_int("request.timeout.ms")

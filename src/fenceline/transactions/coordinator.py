@@ -84,6 +84,11 @@ class TransactionCoordinator:
     def loading_partitions(self) -> frozenset[int]:
         return frozenset(self._loading)
 
+    def active_epoch(self, partition: int) -> int | None:
+        """The epoch in which the partition's ids are coordinated here; None if they are not, or not yet."""
+        active = self._active.get(partition)
+        return active.epoch if active is not None else None
+
     def begin_load(self, partition: int, epoch: int) -> tuple[StatePartition | None, list[TransactionDuty]]:
         """This broker leads the partition from `epoch` on. Returns what to replay into; None for an old epoch."""
         for known in (self._active.get(partition), self._loading.get(partition)):

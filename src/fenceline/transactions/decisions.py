@@ -234,7 +234,7 @@ def end_transaction(
         raise PeerError(ErrorCode.INVALID_TXN_STATE)
     if known.state.is_prepared:
         raise PeerError(ErrorCode.CONCURRENT_TRANSACTIONS)
-    return TransactionEnded(ErrorCode.NONE)
+    return TransactionEnded(ErrorCode.NONE, is_from_memory=True)
 
 
 def _end_and_bump(

@@ -88,6 +88,9 @@ class TransactionEnded:
 
     error: ErrorCode
     identity: ProducerIdentity = NO_IDENTITY
+    is_from_memory: bool = False
+    """Nothing was written: the newest transaction of this epoch that is known here has ended in this way. Before v5,
+    later ones may have the same epoch."""
 
 
 TransactionOutcome: TypeAlias = ProducerInitialized | PartitionsAdded | TransactionEnded

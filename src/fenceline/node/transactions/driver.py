@@ -18,6 +18,7 @@ from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
 from fenceline.node.coordination.appends import CoordinatorAppends, CoordinatorLog, CoordinatorTimer
 from fenceline.node.coordination.loading import LoadedTopic, Loading, Replay
+from fenceline.node.coordination.read_barriers import ConfirmLeadership, confirm_at_once
 from fenceline.node.coordination.replies import Reply
 from fenceline.node.logs import Logger
 from fenceline.records.batch import BatchHeader
@@ -73,9 +74,12 @@ class TransactionsDriver:
         settings: TransactionSettings | None = None,
         partition_count: int = DEFAULT_PARTITION_COUNT,
         threads: Executor | None = None,
+        confirm_leadership: ConfirmLeadership = confirm_at_once,
     ) -> None:
-        """`next_producer_id`, `level`, `partition_exists`: see `TransactionCoordinator`. Connect `sender` before the
-        first partition is led."""
+        """`next_producer_id`, `level`, `partition_exists`: see `TransactionCoordinator`. `confirm_leadership` is called
+        before the end of a transaction is answered without a write. Connect `sender` before the first partition is
+        led."""
+        self._confirm = confirm_leadership
         self._log = state_log
         self._clock = clock
         self.coordinator: Final = TransactionCoordinator(
@@ -184,7 +188,25 @@ class TransactionsDriver:
         )
 
     def end_transaction(self, request: EndTransaction) -> Reply[TransactionEnded]:
-        return self._submit(lambda ticket, now: self.coordinator.end_transaction(ticket, request, now))
+        """Before EndTxn v5 all transactions of a producer may have one epoch. A coordinator that was replaced may take
+        the end of the newest for that of an earlier one, which has ended in the same way, and write nothing: such an
+        answer is confirmed first."""
+        reply: Reply[TransactionEnded] = self._submit(
+            lambda ticket, now: self.coordinator.end_transaction(ticket, request, now)
+        )
+        ended = reply.outcome
+        if ended is None or not ended.is_from_memory:
+            return reply
+        partition = self.coordinator.partition_of(request.transactional_id)
+        epoch = self.coordinator.active_epoch(partition)
+        assert epoch is not None, "it has answered"
+        confirmed: Reply[TransactionEnded] = Reply()
+        self._confirm(
+            TopicPartition(TRANSACTION_STATE_TOPIC, partition),
+            epoch,
+            lambda code: confirmed.put(TransactionEnded(code)),
+        )
+        return confirmed
 
     def describe(self, transactional_id: str) -> DescribedTransaction:
         """Raises PeerError."""
