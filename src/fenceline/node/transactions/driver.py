@@ -190,7 +190,7 @@ class TransactionsDriver:
     def end_transaction(self, request: EndTransaction) -> Reply[TransactionEnded]:
         """Before EndTxn v5 all transactions of a producer may have one epoch. A coordinator that was replaced may take
         the end of the newest for that of an earlier one, which has ended in the same way, and write nothing: such an
-        answer is confirmed first."""
+        answer (`transactions.md X14`) is confirmed first."""
         reply: Reply[TransactionEnded] = self._submit(
             lambda ticket, now: self.coordinator.end_transaction(ticket, request, now)
         )
