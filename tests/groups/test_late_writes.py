@@ -34,13 +34,14 @@ def test_late_commit_that_is_rejected_leaves_no_trace() -> None:
 
 
 def test_stable_fetch_waiting_for_a_late_commit_must_retry() -> None:
+    """Java clients before 3.9 retry NOT_COORDINATOR, and fail with COORDINATOR_NOT_AVAILABLE."""
     world = World()
     world.hold_appends = True
     world.commit_all({("t", 0): (9, 1)})
     fetch = world.fetch(require_stable=True)
     assert fetch.outcome is None
     _late(world, world.held[0])
-    assert fetch.outcome.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert fetch.outcome.error is ErrorCode.NOT_COORDINATOR
     world.release()
 
 

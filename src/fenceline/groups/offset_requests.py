@@ -236,6 +236,8 @@ class OffsetRequests:
             check_fetch(consumer_group, request.member_id, request.member_epoch)
 
         def answer_now(error: ErrorCode) -> None:
+            if error is ErrorCode.COORDINATOR_NOT_AVAILABLE:
+                error = ErrorCode.NOT_COORDINATOR  # as Kafka: Java clients before 3.9 do not retry the former
             self._writes.answer(ticket, FetchOffsetsResponse(error) if error else self._read(request))
 
         if not (request.require_stable and self._writes.when_idle(answer_now)):
