@@ -79,7 +79,7 @@ def _a_new_producer_ends_the_open_transaction(patch: pytest.MonkeyPatch) -> None
     patch.setattr(shard, "check_step", lambda before, after: None)
 
 
-@breaks(20, "NOT_REQUESTED", "2026-11-28", scenario=_IN)
+@breaks(66, "coordinator", "2026-11-29", scenario=_IN)
 def _a_new_producer_waits_for_a_decided_transaction(patch: pytest.MonkeyPatch) -> None:
     init = decisions.init_producer
 
@@ -96,7 +96,7 @@ def _any_epoch(known: Any, identity: Any) -> None:
         raise PeerError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
 
-@breaks(24, "NOT_REQUESTED", "2026-11-28", scenario=_IN, transaction_version="1")
+@breaks(29, "NOT_REQUESTED", "2026-11-29", scenario=_IN, transaction_version="1")
 def _kafka_9600_an_end_is_of_the_current_epoch(patch: pytest.MonkeyPatch) -> None:
     end = decisions.end_transaction
 
@@ -108,7 +108,7 @@ def _kafka_9600_an_end_is_of_the_current_epoch(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(decisions, "end_transaction", of_any)
 
 
-@breaks(3, "NOT_REQUESTED", "2026-11-28", scenario=_IN)
+@breaks(1, "COPIED_TWICE", "2026-11-29", scenario=_IN)
 def _partitions_are_added_by_the_current_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decisions, "check_identity", _any_epoch)
 
@@ -155,7 +155,7 @@ def _kafka_20090_a_producer_id_ends_with_its_epochs(patch: pytest.MonkeyPatch) -
 # --- the coordinator: states ----------------------------------------
 
 
-@breaks(13, "LEFT_OPEN", "2026-11-28", scenario=_IN)
+@breaks(1, "LEFT_OPEN", "2026-11-29", scenario=_IN)
 def _kafka_18575_partitions_are_not_added_while_markers_are_written(patch: pytest.MonkeyPatch) -> None:
     add = decisions.add_partitions
 
@@ -198,7 +198,7 @@ def _a_transaction_times_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StatePartition, "_on_timeout", lambda self, transactional_id, now: None)
 
 
-@breaks(1, "transactions", "2026-11-28", scenario=_IN)
+@breaks(13, "transactions", "2026-11-29", scenario=_IN)
 def _kafka_9777_a_completion_that_is_rejected_is_tried_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StatePartition, "_arm_retry", lambda self, transactional_id, completion, now: None)
     patch.setattr(StatePartition, "_is_armed", lambda self, transactional_id: True)
@@ -212,7 +212,7 @@ def _a_rejected_record_changes_nothing(patch: pytest.MonkeyPatch) -> None:
 # --- the coordinator: its log ----------------------------------------
 
 
-@breaks(28, "NOT_REQUESTED", "2026-11-28", scenario=_IN)
+@breaks(38, "receipts", "2026-11-29", scenario=_IN)
 def _a_response_waits_for_the_replicas(patch: pytest.MonkeyPatch) -> None:
     """The state is answered as soon as the leader has it."""
     start = CoordinatorAppends.start
@@ -283,7 +283,7 @@ def _a_transaction_is_complete_when_all_markers_are_written(patch: pytest.Monkey
     patch.setattr(StatePartition, "markers_written", first_is_enough)
 
 
-@breaks(19, "LEFT_OPEN", "2026-11-28", scenario=_IN)
+@breaks(3, "LOST_WRITE", "2026-11-29", scenario=_IN)
 def _kafka_17877_a_marker_that_failed_is_written_again(patch: pytest.MonkeyPatch) -> None:
     """Every answer counts, also that of a broker that leads no more."""
     written = StatePartition.markers_written
@@ -306,7 +306,7 @@ def _a_broker_that_does_not_answer_gets_its_markers_again(patch: pytest.MonkeyPa
     patch.setattr(MarkerSender, "finished", lost)
 
 
-@breaks(0, "transactions", "2026-11-28", scenario=_IN)
+@breaks(2, "transactions", "2026-11-29", scenario=_IN)
 def _kafka_16352_the_code_of_one_marker_does_not_hide_the_others(patch: pytest.MonkeyPatch) -> None:
     finished = MarkerSender.finished
 
@@ -335,7 +335,7 @@ def _kafka_19999_a_marker_may_be_repeated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProducerStates, "check_marker", strict)
 
 
-@breaks(171, "LOST_WRITE", "2026-11-28", scenario=_IN)
+@breaks(61, "LOST_WRITE", "2026-11-29", scenario=_IN)
 def _markers_are_of_the_decision(patch: pytest.MonkeyPatch) -> None:
     """Those that are sent again abort."""
     retry = StatePartition._retry
@@ -353,7 +353,7 @@ def _markers_are_of_the_decision(patch: pytest.MonkeyPatch) -> None:
 # --- partitions: verification and sequences ----------------------------------------
 
 
-@breaks(80, "LEFT_OPEN", "2026-11-28", scenario=_IN)
+@breaks(81, "LEFT_OPEN", "2026-11-29", scenario=_IN)
 def _kafka_12671_a_late_batch_opens_no_transaction(patch: pytest.MonkeyPatch) -> None:
     """No question to the coordinator, as before KIP-890."""
     patch.setattr(VerificationGuards, "valid", lambda self, producer_id, epoch, guard: WITHOUT_VERIFICATION)
@@ -415,7 +415,7 @@ def _an_aborted_transaction_is_found_by_its_last_offset(patch: pytest.MonkeyPatc
 _COMPACTED: Final = {"compaction": "1", "segment_bytes": "500", "tidy_ms": "1000"}
 
 
-@breaks(2, "ABORTED_READ", "2026-11-28", scenario=_IN, **_COMPACTED)
+@breaks(5, "ABORTED_READ", "2026-11-29", scenario=_IN, **_COMPACTED)
 def _kafka_8351_a_transaction_may_span_groups_of_segments(patch: pytest.MonkeyPatch) -> None:
     rewrite = Compaction._rewrite
 
@@ -426,7 +426,7 @@ def _kafka_8351_a_transaction_may_span_groups_of_segments(patch: pytest.MonkeyPa
     patch.setattr(Compaction, "_rewrite", forgetful)
 
 
-@breaks(8, "logs", "2026-11-28", scenario=_IN, **_COMPACTED)
+@breaks(16, "logs", "2026-11-29", scenario=_IN, **_COMPACTED)
 def _kafka_13727_a_marker_stays_while_its_data_do(patch: pytest.MonkeyPatch) -> None:
     is_removable = CleanedTransactions.is_removable_marker
 
@@ -440,7 +440,7 @@ def _kafka_13727_a_marker_stays_while_its_data_do(patch: pytest.MonkeyPatch) -> 
 # --- groups ----------------------------------------
 
 
-@breaks(4, "WRONG_POSITION", "2026-11-28", scenario=_IN)
+@breaks(1, "WRONG_POSITION", "2026-11-29", scenario=_IN)
 def _an_offset_is_pending_until_its_transaction_ends(patch: pytest.MonkeyPatch) -> None:
     def at_once(self: OffsetStore, producer_id: int, slot: Any, value: Any, write_id: int | None = None) -> None:
         self.put(slot, value, write_id)
@@ -448,7 +448,7 @@ def _an_offset_is_pending_until_its_transaction_ends(patch: pytest.MonkeyPatch) 
     patch.setattr(OffsetStore, "put_open", at_once)
 
 
-@breaks(4, "WRONG_POSITION", "2026-11-28", scenario=_IN)
+@breaks(1, "WRONG_POSITION", "2026-11-29", scenario=_IN)
 def _offsets_of_an_aborted_transaction_are_dropped(patch: pytest.MonkeyPatch) -> None:
     end = OffsetStore.end_transaction
 
@@ -458,12 +458,12 @@ def _offsets_of_an_aborted_transaction_are_dropped(patch: pytest.MonkeyPatch) ->
     patch.setattr(OffsetStore, "end_transaction", kept)
 
 
-@breaks(445, "WRONG_POSITION", "2026-11-29", scenario=_IN)
+@breaks(60, "WRONG_POSITION", "2026-11-29", scenario=_IN)
 def _a_stable_offset_waits_for_open_transactions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OffsetStore, "is_unstable", lambda self, slot: False)
 
 
-@breaks(268, "WRONG_POSITION", "2026-11-29", scenario=_IN)
+@breaks(62, "WRONG_POSITION", "2026-11-29", scenario=_IN)
 def _a_group_coordinator_that_loads_does_not_answer_zero(patch: pytest.MonkeyPatch) -> None:
     """As Bufstream 0.1.0, in which a group without a known offset began at 0."""
     fetch = GroupCoordinator.fetch_offsets
@@ -534,7 +534,7 @@ def _a_receipt_names_the_transactions_that_lost_records(patch: pytest.MonkeyPatc
 # --- the client ----------------------------------------
 
 
-@breaks(8, "NOT_REQUESTED", "2026-11-28", scenario=_IN, transaction_version="1")
+@breaks(3, "NOT_REQUESTED", "2026-11-29", scenario=_IN, transaction_version="1")
 def _kafka_17754_a_client_raises_its_epoch_after_a_request_without_answer(patch: pytest.MonkeyPatch) -> None:
     """A delayed EndTxn of transaction version 1 ends the next transaction."""
     patch.setattr(Transactor, "_is_stale", property(lambda self: False, lambda self, value: None), raising=False)
