@@ -88,9 +88,9 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
+def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
     need_cuts()
-    with LocalCluster(3, overrides=SETTINGS) as cluster:
+    with LocalCluster(3, overrides=SETTINGS | getattr(request, "param", {})) as cluster:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topics([NewTopic(TOPIC, 1, 3)])
         yield Nodes(cluster)
@@ -109,6 +109,16 @@ def test_replaced_coordinator_returns_no_stable_offset(nodes: Nodes) -> None:
     assert nodes.position(new, stable=True) == 9
     nodes.cluster.heal(old)
     eventually(lambda: nodes.position(old, stable=False) == ErrorCode.NOT_COORDINATOR, "it has resigned", wait_s=60)
+
+
+@pytest.mark.parametrize("nodes", [{"fenceline.coordinator.confirmation.enable": "false"}], indirect=True)
+def test_without_confirmation_it_answers_as_kafka_does(nodes: Nodes) -> None:
+    old = nodes.coordinator(1)
+    nodes.commit(old, 8)
+    nodes.cut_off(old)
+    new = nodes.coordinator(nodes.other(old), instead_of=old)
+    nodes.commit(new, 9)
+    assert nodes.position(old, stable=True) == 8
 
 
 def test_replaced_coordinator_commits_no_transaction_from_memory(nodes: Nodes) -> None:

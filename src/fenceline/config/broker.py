@@ -25,6 +25,7 @@ BROKER_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
 EVIDENCE_FETCH: Final = "fenceline.evidence.fetch.enable"
 FENCING_GRACE: Final = "fenceline.broker.fencing.grace.ms"
 SILENCE_TIMEOUT: Final = "fenceline.silence.timeout.ms"
+CONFIRMATION: Final = "fenceline.coordinator.confirmation.enable"
 DISTINCT_RACKS: Final = "fenceline.placement.distinct.racks"
 SCHEDULING_POLICY: Final = "fenceline.scheduling.policy"
 BATCH_POLICY: Final = "batch"
@@ -190,6 +191,14 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             " it is fenced without waiting for its session; -1 always waits for the session, as Kafka does.",
             Importance.MEDIUM,
             Range(-1),
+        ),
+        ConfigKey(
+            CONFIRMATION,
+            ConfigType.BOOLEAN,
+            "true",
+            "Whether a coordinator returns stable offsets, and repeats the end of a transaction, only after the other"
+            " replicas in the ISR and the ELR have confirmed that it was not replaced. Kafka does not ask.",
+            Importance.MEDIUM,
         ),
         ConfigKey(
             SILENCE_TIMEOUT,

@@ -21,6 +21,7 @@ from functools import partial
 from random import Random
 from typing import ClassVar, Final
 
+from fenceline.config.broker import CONFIRMATION
 from fenceline.config.effective import effective_broker_config, effective_topic_config
 from fenceline.config.listeners import ListenerConfig
 from fenceline.config.node import NodeConfig
@@ -48,7 +49,7 @@ from fenceline.node.context import NodeView
 from fenceline.node.controller.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_node import run_until, unless_failed
 from fenceline.node.coordination.placement import CoordinatorPlacement
-from fenceline.node.coordination.read_barriers import ReadBarriers
+from fenceline.node.coordination.read_barriers import ReadBarriers, confirm_at_once
 from fenceline.node.coordination.topic_creation import TopicCreation, topic_to_create
 from fenceline.node.coordination.topic_log import CoordinatorTopicLog
 from fenceline.node.data_plane import DataPlane
@@ -265,6 +266,7 @@ class Broker:
             patience_ms=group_settings.commit_timeout_ms,
             request_timeout_ms=config.get_int("request.timeout.ms"),
         )
+        confirm = self.read_barriers.confirm if config.get_bool(CONFIRMATION) else confirm_at_once
         self.groups = GroupsDriver(
             coordinator_log,
             self.clock,
@@ -276,7 +278,7 @@ class Broker:
             image=lambda: self.image,
             verify=self.verification.ask_for_offsets,
             is_verification_on=lambda: effective_broker_config(self.image.configs, config, VERIFICATION_KEY) != "false",
-            confirm_leadership=self.read_barriers.confirm,
+            confirm_leadership=confirm,
         )
         self.producer_ids = ProducerIds(self.node_id, lambda: self.broker_epoch, self.controller.submit)
         self.transactions = TransactionsDriver(
@@ -288,7 +290,7 @@ class Broker:
             settings=TransactionSettings.from_lookup(config.get),
             partition_count=config.get_int("transaction.state.log.num.partitions"),
             threads=self.disk_threads,
-            confirm_leadership=self.read_barriers.confirm,
+            confirm_leadership=confirm,
         )
         past_transactions = PastTransactions(
             self.node_id, lambda: self.image, plane.peers, request_timeout_ms=config.get_int("request.timeout.ms")

@@ -41,7 +41,8 @@ _WARN_EVERY_S: Final = 60.0
 
 
 def confirm_at_once(where: TopicPartition, leader_epoch: int, confirmed: Confirmed) -> None:
-    """Of a coordinator whose partitions have no other replica."""
+    """Of a coordinator whose partitions have no other replica, or with `fenceline.coordinator.confirmation.enable`
+    off."""
     confirmed(ErrorCode.NONE)
 
 
