@@ -131,9 +131,12 @@ class ReplicaSums:
         for broker_id, progress in leader.followers.items():
             has = progress.log_end_offset
             records = end_offset - (replica.log.log_start_offset if has == UNKNOWN_OFFSET else has)
-            behind_ms = now_ms - (progress.last_caught_up_ms or 0) if records > 0 else 0
-            self.lag_records[broker_id] = max(records, self.lag_records.get(broker_id, 0))
-            self.lag_ms[broker_id] = max(behind_ms, self.lag_ms.get(broker_id, 0))
+            if broker_id not in self.lag_records:
+                self.lag_records[broker_id] = self.lag_ms[broker_id] = 0
+            if records > 0:
+                behind_ms = now_ms - (progress.last_caught_up_ms or 0)
+                self.lag_records[broker_id] = max(records, self.lag_records[broker_id])
+                self.lag_ms[broker_id] = max(behind_ms, self.lag_ms[broker_id])
 
     def add_transactions(self, replica: Replica, late_before_ms: int) -> None:
         """Late transactions are counted and never ended by the leader (transactions.md X46)."""
