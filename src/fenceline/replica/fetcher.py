@@ -28,7 +28,7 @@ Key: TypeAlias = tuple[bytes, int]
 """Topic id, partition index."""
 
 FIRST_BACKOFF_MS: Final = 20
-MOST_NAMED: Final = 500
+MOST_NAMED: Final = 200
 """New partitions in one request: some milliseconds for the follower, and for the leader."""
 _FIRST_TOO_LARGE_BACKOFF_MS: Final = 1_000
 _LONGEST_TOO_LARGE_BACKOFF_MS: Final = 60_000
@@ -60,6 +60,8 @@ class ReplicaFetcher:
         """The leader's session after the request in flight."""
         self._changed: dict[Key, None] = {}
         """Partitions that may differ from `_sent`; an ordered set, so that requests are deterministic."""
+        self._unnamed: dict[Key, None] = {}
+        """Partitions that the session does not have yet, because there are too many for one request; in order."""
         self._session_id = NO_SESSION_ID
         self._session_epoch = INITIAL_EPOCH
         self._is_waiting_for_answer = False
@@ -103,9 +105,10 @@ class ReplicaFetcher:
         if self._session_epoch == INITIAL_EPOCH:
             self._sent.clear()
             self._changed.update(dict.fromkeys(self.states))
+            self._unnamed.clear()
         wanted: list[FetchPartition] = []
         forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
-        changed, has_more = self._to_ask(now_ms)
+        changed, has_more = self._to_ask()
         for key in changed:
             state = self.states.get(key)
             to_compare = state is not None and state.comparison is not None
@@ -146,19 +149,21 @@ class ReplicaFetcher:
             rack_id="",
         )
 
-    def _to_ask(self, now_ms: int) -> tuple[list[Key], bool]:
+    def _to_ask(self) -> tuple[list[Key], bool]:
         """The partitions that the next request may name or forget, and whether there are more. Those that the session
-        has come first: records of new ones do not delay theirs."""
-        if len(self._changed) <= MOST_NAMED:
-            return list(self._changed), False
-        states, sent = self.states, self._sent
-        new = (
-            key
-            for key in self._changed
-            if key not in sent and ((state := states.get(key)) is None or state.is_ready(now_ms))
-        )
-        named = list(islice(new, MOST_NAMED + 1))
-        return [key for key in self._changed if key in sent] + named[:MOST_NAMED], len(named) > MOST_NAMED
+        has are never put off: records of new ones do not delay theirs."""
+        changed, unnamed = self._changed, self._unnamed
+        if len(changed) > MOST_NAMED:
+            for key in tuple(changed):
+                state = self.states.get(key)
+                if state is not None and key not in self._sent and _can_be_named(state):
+                    del changed[key]
+                    unnamed[key] = None
+        if unnamed:
+            for key in tuple(islice(unnamed, MOST_NAMED)):
+                del unnamed[key]
+                changed[key] = None
+        return list(changed), bool(unnamed)
 
     def _ask(self, state: FollowerState) -> FetchPartition:
         """E24."""
@@ -284,3 +289,8 @@ class ReplicaFetcher:
         """No response will come; the session may not exist any more."""
         self._is_waiting_for_answer = False
         self._session_epoch = INITIAL_EPOCH
+
+
+def _can_be_named(state: FollowerState) -> bool:
+    """Whether the next request could have the partition: it does not back off, and need not be compared first."""
+    return state.phase is FollowerPhase.FETCHING and state.comparison is None

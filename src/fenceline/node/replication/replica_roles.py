@@ -15,7 +15,7 @@ from fenceline.ids import NO_LEADER, TopicPartition
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.clock import Clock
 from fenceline.node.replication.replica import Replica
-from fenceline.replica.leader import InSyncRules, LeaderState
+from fenceline.replica.leader import InSyncRules, LeaderState, in_sync_set
 
 if TYPE_CHECKING:
     from fenceline.metadata.image import PartitionImage, TopicImage
@@ -111,7 +111,7 @@ class ReplicaRoles:
             leader_epoch=partition.leader_epoch,
             partition_epoch=partition.partition_epoch,
             replicas=partition.replicas,
-            isr=frozenset(partition.isr),
+            isr=in_sync_set(partition.isr),
             epoch_start_offset=replica.log.log_end_offset,
             rules=self._rules,
             high_watermark=replica.log.high_watermark,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import UUID
@@ -308,9 +308,15 @@ class Replication:
 
     def shrink_isrs(self) -> None:
         """Propose in-sync sets without lagging replicas (E38)."""
+        for _ in self.shrink_isrs_of_each():
+            pass
+
+    def shrink_isrs_of_each(self) -> Iterator[None]:
+        """The same, in steps of one partition."""
         now_ms = self._clock.monotonic_ms()
         too_few: dict[str, tuple[int, int]] = {}
         for replica in self._in_service:
+            yield
             leader = replica.leader
             if leader is not None and len(leader.replicas) < replica.config.min_insync_replicas:
                 too_few[replica.topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)
