@@ -212,6 +212,7 @@ class Desk:
         self.checkpoint = plane.checkpoints.write
         # Followers do not fetch: the test appends what they would have fetched.
         plane.replication.fetchers.follow = lambda *_: None  # type: ignore[method-assign]
+        plane.replication.fetchers.follow_unused = lambda *_: None  # type: ignore[method-assign]
         self.verifier = FakeVerifier()
         self.ended_in_groups: list[tuple[Any, ...]] = []
         self.fenced: list[TopicPartition] = []

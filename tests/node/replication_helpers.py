@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from typing import Final
+from uuid import UUID
 
+from fenceline.ids import TopicPartition
+from fenceline.metadata.image import TopicImage
 from fenceline.node.replication.replica import Replica
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.leader import InSyncRules
@@ -26,3 +29,12 @@ class NoRoles:
 
     def stops_following(self, replica: Replica) -> None:
         pass
+
+    def follows_unused(self, topic: TopicImage, index: int) -> None:
+        pass
+
+    def stops_following_unused(self, topic_id: UUID, index: int) -> None:
+        pass
+
+    def followed_unused(self) -> list[TopicPartition]:
+        return []

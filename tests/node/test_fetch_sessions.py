@@ -153,16 +153,26 @@ def test_every_change_is_reported(news: str) -> None:
     run_story(story, partitions=3)
 
 
-def test_out_of_sync_replica_is_checked_with_every_fetch() -> None:
-    """It may join the ISR at any time: E35 checks with each fetch."""
+def test_out_of_sync_replica_is_checked_until_it_is_proposed() -> None:
+    """It may join the ISR at any time: E35 checks with each fetch. While the controller decides, nothing can change."""
 
     async def story(desk: Desk) -> None:
         for index in range(3):
             desk.lead(1, isr=(1,) if index == 1 else (1, 2), index=index)
+        leader = desk.replica(1).leader
+        assert leader is not None
         session = Session(desk, 3, FOLLOWER)
         session.next_fetch()
         session.next_fetch()
-        assert session.reads == [1]
+        session.next_fetch()
+        assert session.reads == []
+        assert leader.proposal is not None
+        leader.on_rejected(leader.proposal, ErrorCode.INELIGIBLE_REPLICA)
+        session.next_fetch()
+        assert leader.proposal is None, "it is not known yet that the controller has rejected it"
+        desk.replica(1).wake()
+        session.next_fetch()
+        assert leader.proposal is not None
         desk.tell(1, isr=(1, 2))
         session.next_fetch()
         session.next_fetch()

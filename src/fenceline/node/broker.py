@@ -373,7 +373,7 @@ class Broker:
             self.plane.in_service,
             self.clock,
             heartbeat=self.lifecycle.heartbeat,
-            shrink_isrs=self.replication.shrink_isrs,
+            shrink_isrs=self.replication.shrink_isrs_of_each,
             sweep_evidence=self.losses.sweep,
             retry_pending=self.plane.pending.retry if self.plane.pending else None,
             checkpoint=self.plane.checkpoints.write,

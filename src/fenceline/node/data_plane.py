@@ -129,6 +129,7 @@ class DataPlane:
             executor=executor,
             flush_up_to=self.flushes.up_to,
             cut_log=self.losses.cut,
+            open_unused=lambda topic, index: self.partitions.get(topic, index),
             checkpoint=self.checkpoints.write,
             rejected=partial(rejected_by_follower, trouble),
             fence_transactions=fence_transactions,

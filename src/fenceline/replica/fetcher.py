@@ -4,7 +4,9 @@ Owns the states of the partitions, the leader's session state of each, and the b
 time. Never does I/O: `next_request` returns the request, `on_answer` the duties for the logs, and `done` or `failed`
 reports the result of a duty.
 
-The work depends on what changed: a partition without news is neither sent again nor checked.
+The work depends on what changed: a partition without news is neither sent again nor checked. A session of many
+partitions is opened in parts: a request names at most `MOST_NAMED` that the leader has not heard of, and the next one
+follows at once. Otherwise both sides would do nothing else meanwhile.
 
 A response counts only for the state that requested it: with the same leader epoch and offset as in the session, and
 still FETCHING (`epochs.md E26`, `gaps.md G10`).
@@ -13,6 +15,7 @@ still FETCHING (`epochs.md E26`, `gaps.md G10`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 from fenceline.errors import ErrorCode
@@ -25,6 +28,8 @@ Key: TypeAlias = tuple[bytes, int]
 """Topic id, partition index."""
 
 FIRST_BACKOFF_MS: Final = 20
+MOST_NAMED: Final = 200
+"""New partitions in one request: some milliseconds for the follower, and for the leader."""
 _FIRST_TOO_LARGE_BACKOFF_MS: Final = 1_000
 _LONGEST_TOO_LARGE_BACKOFF_MS: Final = 60_000
 _LAST_SESSION_EPOCH: Final = 2**31 - 1
@@ -55,6 +60,8 @@ class ReplicaFetcher:
         """The leader's session after the request in flight."""
         self._changed: dict[Key, None] = {}
         """Partitions that may differ from `_sent`; an ordered set, so that requests are deterministic."""
+        self._unnamed: dict[Key, None] = {}
+        """Partitions that the session does not have yet, because there are too many for one request; in order."""
         self._session_id = NO_SESSION_ID
         self._session_epoch = INITIAL_EPOCH
         self._is_waiting_for_answer = False
@@ -81,8 +88,12 @@ class ReplicaFetcher:
 
     def to_compare(self, now_ms: int) -> list[FollowerState]:
         """The partitions to compare with the leader's log before they are fetched: see `first_question`."""
-        known = [state for key in self._changed if (state := self.states.get(key)) is not None]
-        return [state for state in known if state.comparison is not None and state.is_ready(now_ms)]
+        states = self.states
+        return [
+            state
+            for key in self._changed
+            if (state := states.get(key)) is not None and state.comparison is not None and state.is_ready(now_ms)
+        ]
 
     def next_request(self, now_ms: int) -> FetchRequest | None:
         """The request to send; None while one is in flight, or if no partition is ready (see `next_ready_ms`).
@@ -94,9 +105,11 @@ class ReplicaFetcher:
         if self._session_epoch == INITIAL_EPOCH:
             self._sent.clear()
             self._changed.update(dict.fromkeys(self.states))
+            self._unnamed.clear()
         wanted: list[FetchPartition] = []
         forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
-        for key in tuple(self._changed):
+        changed, has_more = self._to_ask()
+        for key in changed:
             state = self.states.get(key)
             to_compare = state is not None and state.comparison is not None
             if state is not None and state.is_ready(now_ms) and not to_compare:
@@ -115,8 +128,10 @@ class ReplicaFetcher:
             return None
         self._is_waiting_for_answer = True
         limits = self._limits
-        max_wait_ms, ready_ms = limits.max_wait_ms, self.next_ready_ms()
-        if ready_ms is not None:
+        max_wait_ms, ready_ms = limits.max_wait_ms, None if has_more else self.next_ready_ms()
+        if has_more:
+            max_wait_ms = 0
+        elif ready_ms is not None:
             max_wait_ms = min(max_wait_ms, max(FIRST_BACKOFF_MS, ready_ms - now_ms))
         return FetchRequest(
             cluster_id=None,
@@ -133,6 +148,22 @@ class ReplicaFetcher:
             forgotten=forgotten,
             rack_id="",
         )
+
+    def _to_ask(self) -> tuple[list[Key], bool]:
+        """The partitions that the next request may name or forget, and whether there are more. Those that the session
+        has are never put off: records of new ones do not delay theirs."""
+        changed, unnamed = self._changed, self._unnamed
+        if len(changed) > MOST_NAMED:
+            for key in tuple(changed):
+                state = self.states.get(key)
+                if state is not None and key not in self._sent and _can_be_named(state):
+                    del changed[key]
+                    unnamed[key] = None
+        if unnamed:
+            for key in tuple(islice(unnamed, MOST_NAMED)):
+                del unnamed[key]
+                changed[key] = None
+        return list(changed), bool(unnamed)
 
     def _ask(self, state: FollowerState) -> FetchPartition:
         """E24."""
@@ -218,6 +249,8 @@ class ReplicaFetcher:
                 state, memoryview(fetched.records), fetched.high_watermark, fetched.log_start_offset
             )
         state.failures = 0
+        if state.is_unused and fetched.high_watermark <= 0 and fetched.log_start_offset <= 0:
+            return None  # the leader has no records either
         # Send the new log start even without records: DeleteRecords waits for it at the leader.
         self._changed[key] = None
         return ApplyOffsets(state, fetched.high_watermark, fetched.log_start_offset)
@@ -256,3 +289,8 @@ class ReplicaFetcher:
         """No response will come; the session may not exist any more."""
         self._is_waiting_for_answer = False
         self._session_epoch = INITIAL_EPOCH
+
+
+def _can_be_named(state: FollowerState) -> bool:
+    """Whether the next request could have the partition: it does not back off, and need not be compared first."""
+    return state.phase is FollowerPhase.FETCHING and state.comparison is None

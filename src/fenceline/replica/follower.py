@@ -51,6 +51,7 @@ from fenceline.log.core.compaction_bound import CompleteFrom
 from fenceline.log.core.epoch_cache import UNDEFINED
 from fenceline.replica.epoch_search import EpochSearch
 from fenceline.replica.fencing import NO_EPOCH
+from fenceline.replica.unused_log import UNUSED_LOG
 
 
 class FollowedLog(EpochsOfLog, Protocol):
@@ -118,6 +119,20 @@ class FollowerState:
 
     def __post_init__(self) -> None:
         self.initial_offset = self.log.log_end_offset
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the replica has no files: it is followed without an object of its own until its first record."""
+        return self.log is UNUSED_LOG
+
+    def continue_from(self, unused: FollowerState) -> None:
+        """The replica was opened, and its log is empty: what its leader has answered still holds."""
+        assert unused.is_unused, "an opened log is followed from its own end"
+        self.phase = unused.phase
+        self.ready_at_ms = unused.ready_at_ms
+        self.failures = unused.failures
+        self.leader_high_watermark = unused.leader_high_watermark
+        self.is_compared = unused.is_compared
 
     def is_ready(self, now_ms: int) -> bool:
         """Whether it is to be fetched now."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from fenceline.errors import ErrorCode
@@ -34,6 +35,12 @@ from fenceline.replica.progress import FollowerProgress
 EligibleEpoch = Callable[[int], int]
 """Broker id -> its broker epoch, if it may join an ISR now: registered, unfenced, not shutting down (E36).
 NO_EPOCH for any other."""
+
+
+@lru_cache(maxsize=1024)
+def in_sync_set(members: tuple[int, ...]) -> frozenset[int]:
+    """Many partitions have equal ones: they share an object."""
+    return frozenset(members)
 
 
 class InSyncRules(NamedTuple):
@@ -337,7 +344,7 @@ class LeaderState:
             return False
         self.partition_epoch = partition_epoch
         self.proposal = None
-        before, self.isr = self.isr, frozenset(isr)
+        before, self.isr = self.isr, in_sync_set(tuple(isr))
         self._not_waited_for = (self._not_waited_for | before) - self.isr
         self.is_recovering = is_recovering
         self.replicas = replicas

@@ -149,9 +149,12 @@ def test_rejected_expansion_is_retried_on_the_next_fetch(code: ErrorCode) -> Non
         desk.controller.answer = _answering(_refused(code))
         desk.lead(5, isr=(1,))
         desk.follower_fetched(2, 0)
+        woken: list[bool] = []
+        desk.replica().follower_waiters.add(lambda: woken.append(_pending(desk)))
         while _pending(desk):
             await turns(1)
         await turns()
+        assert woken == [False], "a session that has the follower as idle reads the partition again"
         assert len(desk.controller.asked) == 1
         assert _isr(desk) == {1}
         desk.follower_fetched(2, 0)

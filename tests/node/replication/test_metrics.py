@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import ErrorCode
 from fenceline.log.core.producer_state import Origin
-from fenceline.node.replication.metrics import ReplicationCollector
+from fenceline.node.replication.metrics import ReplicaSums, ReplicationCollector
 from fenceline.records.build import build_batch
 from fenceline.records.markers import end_marker
 from tests.node.desk import Desk, run_story, turns
@@ -153,3 +157,29 @@ def test_transactions_that_should_have_ended_are_counted() -> None:
         assert figures["producer_ids"] == 4
 
     run_story(story, partitions=3)
+
+
+@pytest.mark.parametrize("took_ms", [4, 5])
+def test_long_sums_are_not_computed_for_each_scrape(took_ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold up the event loop: of scrapes in a row, only some pay for them."""
+
+    async def story(desk: Desk) -> None:
+        add, computed = ReplicaSums.add, 0
+
+        def slow(*arguments: Any) -> None:
+            nonlocal computed
+            computed += 1
+            desk.clock.ms += took_ms
+            add(*arguments)
+
+        monkeypatch.setattr(ReplicaSums, "add", slow)
+        desk.lead(1)
+        collector = ReplicationCollector(desk.plane.in_service, desk.replication, desk.clock, max_transaction_ms=0)
+        for _ in range(3):
+            list(collector.collect())
+        assert computed == (1 if took_ms == 5 else 3)
+        desk.clock.ms += 9 * took_ms
+        list(collector.collect())
+        assert computed == (2 if took_ms == 5 else 4)
+
+    run_story(story)

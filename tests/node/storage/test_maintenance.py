@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -46,4 +47,28 @@ def test_others_have_their_turn_while_due_flushes_are_looked_for() -> None:
     seen = asyncio.run(run())
     assert flushed == [7, 207, 307, 407]
     assert looked == PARTITIONS - 1
+    assert max(after - before for before, after in pairwise(seen)) <= 50
+
+
+def test_others_have_their_turn_while_in_sync_sets_are_checked() -> None:
+    checked = 0
+
+    def shrink_isrs() -> Iterator[None]:
+        nonlocal checked
+        for _ in range(PARTITIONS):
+            yield
+            checked += 1
+
+    async def run() -> list[int]:
+        maintenance: Any = Maintenance.__new__(Maintenance)
+        maintenance._shrink_isrs_of_each = shrink_isrs
+        task = asyncio.ensure_future(maintenance._shrink_isrs())
+        seen = [0]
+        while not task.done():
+            await asyncio.sleep(0)
+            seen.append(checked)
+        return seen
+
+    seen = asyncio.run(run())
+    assert checked == PARTITIONS
     assert max(after - before for before, after in pairwise(seen)) <= 50

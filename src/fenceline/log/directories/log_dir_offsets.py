@@ -186,13 +186,14 @@ class LogDirOffsets:
         """Work for a thread that writes the checkpoints that have changed. Raises StorageError."""
         lowered: list[tuple[PartitionLog, int]] = []
         for topic_partition, log in logs:
+            if not log.is_written:
+                continue
             self.note(topic_partition, log)
-            if log.is_written:
-                recovery_point = self.recovery_points[topic_partition]
-                if recovery_point < log.durable_recovery_point:
-                    lowered.append((log, recovery_point))
-                else:
-                    log.durable_recovery_point = recovery_point
+            recovery_point = self.recovery_points[topic_partition]
+            if recovery_point < log.durable_recovery_point:
+                lowered.append((log, recovery_point))
+            else:
+                log.durable_recovery_point = recovery_point
         due = {name: dict(offsets) for name, offsets in self._all() if offsets != self._written.get(name)}
         before = self._written_incarnations
         incarnations = dict(self.incarnations) if self.incarnations != before else before

@@ -127,6 +127,8 @@ class IsrChanges:
             wanted=[member.broker_id for member in proposal.members],
             proposal=refused.value,
         )
+        if refused is Rejection.REVERTED:
+            replica.wake()  # the follower is checked again
         return refused is Rejection.ASK_AGAIN
 
 

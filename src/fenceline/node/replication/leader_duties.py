@@ -10,6 +10,7 @@ Rules: `epochs.md E26`, `E27`, `E29`; `gaps.md G10`, `G11`.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fenceline.errors import FencelineError
@@ -62,6 +63,11 @@ class Duties:
     def execute(self, duty: Duty, questions: list[Question]) -> None:
         """Questions are added to `questions` for `FollowerTruncation.ask`, which waits for the leader."""
         state = duty.state
+        if state.is_unused:
+            opened = self._opened(state)
+            if opened is None:
+                return
+            state, duty = opened, replace(duty, state=opened)
         replica = self._link.replica_of(state)
         if replica is None:
             return
@@ -71,6 +77,23 @@ class Duties:
             self._work.storage_failed(replica, state, error)
         except Exception:
             self._work.failed(replica, state)
+
+    def _opened(self, unused: FollowerState) -> FollowerState | None:
+        """There is something to do for a replica without an object: open it. None if it is not followed in this leader
+        epoch any more."""
+        key = (unused.topic_id, unused.index)
+        if self._fetcher.states.get(key) is not unused:
+            return None
+        try:
+            self._shared.host.open_unused(unused.topic, unused.index)
+        except Exception:
+            log.exception("a replica could not be opened", topic=unused.topic, partition=unused.index)
+        state = self._fetcher.states.get(key)
+        if state is unused:
+            self._work.back_off(unused)
+        return (
+            state if state is not None and not state.is_unused and state.leader_epoch == unused.leader_epoch else None
+        )
 
     def _execute(self, replica: Replica, state: FollowerState, duty: Duty, questions: list[Question]) -> None:
         match duty:
@@ -161,6 +184,10 @@ class Duties:
 
     def answer_too_large(self, state: FollowerState, error: AnswerTooLarge) -> None:
         """The leader has a batch that exceeds this broker's limits. Logged at the intervals of `LinkWork.reject`."""
+        opened = self._opened(state) if state.is_unused else state
+        if opened is None:
+            return
+        state = opened
         replica = self._link.replica_of(state)
         if replica is None:
             return

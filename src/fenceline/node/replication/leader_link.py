@@ -4,6 +4,9 @@ Owns the connections and which partition is fetched over which: sends the fetche
 passes the responses on (`leader_duties`, `follower_truncation`). Never accesses a log. Decides nothing about the
 protocol.
 
+A replica without files has no object here: it is fetched with the others, and opened for its first record, or for
+anything else that is to be done with its log (`leader_duties`).
+
 A partition that is added does not wait for the fetch that is parked at the leader: the connection is reopened, with all
 partitions in the first request.
 
@@ -40,6 +43,7 @@ from fenceline.node.replication.link_work import LinkWork, SharedFetching
 from fenceline.node.replication.silent_brokers import NO_BROKERS
 from fenceline.replica.fetcher import ReplicaFetcher
 from fenceline.replica.follower import FollowerPhase, FollowerState, Question
+from fenceline.replica.unused_log import UNUSED_LOG
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch import encode_request, largest_partition, parse_response
@@ -113,17 +117,28 @@ class LeaderLink:
 
     def follow(self, replica: Replica, leader_epoch: int) -> None:
         key = (replica.topic_id_bytes, replica.topic_partition.partition)
+        before = self.fetcher.states.get(key)
         self._leave_far(key)
         self._replicas[key] = replica
         state = FollowerState(
             replica.topic_partition.topic, key[0], key[1], leader_epoch, replica.log, may_lead=replica.may_lead
         )
         self.fetcher.follow(state)
+        if before is not None and before.is_unused and before.leader_epoch == leader_epoch and _is_empty(replica):
+            state.continue_from(before)  # the leader is fetching for it, or about to
+            return
         rest = state.on_follow(replica.clean_since)
         if rest is not None:
             self.duties.execute(rest, [])
         else:
             self.duties.flush_first(replica, state)
+        self._interrupt_for_more()
+
+    def follow_unused(self, topic: str, key: tuple[bytes, int], leader_epoch: int) -> None:
+        """Fetch a partition of which the replica here has no files, in this epoch."""
+        self._leave_far(key)
+        self._replicas.pop(key, None)
+        self.fetcher.follow(FollowerState(topic, key[0], key[1], leader_epoch, UNUSED_LOG))
         self._interrupt_for_more()
 
     def leave(self, key: tuple[bytes, int]) -> None:
@@ -434,3 +449,8 @@ class LeaderLink:
                 reason=str(error),
                 advice="The connection is retried until it succeeds or another broker becomes leader.",
             )
+
+
+def _is_empty(replica: Replica) -> bool:
+    """Whether its log is asked for as one without files is."""
+    return replica.log.log_end_offset == 0 and replica.log.latest_epoch == UNUSED_LOG.latest_epoch

@@ -42,6 +42,10 @@ class Host(Protocol):
         """The listener address of a broker for other brokers; None while it is not registered."""
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None: ...
+    def open_unused(self, topic: str, index: int) -> Replica | None:
+        """Open a replica that was followed without an object; it is followed as the metadata says from then on. None if
+        it cannot be opened, or is not here any more."""
+
     def cut_log(self, replica: Replica, cut: LogCut) -> None:
         """In a thread: truncate the log, with receipts of the lost records. Raises StorageError."""
 
@@ -81,7 +85,7 @@ class ReplicationLink(Protocol):
     @property
     def is_for_far_behind(self) -> bool: ...
     def replica_of(self, state: FollowerState) -> Replica | None:
-        """The replica of this state; None if it is followed in a new epoch, elsewhere, or not at all."""
+        """The replica of this state; None if it has no object, is followed in a new epoch, elsewhere, or not at all."""
 
     def sort(self, replica: Replica, state: FollowerState) -> None:
         """The high watermark or the log end has changed: choose the connection to fetch the partition over."""

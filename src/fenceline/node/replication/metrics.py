@@ -11,10 +11,21 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.node.metric_families import counters, gauge_by, gauges
+from fenceline.replica.follower import FollowerPhase
 from fenceline.replica.progress import UNKNOWN_OFFSET
 
 _LATE_TRANSACTION_MS: Final = 5 * 60_000
 """What a transaction may last beyond its timeout: its coordinator ends it within seconds."""
+
+_LONG_MS: Final = 5
+_REST: Final = 10
+_PHASES: Final = (
+    FollowerPhase.FETCHING,
+    FollowerPhase.FLUSHING,
+    FollowerPhase.CUTTING,
+    FollowerPhase.LOOKING,
+    FollowerPhase.WAITING,
+)
 
 if TYPE_CHECKING:
     from fenceline.node.clock import Clock
@@ -35,17 +46,11 @@ class ReplicationCollector:
         self._replication = replication
         self._clock = clock
         self._late_ms = max_transaction_ms + _LATE_TRANSACTION_MS
+        self._sums: ReplicaSums | None = None
+        self._sums_until_ms = 0
 
     def collect(self) -> Iterator[Any]:
-        now_ms = self._clock.monotonic_ms()
-        late_before_ms = self._clock.now_ms() - self._late_ms
-        sums = ReplicaSums()
-        for replica in self._in_service:
-            leader = replica.leader
-            sums.producer_ids += len(replica.log.producers)
-            if leader is not None:
-                sums.add(replica, leader, now_ms)
-                sums.add_transactions(replica, late_before_ms)
+        sums = self._summed()
         yield from gauges(
             ("fenceline_led_partitions", "Open partitions that this broker leads", sums.led),
             ("fenceline_under_replicated_partitions", "Led, with a replica out of sync", sums.under_replicated),
@@ -81,12 +86,12 @@ class ReplicationCollector:
             {str(broker_id): lag_ms / 1000 for broker_id, lag_ms in sorted(sums.lag_ms.items())},
         )
         replication = self._replication
-        phases = Counter(phase.value for phase in replication.fetchers.phases())
+        phases = Counter(replication.fetchers.phases())
         yield gauge_by(
             "state",
             "fenceline_followed_partitions",
             "Partitions that this broker follows, by state",
-            {state: phases[state] for state in ("fetching", "flushing", "cutting", "looking", "waiting")},
+            {phase.value: phases[phase] for phase in _PHASES},
         )
         changes = replication.isr_changes
         yield from counters(
@@ -99,6 +104,27 @@ class ReplicationCollector:
                 replication.fetchers.appended_bytes,
             ),
         )
+
+    def _summed(self) -> ReplicaSums:
+        """Sums over thousands of partitions hold up the event loop, so they are not computed for each of many scrapes
+        in a row: they may be old by ten times what they took."""
+        now_ms = self._clock.monotonic_ms()
+        if self._sums is not None and now_ms < self._sums_until_ms:
+            return self._sums
+        late_before_ms = self._clock.now_ms() - self._late_ms
+        sums = ReplicaSums()
+        for replica in self._in_service:
+            leader = replica.leader
+            is_used = replica.log.log_end_offset > 0
+            if is_used:
+                sums.producer_ids += len(replica.log.producers)
+            if leader is not None:
+                sums.add(replica, leader, now_ms)
+                if is_used:
+                    sums.add_transactions(replica, late_before_ms)
+        took_ms = self._clock.monotonic_ms() - now_ms
+        self._sums, self._sums_until_ms = sums, now_ms + took_ms * _REST if took_ms >= _LONG_MS else 0
+        return sums
 
 
 class ReplicaSums:
@@ -131,9 +157,12 @@ class ReplicaSums:
         for broker_id, progress in leader.followers.items():
             has = progress.log_end_offset
             records = end_offset - (replica.log.log_start_offset if has == UNKNOWN_OFFSET else has)
-            behind_ms = now_ms - (progress.last_caught_up_ms or 0) if records > 0 else 0
-            self.lag_records[broker_id] = max(records, self.lag_records.get(broker_id, 0))
-            self.lag_ms[broker_id] = max(behind_ms, self.lag_ms.get(broker_id, 0))
+            if broker_id not in self.lag_records:
+                self.lag_records[broker_id] = self.lag_ms[broker_id] = 0
+            if records > 0:
+                behind_ms = now_ms - (progress.last_caught_up_ms or 0)
+                self.lag_records[broker_id] = max(records, self.lag_records[broker_id])
+                self.lag_ms[broker_id] = max(behind_ms, self.lag_ms[broker_id])
 
     def add_transactions(self, replica: Replica, late_before_ms: int) -> None:
         """Late transactions are counted and never ended by the leader (transactions.md X46)."""

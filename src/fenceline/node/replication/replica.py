@@ -147,7 +147,8 @@ class Replica:
         self.refused: tuple[int, frozenset[int]] = (-1, frozenset())
         """The last epoch that this broker led, and the end offsets of appends in it whose producers got an error. Tells
         which truncated records were never acknowledged."""
-        self._commits: deque[_Commit] = deque()
+        self._commits: deque[_Commit] | None = None
+        """None before the first one: an empty deque is as large as the rest of an unused replica."""
         self._clock = clock
 
     @property
@@ -223,13 +224,16 @@ class Replica:
 
     def when_committed(self, end_offset: int, waiter: Committer, position: int) -> None:
         """Notify `waiter` when all records below `end_offset` are committed, or this leader will not commit them."""
+        if self._commits is None:
+            self._commits = deque()
         self._commits.append(_Commit(end_offset, waiter, position))
 
     def forget(self, waiter: Committer, position: int) -> bool:
         """Stop waiting. False: the waiter has already been notified."""
-        for each in self._commits:
+        commits = self._commits or deque()
+        for each in commits:
             if each.waiter is waiter and each.position == position:
-                self._commits.remove(each)
+                commits.remove(each)
                 return True
         return False
 
@@ -245,10 +249,10 @@ class Replica:
 
     def end_leadership(self, code: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> None:
         """This broker no longer leads the partition: waiting producers get `code`."""
+        commits, self._commits = self._commits or (), None
         if self.leader is not None:
-            self.refused = self.leader_epoch, frozenset(commit.end_offset for commit in self._commits)
+            self.refused = self.leader_epoch, frozenset(commit.end_offset for commit in commits)
         self.leader = None
-        commits, self._commits = self._commits, deque()
         for commit in commits:
             commit.waiter.committed(commit.position, code)
         self.wake()

@@ -18,8 +18,8 @@ from fenceline.node.replication.absent_brokers import AbsentBrokers
 from fenceline.node.replication.leader_link import LeaderLink
 from fenceline.node.replication.link_work import Host, SharedFetching
 from fenceline.node.replication.silent_brokers import NO_BROKERS, SilentBrokers
-from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import FollowerPhase
+from fenceline.replica.fetcher import FetchLimits, Key
+from fenceline.replica.follower import FollowerPhase, FollowerState
 from fenceline.replica.throttle import ReplicationQuota
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ReplicaFetchers:
             largest_answer,
         )
         self._links: dict[int, LeaderLink] = {}
-        self._leader_of: dict[tuple[bytes, int], int] = {}
+        self._leader_of: dict[Key, int] = {}
 
     @property
     def appended_bytes(self) -> int:
@@ -84,21 +84,47 @@ class ReplicaFetchers:
 
     def follow(self, replica: Replica, leader_id: int, leader_epoch: int) -> None:
         """Fetch a partition from its leader, in this epoch (E23)."""
-        key = (replica.topic_id_bytes, replica.topic_partition.partition)
+        link = self._link_to(leader_id, (replica.topic_id_bytes, replica.topic_partition.partition))
+        if link is not None:
+            link.follow(replica, leader_epoch)
+
+    def follow_unused(self, topic: str, key: Key, leader_id: int, leader_epoch: int) -> None:
+        """Fetch a partition of which this node has no files, without an object for it, until there is a record."""
+        if self.unused_epoch(key) == leader_epoch:
+            return
+        link = self._link_to(leader_id, key)
+        if link is not None:
+            link.follow_unused(topic, key, leader_epoch)
+
+    def _link_to(self, leader_id: int, key: Key) -> LeaderLink | None:
+        """The link over which a partition is fetched from now on; None once all are closed."""
         before = self._leader_of.get(key)
         if before is not None and before != leader_id:
-            self.leave(replica)
+            self.leave_unused(key)
         if self._shared.is_closed:
-            return
+            return None
         link = self._links.get(leader_id)
         if link is None:
             link = self._links[leader_id] = LeaderLink(self._shared, leader_id)
         self._leader_of[key] = leader_id
-        link.follow(replica, leader_epoch)
+        return link
+
+    def unused(self) -> list[FollowerState]:
+        """Of the partitions that are followed without an object."""
+        return [state for link in self._links.values() for state in link.fetcher.states.values() if state.is_unused]
+
+    def unused_epoch(self, key: Key) -> int | None:
+        """The leader epoch in which a partition is followed without an object; None if it is not."""
+        link = self._links.get(self._leader_of.get(key, -1))
+        state = link.fetcher.states.get(key) if link is not None else None
+        return state.leader_epoch if state is not None and state.is_unused else None
 
     def leave(self, replica: Replica) -> None:
         """Stop following a partition."""
-        key = (replica.topic_id_bytes, replica.topic_partition.partition)
+        self.leave_unused((replica.topic_id_bytes, replica.topic_partition.partition))
+
+    def leave_unused(self, key: Key) -> None:
+        """Stop following a partition, with or without an object."""
         leader_id = self._leader_of.pop(key, None)
         if leader_id is None:
             return

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
 
-from fenceline.ids import NO_LEADER
+from fenceline.ids import NO_LEADER, TopicPartition
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.clock import Clock
 from fenceline.node.replication.replica import Replica
-from fenceline.replica.leader import InSyncRules, LeaderState
+from fenceline.replica.leader import InSyncRules, LeaderState, in_sync_set
 
 if TYPE_CHECKING:
     from fenceline.metadata.image import PartitionImage, TopicImage
@@ -38,6 +39,15 @@ class Roles(Protocol):
 
     def stops_following(self, replica: Replica) -> None:
         """This node does not follow any leader of the partition any more."""
+
+    def follows_unused(self, topic: TopicImage, index: int) -> None:
+        """This node follows the leader of a partition without having files or a replica object of it."""
+
+    def stops_following_unused(self, topic_id: UUID, index: int) -> None:
+        """This node has no replica object of the partition and does not follow it, whether it did or not."""
+
+    def followed_unused(self) -> list[TopicPartition]:
+        """The partitions that are followed without a replica object."""
 
 
 class ReplicaRoles:
@@ -101,7 +111,7 @@ class ReplicaRoles:
             leader_epoch=partition.leader_epoch,
             partition_epoch=partition.partition_epoch,
             replicas=partition.replicas,
-            isr=frozenset(partition.isr),
+            isr=in_sync_set(partition.isr),
             epoch_start_offset=replica.log.log_end_offset,
             rules=self._rules,
             high_watermark=replica.log.high_watermark,

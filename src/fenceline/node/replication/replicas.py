@@ -1,7 +1,8 @@
 """The replicas of this node: looked up by name or id on every produce and fetch, kept in step with the metadata image.
 
 Owns the `Replica` objects; `ReplicaRoles` sets their roles. An unused partition with a single replica has no object, so
-ten thousand idle partitions cost nothing here; a followed partition is always open.
+ten thousand idle partitions cost nothing here. Nor has a followed one without files: it is opened for its first record
+(`leader_duties`), or for whoever asks for it.
 
 Rules: `epochs.md E4`, `E33`; `recovery.md V37`.
 """
@@ -256,6 +257,8 @@ class Replicas:
                 idle = partition
             elif self._is_unused_leader(topic, index):
                 self._roles.leads_unused(topic, index, self.get)
+            elif self._is_unused_follower(topic, index):
+                self._roles.follows_unused(topic, index)
             else:
                 self._apply_role(topic, index)
 
@@ -273,9 +276,11 @@ class Replicas:
         return not self._has_work(partition) and self.directories.is_as_recorded(partition)
 
     def _begin_work(self, topic: TopicImage, index: int) -> None:
-        """Open a replica that has work, unless it is a leader that recovers without a log."""
+        """Open a replica that has work, unless it works without a log."""
         if self._is_unused_leader(topic, index):
             self._roles.leads_unused(topic, index, self.get)
+        elif self._is_unused_follower(topic, index):
+            self._roles.follows_unused(topic, index)
         elif self._opened_at_once < _OPENED_AT_ONCE or (topic.name, index) in self.open_by_name:
             self._opened_at_once += 1
             self.get(topic.name, index)
@@ -298,16 +303,30 @@ class Replicas:
     def _is_unused_leader(self, topic: TopicImage, index: int) -> bool:
         """Whether the replica here leads, has to recover (KIP-704), and has no files in the directory that it would
         get."""
-        partition, topic_partition = topic.partitions[index], TopicPartition(topic.name, index)
+        partition = topic.partitions[index]
         return (
             partition.leader == self._node_id
             and partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
             and partition.isr == (self._node_id,)
-            and (topic.name, index) not in self.open_by_name
+            and self._is_unused(topic, index)
+        )
+
+    def _is_unused_follower(self, topic: TopicImage, index: int) -> bool:
+        """Whether the replica here follows, and has no files in the directory that it would get."""
+        return self._is_follower(topic.partitions[index]) and self._is_unused(topic, index)
+
+    def _is_follower(self, partition: PartitionImage) -> bool:
+        return partition.leader not in (NO_LEADER, self._node_id) and self._node_id in partition.replicas
+
+    def _is_unused(self, topic: TopicImage, index: int) -> bool:
+        """Whether the replica here can be opened at any time, and would be empty."""
+        topic_partition = TopicPartition(topic.name, index)
+        return (
+            topic_partition not in self.open_by_name
             and topic_partition not in self.offline
             and topic_partition not in self._leaving
             and topic_partition not in self._stopped
-            and self.directories.is_as_recorded(partition)
+            and self.directories.is_as_recorded(topic.partitions[index])
             and self.directories.has_no_files(topic_partition)
         )
 
@@ -340,6 +359,8 @@ class Replicas:
 
     def _apply_change(self, changed: ChangedPartition) -> None:
         replica = self.open_by_name.get((changed.topic, changed.index))
+        if replica is None and not self._is_follower(changed.after):
+            self._roles.stops_following_unused(changed.topic_id, changed.index)
         if replica is None and changed.after is self._idle and not self.offline:
             return
         if self._node_id not in changed.after.replicas:
@@ -536,7 +557,8 @@ class Replicas:
 
     def directory_failed(self, log_dir: LogDir, reason: str) -> int:
         """After `LogDirs` was updated: stop serving the replicas in the directory. Returns their number."""
-        held = [each for each in self.open_by_name if self._log_dirs.holder(TopicPartition(*each)) is log_dir]
+        served = [*self.open_by_name, *self._roles.followed_unused()]
+        held = [each for each in served if self._log_dirs.holder(TopicPartition(*each)) is log_dir]
         for topic, index in held:
             self._stop(TopicPartition(topic, index), f"{log_dir.path} is offline: {reason}")
         return len(held)
@@ -550,6 +572,8 @@ class Replicas:
     def _stop(self, topic_partition: TopicPartition, reason: str) -> None:
         self.offline[topic_partition] = reason
         replica = self.open_by_name.pop(topic_partition, None)
+        if replica is None and (topic := self._image().topics_by_name.get(topic_partition.topic)) is not None:
+            self._roles.stops_following_unused(topic.id, topic_partition.partition)
         self.in_service.stopped(topic_partition, False)
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
@@ -562,6 +586,7 @@ class Replicas:
         self._configs.pop(topic.name, None)
         for index in range(len(topic.partitions)):
             self._moved_away.pop(TopicPartition(topic.name, index), None)
+            self._roles.stops_following_unused(topic.id, index)
             self._remove(TopicPartition(topic.name, index))
 
     def _remove(self, topic_partition: TopicPartition) -> None:

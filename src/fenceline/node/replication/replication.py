@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from uuid import UUID
 
 from fenceline.config.broker import SILENCE_TIMEOUT
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import PeerError
+from fenceline.ids import TopicPartition
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.producer_state import Origin
 from fenceline.log.core.tail import ProducerEntry
@@ -37,7 +39,6 @@ from fenceline.replica.throttle import Throttles
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.controller.requests import Request
-    from fenceline.ids import TopicPartition
     from fenceline.losses.cutting import LogCut
     from fenceline.metadata.changes import Delta
     from fenceline.metadata.image import TopicImage
@@ -59,7 +60,7 @@ _ROWS_BYTES: Final = 16 << 20
 """Size limit of a response without records: some hundred thousand partitions."""
 
 
-FenceTransactions: TypeAlias = Callable[["TopicPartition"], Awaitable[frozenset[int] | None]]
+FenceTransactions: TypeAlias = Callable[[TopicPartition], Awaitable[frozenset[int] | None]]
 """Has ongoing transactions of a partition aborted by their coordinators; returns the producers whose end markers will
 come. None: a coordinator could not be asked."""
 TransactionOutcomes: TypeAlias = Callable[
@@ -98,6 +99,7 @@ class Replication:
         executor: Executor,
         flush_up_to: FlushUpTo,
         cut_log: Callable[[Replica, LogCut], None],
+        open_unused: Callable[[str, int], Replica | None],
         checkpoint: Callable[[], Awaitable[None]],
         rejected: Callable[[Replica, StorageError], None],
         fence_transactions: FenceTransactions,
@@ -105,9 +107,9 @@ class Replication:
         decided_transactions: DecidedTransactions,
     ) -> None:
         """`submit` sends a request to the controller; `next_change` completes with the next change of its metadata.
-        `report_silent` is called with all leaders that do not answer. `cut_log`: see `link_work.Host`. `checkpoint`
-        writes the offset checkpoints; raises StorageError. `rejected`: records of a follower were not appended, because
-        the disk is full."""
+        `report_silent` is called with all leaders that do not answer. `cut_log`, `open_unused`: see `link_work.Host`.
+        `checkpoint` writes the offset checkpoints; raises StorageError. `rejected`: records of a follower were not
+        appended, because the disk is full."""
         self.node_id = node_id
         self._config = config
         self._in_service = in_service
@@ -121,6 +123,7 @@ class Replication:
         self._transaction_outcomes = transaction_outcomes
         self._decided_transactions = decided_transactions
         self.cut_log = cut_log
+        self.open_unused = open_unused
         self.checkpoint = checkpoint
         self.replication_endpoint = peers.endpoint
         self.throttles = Throttles(node_id)
@@ -157,6 +160,7 @@ class Replication:
         self._recoveries: dict[Replica, asyncio.Task[None]] = {}
         self._waits_for_others: set[Replica] = set()
         """Recoveries that wait for other brokers, which may wait for this one to serve."""
+        self._last_id: tuple[UUID | None, bytes] = (None, b"")
         self._too_few_replicas: dict[str, tuple[int, int]] = {}
         """Topics that were logged: min.insync.replicas and the number of replicas."""
 
@@ -254,6 +258,23 @@ class Replication:
         self._stop_recovery(replica)
         self.fetchers.leave(replica)
 
+    def follows_unused(self, topic: TopicImage, index: int) -> None:
+        partition = topic.partitions[index]
+        key = self._id_bytes(topic.id), index
+        self.fetchers.follow_unused(topic.name, key, partition.leader, partition.leader_epoch)
+
+    def stops_following_unused(self, topic_id: UUID, index: int) -> None:
+        self.fetchers.leave_unused((self._id_bytes(topic_id), index))
+
+    def followed_unused(self) -> list[TopicPartition]:
+        return [TopicPartition(state.topic, state.index) for state in self.fetchers.unused()]
+
+    def _id_bytes(self, topic_id: UUID) -> bytes:
+        """One object for all partitions of a topic: they mostly come one after the other."""
+        if self._last_id[0] != topic_id:
+            self._last_id = topic_id, topic_id.bytes
+        return self._last_id[1]
+
     # -- as leader -----------------------------------------------------------------------------------------------------
 
     def fetched(
@@ -287,9 +308,15 @@ class Replication:
 
     def shrink_isrs(self) -> None:
         """Propose in-sync sets without lagging replicas (E38)."""
+        for _ in self.shrink_isrs_of_each():
+            pass
+
+    def shrink_isrs_of_each(self) -> Iterator[None]:
+        """The same, in steps of one partition."""
         now_ms = self._clock.monotonic_ms()
         too_few: dict[str, tuple[int, int]] = {}
         for replica in self._in_service:
+            yield
             leader = replica.leader
             if leader is not None and len(leader.replicas) < replica.config.min_insync_replicas:
                 too_few[replica.topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)

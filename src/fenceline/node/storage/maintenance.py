@@ -7,7 +7,7 @@ slices, so that the event loop is never blocked for long; slow disk operations r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import PeerError
@@ -43,7 +43,7 @@ class Maintenance:
         clock: Clock,
         *,
         heartbeat: Callable[[], Awaitable[None]],
-        shrink_isrs: Callable[[], None],
+        shrink_isrs: Callable[[], Iterator[None]],
         sweep_evidence: Callable[[], Awaitable[None]],
         retry_pending: Callable[[], Awaitable[None]] | None,
         checkpoint: Callable[[], Awaitable[None]],
@@ -53,13 +53,13 @@ class Maintenance:
         log_start_moved: Callable[[], None],
         delete_later: Callable[[Callable[[], None], int], None],
     ) -> None:
-        """`retry_pending`: None if no partition waits for the receipts of its losses. `log_start_moved` is called when
-        retention has deleted records."""
+        """`shrink_isrs`: in steps of one partition. `retry_pending`: None if no partition waits for the receipts of its
+        losses. `log_start_moved` is called when retention has deleted records."""
         self._config = config
         self._in_service = in_service
         self._clock = clock
         self._heartbeat = heartbeat
-        self._shrink_isrs_now = shrink_isrs
+        self._shrink_isrs_of_each = shrink_isrs
         self._sweep = sweep_evidence
         self._retry_pending = retry_pending
         self._checkpoint = checkpoint
@@ -131,7 +131,9 @@ class Maintenance:
                 log.error("partition maintenance failed", partition=str(replica.topic_partition), reason=str(error))
 
     async def _shrink_isrs(self) -> None:
-        self._shrink_isrs_now()
+        for position, _ in enumerate(self._shrink_isrs_of_each()):
+            if position % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
 
     async def _enforce_retention(self) -> None:
         """Roll by time, expire producers, remove old segments; their files are deleted later by a thread."""

@@ -632,6 +632,9 @@ class DataChecks:
             for replica in partition.replicas:
                 node = self._nodes.get(replica)
                 copy = node.copies.get(key) if node is not None else None
+                if copy is None and node is not None and _follows_unused(node.broker, key):
+                    ends.add((0, 0))
+                    continue
                 if copy is None:
                     if any(key in other.copies for other in self._nodes.values()):
                         return False
@@ -679,10 +682,12 @@ class DataChecks:
         for key, partition in self._partitions.items():
             history = self.histories[key]
             for replica in partition.replicas:
-                copy = self._nodes[replica].copies.get(key)
+                copy, where = self._nodes[replica].copies.get(key), f"n{replica} {history.name}"
                 if copy is None:
+                    if _follows_unused(self._nodes[replica].broker, key) and history.end > 0:
+                        raise InvariantBroken(f"{where}: was not opened, but the committed end is {history.end}")
                     continue
-                log, where = copy.replica.log, f"n{replica} {history.name}"
+                log = copy.replica.log
                 # Retention may delete what a recovering leader restored before it counts as committed.
                 is_empty = log.log_start_offset == log.log_end_offset > history.end
                 if log.log_end_offset != history.end and not (is_empty and history.last_unclean >= 0):
@@ -740,3 +745,8 @@ def _must_be_durable(history: PartitionHistory, copy: _Copy) -> bool:
 
 def _has_records_of(batch: StoredBatch, sent: bytes) -> bool:
     return batch.content[BATCH_OVERHEAD:] == sent[BATCH_OVERHEAD:]
+
+
+def _follows_unused(broker: SimBroker, key: Key) -> bool:
+    """Whether a broker follows a partition without records, and has no object of it."""
+    return broker.replication.fetchers.unused_epoch(key) is not None

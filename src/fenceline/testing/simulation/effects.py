@@ -5,9 +5,9 @@ Owns how this is read from the running nodes and their disks. Only reads; called
 | Operation | Lasts until |
 |---|---|
 | reassign, reassign back | no partition of the topic has replicas to add or to remove, and each replica matches the newest metadata |
-| create topic, recreate topic, add partitions, cancel reassignment, preferred election, unclean election | each replica of the topic matches the newest metadata: its broker runs, has opened it, and knows the newest leader epoch |
+| create topic, recreate topic, add partitions, cancel reassignment, preferred election, unclean election | each replica of the topic matches the newest metadata: its broker runs, has opened or follows it, and knows the newest leader epoch |
 | alter config | every broker runs and has the newest configs of the topic |
-| delete records | each replica of the topic is open, and the replicas of a partition have the same log start |
+| delete records | each replica of the topic is open or followed, and the replicas of a partition have the same log start |
 | move directory | no node moves a replica of the topic |
 | delete topic | no disk has directories of its partitions that are marked for deletion, or any directory of its partitions if no topic has its name |
 | retention | no node has a segment file of the topic that is marked for deletion |
@@ -26,10 +26,12 @@ from typing import TYPE_CHECKING
 from fenceline.log.core.file_names import DELETED_SUFFIX, LOG_SUFFIX
 from fenceline.log.directories.partition_dir import DELETE_SUFFIX
 from fenceline.metadata.image import ConfigResourceType
+from fenceline.replica.fencing import NO_EPOCH
 from fenceline.testing.simulation.operations import Operation
 
 if TYPE_CHECKING:
     from fenceline.node.replication.replica import Replica
+    from fenceline.replica.fetcher import Key
     from fenceline.testing.simulation.brokers_node import SimBroker
     from fenceline.testing.simulation.data_checks import DataChecks
     from fenceline.testing.simulation.world import Process
@@ -100,8 +102,7 @@ class Effects:
         for index, partition in enumerate(found.partitions):
             for node_id in partition.replicas:
                 broker = self._broker(node_id)
-                replica = broker.partitions.open_by_id.get((found.id.bytes, index)) if broker is not None else None
-                if replica is None or replica.leader_epoch < partition.leader_epoch:
+                if broker is None or _leader_epoch(broker, (found.id.bytes, index)) < partition.leader_epoch:
                     return True
         return False
 
@@ -118,11 +119,10 @@ class Effects:
         if found is None:
             return False
         for index, partition in enumerate(found.partitions):
-            opened = [
-                None if broker is None else broker.partitions.open_by_id.get((found.id.bytes, index))
+            starts = {
+                None if broker is None else _log_start_offset(broker, (found.id.bytes, index))
                 for broker in map(self._broker, partition.replicas)
-            ]
-            starts = {None if replica is None else replica.log.log_start_offset for replica in opened}
+            }
             if None in starts or len(starts) > 1:
                 return True
         return False
@@ -152,3 +152,20 @@ class Effects:
     def _writes_snapshot(broker: SimBroker) -> bool:
         snapshots = broker.controller.snapshots
         return snapshots is not None and snapshots.is_running
+
+
+def _leader_epoch(broker: SimBroker, key: Key) -> int:
+    """In which a broker has a replica; -1 if it has none."""
+    replica = broker.partitions.open_by_id.get(key)
+    if replica is not None:
+        return replica.leader_epoch
+    epoch = broker.replication.fetchers.unused_epoch(key)
+    return NO_EPOCH if epoch is None else epoch
+
+
+def _log_start_offset(broker: SimBroker, key: Key) -> int | None:
+    """Of the replica on a broker; None if it has none, or has not opened it."""
+    replica = broker.partitions.open_by_id.get(key)
+    if replica is not None:
+        return replica.log.log_start_offset
+    return None if broker.replication.fetchers.unused_epoch(key) is None else 0

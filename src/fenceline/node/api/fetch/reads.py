@@ -344,11 +344,12 @@ class FetchReads:
         partition_log, leader = replica.log, replica.leader
         if (
             leader is not None
-            and replica_id in leader.isr
+            and replica_id in leader.maximal_isr
             and partition_log.high_watermark == partition_log.log_end_offset
             and wanted.sent == (partition_log.high_watermark, partition_log.log_start_offset)
         ):
-            # Other followers are checked with each fetch: ISR changes or the high watermark may depend on them.
+            # Other followers are checked with each fetch: ISR changes or the high watermark may depend on them. Of one
+            # that is about to join, the decision is waited for, which wakes the waiters.
             wanted.mark_idle(replica.follower_waiters, leader.followers.get(replica_id))
 
     def _divergence(self, replica: Replica, partition: FetchPartition) -> tuple[int, int] | None:
