@@ -24,6 +24,8 @@ class _Cluster:
         """By node; 0: the newest ones."""
         self.topics = {"t0": SimpleNamespace(id=_ID, partitions=(self.partition,))}
         self.folders = {1: ["/data/t0-0"], 2: ["/data/t0-0"]}
+        self.unused_epochs: dict[int, int] = {}
+        """By node, the epoch in which it follows without an object."""
         self.processes = {node_id: SimpleNamespace(is_up=True, disk=self._disk(node_id)) for node_id in (1, 2)}
         self.replicas = {
             node_id: SimpleNamespace(leader_epoch=3, log=SimpleNamespace(log_start_offset=5)) for node_id in (1, 2)
@@ -42,7 +44,13 @@ class _Cluster:
 
     def _broker(self, node_id: int) -> Any:
         opened = SimpleNamespace(open_by_id={(_ID.bytes, 0): self.replicas[node_id]})
-        return SimpleNamespace(has_metadata=True, image=self._image(node_id), partitions=opened)
+        fetchers = SimpleNamespace(unused_epoch=lambda key: self.unused_epochs.get(node_id))
+        return SimpleNamespace(
+            has_metadata=True,
+            image=self._image(node_id),
+            partitions=opened,
+            replication=SimpleNamespace(fetchers=fetchers),
+        )
 
     def lasts(self, operation: Operation) -> bool:
         return not self.effects.has_ended(operation, "t0")
@@ -78,6 +86,10 @@ def test_a_new_leader_is_in_progress_until_each_replica_knows_it(operation: Oper
     assert not cluster.lasts(operation)
     cluster.brokers[1].partitions.open_by_id.clear()
     assert cluster.lasts(operation)
+    cluster.unused_epochs[1] = 2
+    assert cluster.lasts(operation)
+    cluster.unused_epochs[1] = 3
+    assert not cluster.lasts(operation), "it follows without an object"
 
 
 def test_a_config_is_in_progress_until_each_broker_has_it() -> None:
