@@ -92,7 +92,12 @@ def test_a_session_that_the_broker_does_not_know_is_opened_again(
     bootstrap: str, topic: str, consumer: Consumer, requests: list[fetch.FetchRequest], damage: str
 ) -> None:
     eventually(
-        lambda: consumer.poll(50) == [] and all(tp in _session(consumer) for tp in consumer.assignment()), "a session"
+        lambda: (
+            consumer.poll(50) == []
+            and consumer._async._fetcher._sessions
+            and all(tp in _session(consumer) for tp in consumer.assignment())
+        ),
+        "a session",
     )
     if damage == "id":
         _session(consumer)._id += 1
