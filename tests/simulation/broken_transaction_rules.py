@@ -477,9 +477,10 @@ def _a_group_coordinator_that_loads_does_not_answer_zero(patch: pytest.MonkeyPat
     patch.setattr(GroupCoordinator, "fetch_offsets", empty)
 
 
-@breaks(685, "WRONG_POSITION", "2026-11-29", scenario=_IN)
+@breaks(NO_SEED, "", "", scenario=_IN)
 def _a_coordinator_that_was_replaced_answers_no_stable_offset(patch: pytest.MonkeyPatch) -> None:
-    """As Kafka: from memory, whoever leads by now."""
+    """As Kafka: from memory, whoever leads by now. One seed of 2,000 found it, until the timing changed;
+    `scenarios/test_cut_off_coordinator.py` has the situation in real processes."""
     patch.setattr(ReadBarriers, "confirm", lambda self, where, leader_epoch, confirmed: confirmed(ErrorCode.NONE))
 
 
