@@ -20,6 +20,7 @@ import stat as stat_module
 import sys
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -305,6 +306,7 @@ class OsDisk:
         return fd
 
 
+@cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
