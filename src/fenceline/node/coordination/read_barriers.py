@@ -16,6 +16,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.node.logs import Logger
 from fenceline.node.metric_families import Durations, counters
+from fenceline.node.net.broker_link import BrokerLink
 from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection
 from fenceline.replica.read_barrier import OfficeAnswer, ReadBarrier, office_answer, possible_successors
 from fenceline.wire.apis import ApiKey
@@ -253,69 +254,56 @@ class _PartitionBarrier:
             confirmed(code)
 
 
-class _PeerLink:
+class _PeerLink(BrokerLink):
     """The partitions about which one broker is asked."""
 
     def __init__(self, owner: ReadBarriers, broker: int) -> None:
+        super().__init__(broker, owner.open)
         self._owner = owner
-        self._broker = broker
         self._waiting: dict[_PartitionBarrier, None] = {}
         """Not asked yet."""
-        self._sending: asyncio.Task[None] | None = None
-        self._connection: PeerConnection | None = None
 
     def ask(self, barrier: _PartitionBarrier) -> None:
         self._waiting[barrier] = None
-        if self._sending is None:
-            self._sending = asyncio.ensure_future(self._send_all())
+        self.send_soon()
 
     async def close(self) -> None:
         self._waiting.clear()
-        sending = self._sending
-        if sending is not None:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-        self._disconnect()
+        await super().close()
 
-    async def _send_all(self) -> None:
+    async def send_all(self) -> None:
         try:
             while self._waiting:
                 batch: list[_PartitionBarrier] = []
                 try:
                     async with asyncio.timeout(self._owner.timeout_s):
-                        connection = await self._connected()
+                        connection = await self.connected()
                         batch = self._take()
                         answers = await self._answers(connection, batch)
                 except (ConnectionError, MalformedRequest, NoSuchVersion, TimeoutError) as error:
-                    log.debug("replica did not confirm a coordinator", broker=self._broker, reason=str(error))
-                    self._disconnect()
+                    log.debug("replica did not confirm a coordinator", broker=self.node_id, reason=str(error))
+                    self.disconnect()
                     batch = batch or self._take()
                     await asyncio.sleep(_RETRY_S)
                     for each in batch:
-                        each.answered(self._broker, OfficeAnswer.UNDECIDED)
+                        each.answered(self.node_id, OfficeAnswer.UNDECIDED)
                     continue
                 for each in batch:
                     answer = answers.get(each.where, OfficeAnswer.UNDECIDED)
                     if answer is OfficeAnswer.UNDECIDED:
                         self._answer_later(each)
                     else:
-                        each.answered(self._broker, answer)
+                        each.answered(self.node_id, answer)
         finally:
-            self._sending = None
+            self.sending = None
 
     def _take(self) -> list[_PartitionBarrier]:
         """All that wait, without those whose reads have ended meanwhile."""
         waiting, self._waiting = self._waiting, {}
-        return [each for each in waiting if each.reads.sent(self._broker)]
+        return [each for each in waiting if each.reads.sent(self.node_id)]
 
     def _answer_later(self, barrier: _PartitionBarrier) -> None:
-        asyncio.get_running_loop().call_later(_RETRY_S, barrier.answered, self._broker, OfficeAnswer.UNDECIDED)
-
-    async def _connected(self) -> PeerConnection:
-        connection = self._connection
-        if connection is None or not connection.is_open:
-            connection = self._connection = await self._owner.open(self._broker)
-        return connection
+        asyncio.get_running_loop().call_later(_RETRY_S, barrier.answered, self.node_id, OfficeAnswer.UNDECIDED)
 
     async def _answers(
         self, connection: PeerConnection, batch: Sequence[_PartitionBarrier]
@@ -330,11 +318,6 @@ class _PeerLink:
             for topic in response.topics
             for partition in topic.partitions
         }
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
 
 def _topics(batch: Sequence[_PartitionBarrier]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from fenceline.errors import ErrorCode
 from fenceline.ids import NO_LEADER
 from fenceline.node.logs import Logger
+from fenceline.node.net.broker_link import BrokerLink
 from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection
 from fenceline.transactions.messages import EndMarkers, TopicIndex
 from fenceline.wire.apis import ApiKey
@@ -59,7 +60,7 @@ class MarkerSender:
         self._end_here = end_here
         self._written = written
         self._timeout_s = request_timeout_ms / 1000
-        self._links: dict[int, _BrokerLink] = {}
+        self._links: dict[int, _MarkerLink] = {}
         self._tasks: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
@@ -91,7 +92,7 @@ class MarkerSender:
             else:
                 link = self._links.get(broker)
                 if link is None:
-                    link = self._links[broker] = _BrokerLink(self, broker)
+                    link = self._links[broker] = _MarkerLink(self, broker)
                 link.send(part)
 
     def _leader(self, topic: str, index: int) -> int | None:
@@ -143,16 +144,14 @@ class MarkerSender:
             self._written(markers, codes)
 
 
-class _BrokerLink:
+class _MarkerLink(BrokerLink):
     """The markers for one broker."""
 
     def __init__(self, owner: MarkerSender, node_id: int) -> None:
+        super().__init__(node_id, owner.open)
         self._owner = owner
-        self._node_id = node_id
         self._waiting: list[EndMarkers] = []
         self._in_flight: Sequence[EndMarkers] = ()
-        self._sending: asyncio.Task[None] | None = None
-        self._connection: PeerConnection | None = None
 
     @property
     def count(self) -> int:
@@ -160,23 +159,13 @@ class _BrokerLink:
 
     def send(self, markers: EndMarkers) -> None:
         self._waiting.append(markers)
-        if self._sending is None:
-            self._sending = asyncio.ensure_future(self._send_all())
+        self.send_soon()
 
     async def close(self) -> None:
         self._waiting.clear()
-        sending = self._sending
-        if sending is not None:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-        self.disconnect()
+        await super().close()
 
-    def disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    async def _send_all(self) -> None:
+    async def send_all(self) -> None:
         try:
             while self._waiting:
                 self._in_flight, self._waiting = self._waiting, []
@@ -191,21 +180,19 @@ class _BrokerLink:
         finally:
             # Cancelled, or our bug: the coordinator hears of every marker.
             unsent, self._in_flight, self._waiting = [*self._in_flight, *self._waiting], (), []
-            self._sending = None
+            self.sending = None
             for markers in unsent:
                 self._owner.finished(markers, dict.fromkeys(markers.partitions, ErrorCode.NETWORK_EXCEPTION))
 
     async def _codes(self, batch: Sequence[EndMarkers]) -> Mapping[int, Codes]:
         """By producer id; what is missing was not answered."""
         try:
-            connection = self._connection
-            if connection is None or not connection.is_open:
-                connection = self._connection = await self._owner.open(self._node_id)
+            connection = await self.connected()
             version = connection.version_for(ApiKey.WRITE_TXN_MARKERS, *_VERSIONS)
             fields = {"markers": [_marker(each, version) for each in batch]}
             response = await connection.call(ApiKey.WRITE_TXN_MARKERS, version, fields, self._owner.timeout_s)
         except (ConnectionError, MalformedRequest, NoSuchVersion) as error:
-            log.debug("broker did not write end markers", broker=self._node_id, reason=str(error))
+            log.debug("broker did not write end markers", broker=self.node_id, reason=str(error))
             self.disconnect()
             return {}
         return {marker.producer_id: dict(_codes_of(marker)) for marker in response.markers}

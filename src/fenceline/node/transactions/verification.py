@@ -26,6 +26,7 @@ from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from fenceline.node.coordination.replies import Reply
 from fenceline.node.logs import Logger
 from fenceline.node.metric_families import Durations, counters
+from fenceline.node.net.broker_link import BrokerLink
 from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnection
 from fenceline.transactions.messages import PartitionsAdded
 from fenceline.wire.apis import ApiKey
@@ -188,16 +189,14 @@ class Verification:
         )
 
 
-class _CoordinatorLink:
+class _CoordinatorLink(BrokerLink):
     """The questions for one coordinator."""
 
     def __init__(self, owner: Verification, node_id: int) -> None:
+        super().__init__(node_id, owner.open)
         self._owner = owner
-        self._node_id = node_id
         self._waiting: dict[str, _Question] = {}
         """By transactional id: not sent yet."""
-        self._sending: asyncio.Task[None] | None = None
-        self._connection: PeerConnection | None = None
 
     def ask(
         self, transactional_id: str, identity: tuple[int, int], partitions: Collection[TopicIndex], verify_only: bool
@@ -216,18 +215,10 @@ class _CoordinatorLink:
         if question is None:
             question = self._waiting[transactional_id] = _Question(identity, verify_only)
         answer = question.join(partitions)
-        if self._sending is None:
-            self._sending = asyncio.ensure_future(self._send_all())
+        self.send_soon()
         return answer
 
-    async def close(self) -> None:
-        sending = self._sending
-        if sending is not None:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-        self._disconnect()
-
-    async def _send_all(self) -> None:
+    async def send_all(self) -> None:
         batch: dict[str, _Question] = {}
         try:
             while self._waiting:
@@ -238,7 +229,7 @@ class _CoordinatorLink:
             for question in (*batch.values(), *self._waiting.values()):
                 question.settle_all(ErrorCode.NETWORK_EXCEPTION)
             self._waiting = {}
-            self._sending = None
+            self.sending = None
 
     async def _send(self, batch: Mapping[str, _Question]) -> None:
         try:
@@ -249,15 +240,15 @@ class _CoordinatorLink:
                 question.settle_all(ErrorCode.NONE if question.verify_only else ErrorCode.INVALID_TXN_STATE)
             return
         except (ConnectionError, MalformedRequest) as error:
-            log.debug("coordinator did not answer about a transaction", broker=self._node_id, reason=str(error))
-            self._disconnect()
+            log.debug("coordinator did not answer about a transaction", broker=self.node_id, reason=str(error))
+            self.disconnect()
             for question in batch.values():
                 question.settle_all(ErrorCode.NETWORK_EXCEPTION)
             return
         if response.error_code:
             log.warning(
                 "coordinator refused to verify transactions",
-                broker=self._node_id,
+                broker=self.node_id,
                 error=ErrorCode(response.error_code).name,
             )
             for question in batch.values():
@@ -270,17 +261,10 @@ class _CoordinatorLink:
 
     async def _call(self, batch: Mapping[str, _Question]) -> Any:
         """The response entity. Raises NoSuchVersion, ConnectionError, MalformedRequest."""
-        connection = self._connection
-        if connection is None or not connection.is_open:
-            connection = self._connection = await self._owner.open(self._node_id)
+        connection = await self.connected()
         version = connection.version_for(ApiKey.ADD_PARTITIONS_TO_TXN, *_VERSIONS)
         fields = {"transactions": [_transaction(*item) for item in batch.items()]}
         return await connection.call(ApiKey.ADD_PARTITIONS_TO_TXN, version, fields, self._owner.timeout_s)
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
 
 def _transaction(transactional_id: str, question: _Question) -> dict[str, Any]:
