@@ -31,6 +31,9 @@ PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 40
 MAX_OPEN_SLICES: Final = 512
 """Descriptors that slices hold until the peer has read the response."""
 
+TEMPORARY_SUFFIX: Final = ".tmp"
+"""Of a file until it is complete; a start removes what a crash leaves."""
+
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
 _WAIT_FOR_ALL: Final = 7
@@ -308,7 +311,20 @@ class OsDisk:
 
 @cache
 def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+    """The C library, looked up once."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,
+    )
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+    return libc
 
 
 def _succeeds(result: int, path: str | None = None) -> None:
@@ -323,8 +339,6 @@ class OsMapping:
 
     __slots__ = ("__weakref__", "_address", "_position", "_view", "size_bytes")
 
-    _libc: ctypes.CDLL | None = None
-
     def __init__(self, address: int, size_bytes: int, position: int) -> None:
         memory = (ctypes.c_ubyte * size_bytes).from_address(address)
         weakref.finalize(memory, OsMapping._unmap, address, size_bytes).atexit = False
@@ -333,33 +347,15 @@ class OsMapping:
         self._view = memoryview(memory).cast("B").toreadonly()
         self.size_bytes = size_bytes
 
-    @classmethod
-    def _library(cls) -> ctypes.CDLL:
-        if cls._libc is None:
-            libc = ctypes.CDLL(None, use_errno=True)
-            libc.mmap.restype = ctypes.c_void_p
-            libc.mmap.argtypes = (
-                ctypes.c_void_p,
-                ctypes.c_size_t,
-                ctypes.c_int,
-                ctypes.c_int,
-                ctypes.c_int,
-                ctypes.c_int64,
-            )
-            libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-            libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
-            cls._libc = libc
-        return cls._libc
-
     @staticmethod
     def _unmap(address: int, size_bytes: int) -> None:
-        OsMapping._library().munmap(address, size_bytes)
+        _libc().munmap(address, size_bytes)
 
     @classmethod
     def make(cls, fd: int, position: int, size_bytes: int) -> OsMapping | None:
         assert position % PAGE_BYTES == 0, "a mapping starts at a page"
         try:
-            address = cls._library().mmap(None, size_bytes, _PROT_READ, _MAP_SHARED, fd, position)
+            address = _libc().mmap(None, size_bytes, _PROT_READ, _MAP_SHARED, fd, position)
         except (AttributeError, OSError):
             return None
         if address is None or address == _MAP_FAILED:
@@ -382,7 +378,7 @@ class OsMapping:
         pages = (end - first + PAGE_BYTES - 1) // PAGE_BYTES
         # The same length for all: ctypes creates a type for each length and keeps it.
         vector = ctypes.create_string_buffer(max(pages, _VECTOR_PAGES))
-        if OsMapping._library().mincore(self._address + first, end - first, vector) != 0:
+        if _libc().mincore(self._address + first, end - first, vector) != 0:
             return False
         return not vector.raw[:pages].translate(None, _RESIDENT)
 
@@ -401,16 +397,12 @@ class _PageCounts:
 
     _NUMBER: Final = 451
     """Of the system call, on all architectures."""
-    _library: ctypes.CDLL | None = None
 
     @classmethod
     def _count(cls, fd: int, position: int, size_bytes: int) -> int:
         """-1 if the system does not count."""
-        library = cls._library
-        if library is None:
-            cls._library = library = ctypes.CDLL(None, use_errno=True)
         wanted, found = _PageRange(position, size_bytes), _PageStates()
-        failed = library.syscall(cls._NUMBER, fd, ctypes.byref(wanted), ctypes.byref(found), 0)
+        failed = _libc().syscall(cls._NUMBER, fd, ctypes.byref(wanted), ctypes.byref(found), 0)
         return -1 if failed else int(found.cached)
 
     @classmethod
@@ -456,7 +448,7 @@ def write_all(disk: Disk, fd: int, content: Buffer) -> None:
 
 def replace_file(disk: Disk, path: str, content: Buffer, *, durable: bool = True) -> None:
     """Write a temporary file, fsync, rename, fsync the directory. `path` never holds a partial file."""
-    temporary = path + ".tmp"
+    temporary = path + TEMPORARY_SUFFIX
     with contextlib.suppress(FileNotFoundError):
         disk.unlink(temporary)
     fd = disk.open_append(temporary)

@@ -11,13 +11,10 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fenceline.log.core.disk import Disk, write_all
+from fenceline.log.core.disk import TEMPORARY_SUFFIX, Disk, write_all
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-_SUFFIX = ".tmp"
-"""That of `disk.replace_file`: what a crash leaves is removed with the others."""
 
 
 class ReplacedFiles:
@@ -30,7 +27,7 @@ class ReplacedFiles:
 
     def write(self, path: str, content: Buffer, *, is_void: Callable[[], bool] = lambda: False) -> None:
         """The content that `path` will have after `install`, unless it `is_void` then."""
-        temporary = path + _SUFFIX
+        temporary = path + TEMPORARY_SUFFIX
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(temporary)
         assert os.path.dirname(path) == self._directory, f"{path} is not in {self._directory}"
@@ -47,9 +44,9 @@ class ReplacedFiles:
         while self._written:
             path, is_void = self._written[-1]
             if is_void():
-                self._disk.unlink(path + _SUFFIX)
+                self._disk.unlink(path + TEMPORARY_SUFFIX)
             else:
-                self._disk.rename(path + _SUFFIX, path)
+                self._disk.rename(path + TEMPORARY_SUFFIX, path)
             self._written.pop()
         self._disk.fsync_dir(self._directory)
 
@@ -58,4 +55,4 @@ class ReplacedFiles:
         while self._written:
             path, _ = self._written.pop()
             with contextlib.suppress(OSError):
-                self._disk.unlink(path + _SUFFIX)
+                self._disk.unlink(path + TEMPORARY_SUFFIX)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from fenceline.errors import PeerError
-from fenceline.log.core.disk import Disk, read_file
+from fenceline.log.core.disk import TEMPORARY_SUFFIX, Disk, read_file
 from fenceline.log.core.errors import CorruptLog
 from fenceline.log.core.file_names import (
     CLEANED_SUFFIX,
@@ -74,7 +74,7 @@ def _sorted(names: Iterable[str]) -> tuple[set[str], list[str], set[str], list[s
     kept: set[str] = set()
     dropped: list[str] = []
     for name in names:
-        (dropped.append if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")) else kept.add)(name)
+        (dropped.append if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX)) else kept.add)(name)
     removed = {name[:OFFSET_DIGITS] for name in dropped if name.endswith(LOG_SUFFIX + DELETED_SUFFIX)}
     orphan_indexes = sorted(
         name
