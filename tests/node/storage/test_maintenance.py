@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,16 @@ from typing import Any
 from fenceline.node.storage.maintenance import Maintenance
 
 PARTITIONS = 500
+
+
+async def counts_in_turns(work: Coroutine[Any, Any, None], count: Callable[[], int]) -> list[int]:
+    """The count at each turn of the loop, until the work is done."""
+    task = asyncio.ensure_future(work)
+    seen = [0]
+    while not task.done():
+        await asyncio.sleep(0)
+        seen.append(count())
+    return seen
 
 
 def test_others_have_their_turn_while_due_flushes_are_looked_for() -> None:
@@ -37,12 +47,7 @@ def test_others_have_their_turn_while_due_flushes_are_looked_for() -> None:
         ]
         maintenance._flushes = SimpleNamespace(flush=flush)
         maintenance._trouble = None
-        task = asyncio.ensure_future(maintenance._flush_overdue())
-        seen = [0]
-        while not task.done():
-            await asyncio.sleep(0)
-            seen.append(looked)
-        return seen
+        return await counts_in_turns(maintenance._flush_overdue(), lambda: looked)
 
     seen = asyncio.run(run())
     assert flushed == [7, 207, 307, 407]
@@ -62,12 +67,7 @@ def test_others_have_their_turn_while_in_sync_sets_are_checked() -> None:
     async def run() -> list[int]:
         maintenance: Any = Maintenance.__new__(Maintenance)
         maintenance._shrink_isrs_of_each = shrink_isrs
-        task = asyncio.ensure_future(maintenance._shrink_isrs())
-        seen = [0]
-        while not task.done():
-            await asyncio.sleep(0)
-            seen.append(checked)
-        return seen
+        return await counts_in_turns(maintenance._shrink_isrs(), lambda: checked)
 
     seen = asyncio.run(run())
     assert checked == PARTITIONS
