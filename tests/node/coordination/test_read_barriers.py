@@ -23,7 +23,7 @@ from fenceline.replica.leader import InSyncRules, LeaderState
 from fenceline.replica.read_barrier import OfficeAnswer, office_answer
 from fenceline.replica.waiters import Waiters
 from fenceline.wire.apis import ApiKey
-from fenceline.wire.entities import read_request, read_response, write_request, write_response
+from tests.node.answering_peer import AnsweringPeer
 from tests.node.api.handlers.fakes import image_of, partition, topic_image
 from tests.node.desk import Desk, run_story, turns
 
@@ -32,36 +32,20 @@ NOT_REPLACED = ErrorCode.UNKNOWN_LEADER_EPOCH
 EPOCH = 7
 
 
-class Peer:
+class Peer(AnsweringPeer):
     """A broker with replicas: answers when the test says so."""
 
     def __init__(self) -> None:
-        self.requests: list[Any] = []
+        super().__init__(newest=4)
         self.codes: dict[int, ErrorCode] = {}
         """By partition; others NOT_REPLACED."""
-        self.fails: Exception | None = None
-        self.newest = 4
         self.attempts = 0
-        self.opened = 0
-        self.is_open = False
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
 
     def version_for(self, key: ApiKey, low: int, high: int) -> int:
         assert key is ApiKey.OFFSET_FOR_LEADER_EPOCH
-        if self.newest < low:
-            raise NoSuchVersion("too old")
-        return min(self.newest, high)
+        return super().version_for(key, low, high)
 
-    def close(self) -> None:
-        self.is_open = False
-
-    async def call(self, key: ApiKey, version: int, fields: Any, timeout_s: float) -> Any:
-        request = read_request(key, version, write_request(key, version, fields))
-        self.requests.append(request)
-        await self.may_answer.wait()
-        if self.fails is not None:
-            raise self.fails
+    def fields_of(self, request: Any) -> dict[str, Any]:
         topics = [
             {
                 "topic": topic.topic,
@@ -72,7 +56,7 @@ class Peer:
             }
             for topic in request.topics
         ]
-        return read_response(key, version, write_response(key, version, {"topics": topics}))
+        return {"topics": topics}
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -15,10 +15,10 @@ from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode
 from fenceline.ids import TRANSACTION_STATE_TOPIC
 from fenceline.metadata.image import MetadataImage
-from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnectionLost
+from fenceline.node.net.peer_connection import PeerConnectionLost
 from fenceline.node.transactions.verification import Verification
-from fenceline.wire.apis import ApiKey
-from fenceline.wire.entities import read_request, read_response, write_request, write_response
+from fenceline.wire.entities import read_response, write_response
+from tests.node.answering_peer import AnsweringPeer
 from tests.node.api.handlers.fakes import image_of, partition, topic_image
 from tests.node.desk import turns
 
@@ -26,37 +26,16 @@ NONE, ABORTABLE = ErrorCode.NONE, ErrorCode.TRANSACTION_ABORTABLE
 RAIN, SNOW = ("rain", 0), ("snow", 3)
 
 
-class Coordinator:
+class Coordinator(AnsweringPeer):
     """A broker: answers when the test says so."""
 
     def __init__(self, newest: int = 5) -> None:
-        self.newest = newest
-        self.requests: list[Any] = []
-        self.versions: list[int] = []
+        super().__init__(newest)
         self.codes: dict[tuple[str, str, int], ErrorCode] = {}
         """By id, topic and partition; others NONE."""
         self.error = NONE
-        self.fails: Exception | None = None
-        self.opened = 0
-        self.is_open = False
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
 
-    def version_for(self, key: ApiKey, low: int, high: int) -> int:
-        if self.newest < low:
-            raise NoSuchVersion("too old")
-        return min(self.newest, high)
-
-    def close(self) -> None:
-        self.is_open = False
-
-    async def call(self, key: ApiKey, version: int, fields: Any, timeout_s: float) -> Any:
-        request = read_request(key, version, write_request(key, version, fields))
-        self.requests.append(request)
-        self.versions.append(version)
-        await self.may_answer.wait()
-        if self.fails is not None:
-            raise self.fails
+    def fields_of(self, request: Any) -> dict[str, Any]:
         results = [
             {
                 "transactional_id": each.transactional_id,
@@ -76,8 +55,7 @@ class Coordinator:
             }
             for each in request.transactions
         ]
-        answer = {"error_code": self.error, "results_by_transaction": [] if self.error else results}
-        return read_response(key, version, write_response(key, version, answer))
+        return {"error_code": self.error, "results_by_transaction": [] if self.error else results}
 
 
 class Brokers:

@@ -1,8 +1,8 @@
 """The replicas of this node: looked up by name or id on every produce and fetch, kept in step with the metadata image.
 
 Owns the `Replica` objects; `ReplicaRoles` sets their roles. An unused partition with a single replica has no object, so
-ten thousand idle partitions cost nothing here. Nor has a followed one without files: it is opened for its first record
-(`leader_duties`), or for whoever asks for it.
+ten thousand idle partitions cost nothing here. A followed partition without files has none either: it is opened for its
+first record (`leader_duties`), or for a request that names it.
 
 Rules: `epochs.md E4`, `E33`; `recovery.md V37`.
 """
