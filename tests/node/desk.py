@@ -44,6 +44,7 @@ from fenceline.node.net.connection import PendingAnswer
 from fenceline.node.net.dialing import dial_plain
 from fenceline.node.replication.replica import Replica
 from fenceline.node.storage.storage_trouble import StorageTrouble
+from fenceline.node.turns import Turns
 from fenceline.quorum.control_records import VoterEndpoint
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -228,6 +229,7 @@ class Desk:
             self.partitions,
             self.replication,
             loop=self.loop,
+            turns=Turns(self.loop, self.clock.monotonic_ms),
             clock=self.clock,
             rng=Random(1),
             metrics=self.metrics,

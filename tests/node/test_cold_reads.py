@@ -35,6 +35,7 @@ from fenceline.node.clock import SystemClock
 from fenceline.node.context import RequestContext
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection import PendingAnswer
+from fenceline.node.turns import Turns
 from fenceline.records.batch import iter_headers
 from fenceline.records.markers import end_marker
 from fenceline.testing.sim_disk import SimDisk
@@ -123,6 +124,7 @@ class _Broker:
             parts.partitions,
             parts.replication,
             loop=self.loop,
+            turns=Turns(self.loop, self.clock.monotonic_ms),
             clock=self.clock,
             metrics=self.metrics,
             hints=LeaderHints(lambda: EMPTY_IMAGE),

@@ -56,6 +56,7 @@ class Node:
         self.abandoned: list[int] = []
         server: Any = SimpleNamespace(
             handle=self._handle,
+            turns=SimpleNamespace(is_over=lambda: False),
             register=lambda connection: True,
             principal=lambda connection, certificate: ANONYMOUS,
             begin_authentication=lambda connection: None,

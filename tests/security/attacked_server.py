@@ -31,6 +31,7 @@ from fenceline.node.net.connection_limits import ConnectionLimits
 from fenceline.node.net.listening import sasl_of, tls_of
 from fenceline.node.net.server import Server
 from fenceline.node.net.tls_connection import TlsConnection
+from fenceline.node.turns import Turns
 from fenceline.sasl.scram import DIGESTS, NUMBERS
 from fenceline.security.added_users import added_user
 from fenceline.wire.apis import ApiKey
@@ -212,6 +213,7 @@ class AttackedServer:
             {ApiKey.API_VERSIONS: (*ANY_VERSION, answering.handle)},
             server_limits(config),
             self._limits,
+            turns=Turns(loop, lambda: 0),
             metrics=self.metrics,
             threads=threads,
             tls=tls_of(config, NodeCertificates(config), config.listeners),

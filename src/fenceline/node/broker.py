@@ -80,6 +80,7 @@ from fenceline.node.transactions.past_transactions import PastTransactions
 from fenceline.node.transactions.producer_ids import ProducerIds
 from fenceline.node.transactions.recovery import TransactionRecovery
 from fenceline.node.transactions.verification import Verification
+from fenceline.node.turns import Turns
 from fenceline.transactions.messages import EndMarkers, TopicIndex
 from fenceline.transactions.settings import TransactionSettings
 
@@ -470,11 +471,13 @@ class Broker:
         assert self.quorum is not None, "the controller was started"
         authorization = self.quorum.authorization
         node = NodeView(self.node_id, self.cluster_id, config, lambda: controller.image)
+        turns = Turns(self.loop, self.clock.monotonic_ms)
         producing, self._fetching = data_path_handlers(
             node,
             self.partitions,
             self.replication,
             loop=self.loop,
+            turns=turns,
             clock=self.clock,
             rng=self.rng,
             metrics=self.metrics,
@@ -528,6 +531,7 @@ class Broker:
             with_api_versions(node, controller, apis, raw_apis(producing, self._fetching)),
             server_limits(config),
             self._connection_limits(),
+            turns=turns,
             metrics=self.metrics,
             threads=self.disk_threads,
             forward=channel.forward if channel is not None else None,

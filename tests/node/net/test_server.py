@@ -18,6 +18,7 @@ from fenceline.node.context import Api, NodeView
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection_limits import ConnectionLimits
 from fenceline.node.net.server import Server
+from fenceline.node.turns import Turns
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import write_request
 from fenceline.wire.frame import encode_request_frame
@@ -34,6 +35,7 @@ def server_with(overrides: dict[str, str]) -> Server:
         {ApiKey.API_VERSIONS: (*ANY_VERSION, answering.handle)},
         server_limits(config),
         ConnectionLimits(config.text, config.of_listener_only, dict, lambda: 0),
+        turns=Turns(asyncio.get_running_loop(), lambda: 0),
         metrics=NodeMetrics(),
         threads=threads,
     )
@@ -132,6 +134,7 @@ def test_only_large_requests_are_decoded_in_a_thread() -> None:
                 {},
                 server_limits(config),
                 ConnectionLimits(config.text, config.of_listener_only, dict, lambda: 0),
+                turns=Turns(asyncio.get_running_loop(), lambda: 0),
                 metrics=NodeMetrics(),
                 threads=threads,
             )

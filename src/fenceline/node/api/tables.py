@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from fenceline.node.storage.directory_moves import DirectoryMoves
     from fenceline.node.transactions.driver import TransactionsDriver
     from fenceline.node.transactions.producer_ids import ProducerIds
+    from fenceline.node.turns import Turns
 
 
 def broker_apis(
@@ -191,6 +192,7 @@ def data_path_handlers(
     replication: Replication,
     *,
     loop: asyncio.AbstractEventLoop,
+    turns: Turns,
     clock: Clock,
     rng: Random,
     metrics: NodeMetrics,
@@ -231,6 +233,7 @@ def data_path_handlers(
         replicas,
         replication,
         loop=loop,
+        turns=turns,
         clock=clock,
         metrics=metrics,
         hints=hints,

@@ -5,12 +5,14 @@ Owns its server. No request is forwarded from here: `node.api.tables` gives its 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from fenceline.node.net import listening
 from fenceline.node.net.connection_limits import ConnectionLimits
 from fenceline.node.net.server import Server, ServerLimits
+from fenceline.node.turns import Turns
 from fenceline.quorum.control_records import VoterEndpoint
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class _Listening(Server):
         limits: ServerLimits,
         connection_limits: ConnectionLimits,
         *,
+        turns: Turns,
         metrics: NodeMetrics,
         threads: Executor,
         tls: ListenersTls | None,
@@ -54,6 +57,7 @@ class _Listening(Server):
             raw,
             limits,
             connection_limits,
+            turns=turns,
             metrics=metrics,
             threads=threads,
             tls=tls,
@@ -109,6 +113,7 @@ class ControllerListener:
             ConnectionLimits(
                 config.text, config.of_listener_only, lambda: controller.image.client_quotas, clock.monotonic_ms
             ),
+            turns=Turns(asyncio.get_running_loop(), clock.monotonic_ms),
             metrics=metrics,
             threads=threads,
             tls=listening.tls_of(config, certificates, config.controller_listeners),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fenceline.node.client_limits import PeerQuotas
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.copying import CopySender
+    from fenceline.node.turns import Turns
     from fenceline.security.acls import AskingPeer
     from fenceline.security.authentication import SaslConversation
 
@@ -124,6 +125,7 @@ class ConnectionOwner(Protocol):
 
     metrics: NodeMetrics
     threads: Executor
+    turns: Turns
     has_urgent_requests: Callable[[], bool]
     max_request_bytes: int
 
@@ -155,6 +157,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_buffer",
         "_closes_when_sent",
         "_end",
+        "_is_at_end",
+        "_is_postponed",
         "_layer",
         "_muted",
         "_on_sent",
@@ -201,6 +205,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._closes_when_sent = False
         self._muted: asyncio.TimerHandle | None = None
         """Until its end no request is handled: the peer has exceeded a quota."""
+        self._is_postponed = False
+        """Its next request has its turn after those of other connections."""
+        self._is_at_end = False
+        """The peer will send nothing more, and the connection closes once it is neither muted nor postponed."""
         self.idle_ticks = 0
         self.peer = "?"
         self.host = "?"
@@ -260,6 +268,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.idle_ticks = 0
         self._server.metrics.received_bytes += nbytes
         self._take_requests()
+
+    def eof_received(self) -> bool:
+        """A producer with acks=0 sends and closes: what waits for its turn, or for a quota, is still handled."""
+        self._is_at_end = self._is_held
+        return self._is_at_end
 
     def pause_writing(self) -> None:
         self._paused_writing = True
@@ -437,6 +450,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._end - self._start
 
     @property
+    def _is_held(self) -> bool:
+        return self._muted is not None or self._is_postponed
+
+    @property
     def holds_budget(self) -> bool:
         """Whether the receive buffer is larger than what is not counted."""
         return len(self._buffer) > INITIAL_BUFFER_BYTES
@@ -467,7 +484,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             transport = self._transport
             if transport is None or transport.is_closing():
                 return
-            if self._muted is not None or (self._waiting and not self._may_follow()):
+            if self._is_held or (self._waiting and not self._may_follow()):
                 break
             start = self._start
             available = self._end - start
@@ -485,6 +502,10 @@ class ServerConnection(asyncio.BufferedProtocol):
                     self._layer.expect(_SIZE_PREFIX_BYTES + size - available)
                 if not self._make_room(_SIZE_PREFIX_BYTES + size):
                     return
+                break
+            if self._server.turns.is_over():
+                self._is_postponed = True
+                self._server.turns.postpone(self._take_postponed)
                 break
             frame_end = start + _SIZE_PREFIX_BYTES + size
             self._start = frame_end
@@ -511,12 +532,19 @@ class ServerConnection(asyncio.BufferedProtocol):
                     self._waiting.append(answered)
                 else:
                     self.send(outcome)
+        if self._is_at_end and not self._is_held and self._transport is not None:
+            self._transport.close()
+            return
         if self._start == self._end:
             self._start = self._end = 0
             if self._server.is_short_of_memory and (freed := self.shrink_idle_buffer()):
                 self._server.release_memory(freed)
         if self._paused_reading or self._end == len(self._buffer):
             self._read_or_pause()
+
+    def _take_postponed(self) -> None:
+        self._is_postponed = False
+        self._take_requests()
 
     def _is_raw_token(self, size: int) -> bool:
         """A message of a SASL mechanism may have no header, and no content."""

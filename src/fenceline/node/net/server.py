@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fenceline.node.net.connection_limits import Admission, ConnectionLimits
     from fenceline.node.net.sasl import ListenersSasl
     from fenceline.node.net.tls import ListenersTls
+    from fenceline.node.turns import Turns
     from fenceline.security.authentication import SaslConversation
     from fenceline.security.rights import RequestRights
 
@@ -71,6 +72,7 @@ class RightsOfPeers(Protocol):
 
 
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
+_SWEPT_IN_A_TURN: Final = 250
 _ACCEPTED_AT_ONCE: Final = 16
 _LARGE_BODY_BYTES: Final = 128 << 10
 """Decoding more takes longer than other connections should wait."""
@@ -106,6 +108,7 @@ class Server:
         limits: ServerLimits,
         connection_limits: ConnectionLimits,
         *,
+        turns: Turns,
         metrics: NodeMetrics,
         threads: Executor,
         forward: Forward | None = None,
@@ -118,6 +121,7 @@ class Server:
         """`threads` load the records of responses from the disk; `has_urgent_requests`: whether they must leave time
         for other requests. `tls`, `sasl`: None if no listener has it. `authorization`: None without an authorizer.
         `quotas`: None if clients are not limited here."""
+        self.turns = turns
         self.metrics = metrics
         self.threads = threads
         self.has_urgent_requests = has_urgent_requests
@@ -145,7 +149,7 @@ class Server:
         self._closings = RepeatedLines(connection_log.warning)
         self._connections: dict[ServerConnection, None] = {}
         self._servers: list[asyncio.Server] = []
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweeper: asyncio.Handle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_granting = False
         self._favoured: ServerConnection | None = None
@@ -380,8 +384,11 @@ class Server:
             self._favoured = None
 
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        for connection in list(self._connections):
+        self._sweep_some(deque(self._connections))
+
+    def _sweep_some(self, connections: deque[ServerConnection]) -> None:
+        for _ in range(min(len(connections), _SWEPT_IN_A_TURN)):
+            connection = connections.popleft()
             connection.idle_ticks += 1
             connection.close_idle_sender()
             if connection.idle_ticks > _SWEEPS_PER_IDLE_PERIOD:
@@ -391,7 +398,11 @@ class Server:
                 connection.abort()
             elif connection.idle_ticks > 1 and (freed := connection.shrink_idle_buffer()):
                 self.release_memory(freed)
-        self._sweeper = loop.call_later(self._idle_timeout_ms / 1000 / _SWEEPS_PER_IDLE_PERIOD, self._sweep)
+        loop = asyncio.get_running_loop()
+        if connections:
+            self._sweeper = loop.call_soon(self._sweep_some, connections)
+        else:
+            self._sweeper = loop.call_later(self._idle_timeout_ms / 1000 / _SWEEPS_PER_IDLE_PERIOD, self._sweep)
 
     # --- authentication -------------------------------------------------------------------------------------------
 

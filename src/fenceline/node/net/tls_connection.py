@@ -123,7 +123,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._deliver()
 
     def eof_received(self) -> bool:
-        return False
+        """Whether the connection stays open: the protocol still has to handle what it has received."""
+        return self._protocol is not None and bool(self._protocol.eof_received())
 
     def pause_writing(self) -> None:
         # A peer that does not read what the library answers by itself (to a KeyUpdate) must not make it answer more.
@@ -221,7 +222,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _deliver_end(self, ended: SSL.Error) -> None:
         if isinstance(ended, SSL.ZeroReturnError):
-            self.close()  # the peer has said that it is done
+            # The peer has said that it is done.
+            if not self.eof_received():
+                self.close()
         else:
             # Renegotiation, a damaged record: the library's alert says which.
             self._flush()

@@ -39,7 +39,6 @@ from fenceline.node.context import RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import PendingAnswer
 from fenceline.node.net.server import Buffer, frame_of
-from fenceline.node.sliced_calls import SlicedCalls
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, DEBUG_REPLICA_ID, NO_EPOCH
 from fenceline.replica.fetch_session import INITIAL_EPOCH, NO_SESSION_ID, FetchSessions, SessionAnswer
 from fenceline.wire.acl_codes import AclOperation
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.replication.replicas import Replicas
     from fenceline.node.replication.replication import Replication
+    from fenceline.node.turns import Turns
     from fenceline.wire.produce import LeaderEndpoint
 
 log = Logger("fetch")
@@ -91,6 +91,7 @@ class FetchHandler:
         replication: Replication,
         *,
         loop: asyncio.AbstractEventLoop,
+        turns: Turns,
         clock: Clock,
         metrics: NodeMetrics,
         hints: LeaderHints,
@@ -109,7 +110,7 @@ class FetchHandler:
         the node keeps none; `serves_evidence`: whether clients may read it."""
         self.replication = replication
         self.loop = loop
-        self.woken = SlicedCalls(loop)
+        self.turns = turns
         self.clock = clock
         self.metrics = metrics
         self._hints = hints

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fenceline.node.metrics import NodeMetrics
     from fenceline.node.net.server import Buffer
     from fenceline.node.replication.replica import Replica
-    from fenceline.node.sliced_calls import SlicedCalls
+    from fenceline.node.turns import Turns
     from fenceline.replica.waiters import Waiters
 
 
@@ -31,7 +31,7 @@ class Fetching(Protocol):
     reads: FetchReads
     metrics: NodeMetrics
     loop: asyncio.AbstractEventLoop
-    woken: SlicedCalls
+    turns: Turns
 
     def plain_answer(
         self, context: RequestContext, request: FetchRequest, answer: SessionAnswer
@@ -112,7 +112,7 @@ class ParkedFetch:
         # Several partitions may change within one produce request: check once, after it.
         if not self._is_woken:
             self._is_woken = True
-            self._fetching.woken.add(self._check)
+            self._fetching.turns.postpone(self._check)
 
     def _check(self) -> None:
         self._is_woken = False
@@ -137,7 +137,15 @@ class ParkedFetch:
             self._register_all()
 
     def _time_out(self) -> None:
-        self._complete(self._read())
+        turns = self._fetching.turns
+        if turns.is_over():
+            turns.postpone(self._time_out_in_turn)
+        else:
+            self._complete(self._read())
+
+    def _time_out_in_turn(self) -> None:
+        if self._timer is not None:
+            self._complete(self._read())
 
     def _complete(self, result: FetchResult) -> None:
         self._unpark()

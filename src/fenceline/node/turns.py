@@ -1,0 +1,74 @@
+"""How long requests are served before the event loop looks at its timers and at other work again.
+
+Owns the calls that wait for the next turn of the loop. Must never change their order.
+
+The loop serves every socket that has data, a thousand or more, before it looks at a timer: without a limit, heartbeats,
+elections and other clients would wait for all of these requests. One record can wake the consumers of a thousand
+connections, which is the same. When a turn began cannot be asked for, so a turn that may be long is marked, by a call
+that the loop makes at the beginning of the next one. Short turns, which are nearly all, cost one look at the clock for
+each request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import asyncio
+
+LIMIT_MS: Final = 4
+"""A turn has at most two or three times as much, and one request more: it is marked when it may have lasted for so
+long, and the calls that wait have as much for themselves."""
+
+
+class Turns:
+    """Belongs to the event loop."""
+
+    __slots__ = ("_calls", "_is_marked", "_loop", "_now_ms", "_until_ms")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now_ms: Callable[[], int]) -> None:
+        """`now_ms`: a monotonic clock, in milliseconds."""
+        self._loop = loop
+        self._now_ms = now_ms
+        self._calls: deque[Callable[[], None]] = deque()
+        self._until_ms = 0
+        self._is_marked = False
+        """Whether `_begin` will be called, so that this turn has not ended since."""
+
+    def is_over(self) -> bool:
+        """Whether the next request should be left to a later turn (`postpone`)."""
+        now_ms = self._now_ms()
+        if now_ms < self._until_ms:
+            return False
+        if self._is_marked:
+            return True
+        self._until_ms = now_ms + LIMIT_MS
+        self._mark()
+        return False
+
+    def postpone(self, call: Callable[[], None]) -> None:
+        """Call it in the next turn, or in a later one if many wait."""
+        self._calls.append(call)
+        if not self._is_marked:
+            self._until_ms = self._now_ms() + LIMIT_MS
+            self._mark()
+
+    def _mark(self) -> None:
+        self._is_marked = True
+        self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._is_marked = False
+        now_ms = self._now_ms
+        until_ms = self._until_ms = now_ms() + LIMIT_MS
+        calls = self._calls
+        try:
+            for _ in range(len(calls)):
+                calls.popleft()()
+                if now_ms() >= until_ms:
+                    break
+        finally:
+            if calls and not self._is_marked:
+                self._mark()
