@@ -306,12 +306,16 @@ class GroupCoordinator:
                 if found:
                     yield found
 
-    def committed_partitions(self) -> dict[str, set[int]]:
-        """By topic: the partitions for which any group coordinated here has an offset."""
-        found: dict[str, set[int]] = {}
-        for shard in self._active.values():
-            shard.state.offsets.partitions_into(found)
-        return found
+    def committed_partitions(self) -> Iterator[tuple[str, Collection[int]]]:
+        """Topics, and partitions of them for which a group coordinated here has an offset. Yields group by group, as
+        `committed`."""
+        for partition in list(self._active):
+            shard = self._active.get(partition)
+            for group_id in shard.state.offsets.group_ids if shard is not None else ():
+                if self._active.get(partition) is not shard:
+                    break
+                assert shard is not None, "the group has offsets, so it has a slot"
+                yield from shard.state.offsets.partitions(group_id)
 
     def describe(self, group_id: str) -> messages.DescribedGroup:
         """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""

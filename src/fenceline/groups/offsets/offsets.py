@@ -116,11 +116,9 @@ class OffsetStore:
             if value is not None:
                 yield slot, value
 
-    def partitions_into(self, found: dict[str, set[int]]) -> None:
-        """Add the partitions that have offsets to `found`, by topic."""
-        for topics in self._by_group.values():
-            for topic, partitions in topics.items():
-                found.setdefault(topic, set()).update(partitions)
+    def partitions(self, group_id: str) -> list[tuple[str, Collection[int]]]:
+        """Topics, and their partitions, of which a group has stored offsets. For use at once."""
+        return [(topic, partitions.keys()) for topic, partitions in self._by_group.get(group_id, {}).items()]
 
     @property
     def group_ids(self) -> list[str]:

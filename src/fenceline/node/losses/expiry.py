@@ -38,6 +38,8 @@ _DELAY_S: Final = 0.2
 """Delay of the check after a log start moved: DeleteRecords and retention change many partitions at once."""
 _PAUSE_FACTOR: Final = 20
 """The pause between checks is at least this many times the duration of the last one."""
+_IN_A_TURN: Final = 10_000
+"""Committed positions that are looked at before others have their turn."""
 _MAX_BATCH: Final = 1_000
 _TIMEOUT_S: Final = 10.0
 _EARLIEST: Final = -2
@@ -51,7 +53,7 @@ _Bounds = tuple[int, int]
 class CommittedPositions(Protocol):
     """The committed offsets of the groups that are coordinated here (`GroupCoordinator`)."""
 
-    def committed_partitions(self) -> Mapping[str, Collection[int]]: ...
+    def committed_partitions(self) -> Iterable[tuple[str, Collection[int]]]: ...
     def committed(self, topics: Collection[str]) -> Iterable[Iterable[tuple[OffsetSlot, StoredOffset]]]: ...
 
 
@@ -116,8 +118,8 @@ class LossExpiry:
             took_s = loop.time() - began_s
 
     async def check(self) -> None:
-        """Compare committed offsets with log starts that moved; yields to the event loop between topics."""
-        read = self._positions.committed_partitions()
+        """Compare committed offsets with log starts that moved; others have their turn in between."""
+        read = await self._read_partitions()
         before, self._bounds = (
             self._bounds,
             await self._find_bounds(
@@ -148,6 +150,18 @@ class LossExpiry:
                     receipts.append(self._receipt(topic, slot, committed, first, start, LossCause.LOG_START, reason))
             await asyncio.sleep(0)
         await self._keep(receipts)
+
+    async def _read_partitions(self) -> dict[str, set[int]]:
+        """By topic."""
+        found: dict[str, set[int]] = defaultdict(set)
+        looked_at = 0
+        for topic, partitions in self._positions.committed_partitions():
+            found[topic].update(partitions)
+            looked_at += len(partitions)
+            if looked_at >= _IN_A_TURN:
+                looked_at = 0
+                await asyncio.sleep(0)
+        return found
 
     def topics_deleted(self, topics: Iterable[TopicImage]) -> None:
         """Must be called before the logs and the groups' offsets are deleted."""
