@@ -6,15 +6,16 @@ Rules: `list_offsets.md L2-L24` (order of checks, KIP-207), `epochs.md E21` (an 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fenceline.errors import ErrorCode, InternalError, PeerError
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import INTERNAL_TOPICS, METADATA_TOPIC
 from fenceline.node.context import Api, RequestContext
 from fenceline.node.replication.replica import Replica
-from fenceline.replica.fencing import DEBUG_REPLICA_ID, check_leader_epoch, read_bound
+from fenceline.replica.fencing import DEBUG_REPLICA_ID, NO_EPOCH, check_leader_epoch, read_bound
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import millis, request_field
 
@@ -37,7 +38,6 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING_UPLOAD: Final = -6
 
-_KNOWN_IN_MEMORY: Final = (LATEST, EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
 _FIRST_VERSION_OF: Final = {
     LATEST: 1,
     EARLIEST: 1,
@@ -46,6 +46,7 @@ _FIRST_VERSION_OF: Final = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING_UPLOAD: 11,
 }
+_FIRST_WITH_LEADER_EPOCH: Final = 4
 _FIRST_WITH_OFFSET_NOT_AVAILABLE: Final = 5
 _HIGH_WATERMARK: Final = -1
 """DeleteRecords: the offset that means the high watermark."""
@@ -60,6 +61,24 @@ class _Found(NamedTuple):
 _NOTHING: Final = _Found(-1, -1, -1)
 
 
+class _Asked(NamedTuple):
+    """What a request says about all of its partitions."""
+
+    replicas: Replicas
+    version: int
+    replica_id: int
+    isolation: int
+
+
+class _ByTime(NamedTuple):
+    """A lookup that reads the disk, and the place of its answer."""
+
+    topic: str
+    partition: ListOffsetsPartition
+    answers: list[dict[str, Any]]
+    position: int
+
+
 def list_offsets(
     replicas: Replicas, threads: Executor, context: RequestContext, request: ListOffsetsRequest
 ) -> dict[str, Any] | Awaitable[dict[str, Any]]:
@@ -67,62 +86,51 @@ def list_offsets(
 
     Lookups by time read the disk: a request with one of them is answered asynchronously.
     """
-    wanted = (partition.timestamp for topic in request.topics for partition in topic.partitions)
-    if all(timestamp in _KNOWN_IN_MEMORY for timestamp in wanted):
-        return _run_at_once(_list_offsets(replicas, threads, context, request))
-    return _list_offsets(replicas, threads, context, request)
-
-
-def _run_at_once(answering: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """The result of a coroutine that never waits."""
-    try:
-        answering.send(None)
-    except StopIteration as finished:
-        answer: dict[str, Any] = finished.value
-        return answer
-    raise InternalError("an in-memory lookup blocked")
-
-
-async def _list_offsets(
-    replicas: Replicas, threads: Executor, context: RequestContext, request: ListOffsetsRequest
-) -> dict[str, Any]:
-    version, replica_id = context.api_version, request.replica_id
-    isolation = request_field(request, "isolation_level", 0)
-    seen: set[tuple[str, int]] = set()
-    doubled: set[tuple[str, int]] = set()
+    asked = _Asked(replicas, context.api_version, request.replica_id, request_field(request, "isolation_level", 0))
+    doubled = _doubled(request)
+    topics: list[dict[str, Any]] = []
+    by_time: list[_ByTime] = []
     for topic in request.topics:
-        for partition in topic.partitions:
-            key = (topic.name, partition.partition_index)
-            (doubled if key in seen else seen).add(key)
-    topics = []
-    rejected: set[tuple[str, int]] = set()
-    for topic in request.topics:
-        answers = []
+        name, rejected = topic.name, set[int]()
+        answers: list[dict[str, Any]] = []
         for partition in topic.partitions:
             index = partition.partition_index
-            if (topic.name, index) in rejected:
-                continue
             try:
-                if (topic.name, index) in doubled:
+                if doubled and (name, index) in doubled:
                     # One result for all mentions, as in Kafka (`L2`).
-                    rejected.add((topic.name, index))
+                    if index in rejected:
+                        continue
+                    rejected.add(index)
                     raise PeerError(ErrorCode.INVALID_REQUEST)
-                _check_timestamp(partition.timestamp, version)
-                found = await _find_offset(replicas, threads, version, topic.name, partition, replica_id, isolation)
+                _check_timestamp(partition.timestamp, asked.version)
+                found = _find_known(asked, name, partition)
+                if found is None:
+                    by_time.append(_ByTime(name, partition, answers, len(answers)))
+                    found = _NOTHING
                 answers.append(_offset_answer(index, ErrorCode.NONE, found))
             except PeerError as error:
                 answers.append(_offset_answer(index, error.code, _NOTHING))
-        topics.append({"name": topic.name, "partitions": answers})
-    return {"topics": topics}
+        topics.append({"name": name, "partitions": answers})
+    answer = {"topics": topics}
+    return _look_up_times(asked, threads, by_time, answer) if by_time else answer
+
+
+def _doubled(request: ListOffsetsRequest) -> set[tuple[str, int]]:
+    """Partitions that are mentioned more than once."""
+    mentioned = [(topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions]
+    if len(set(mentioned)) == len(mentioned):
+        return set()
+    return {each for each, count in Counter(mentioned).items() if count > 1}
 
 
 def _offset_answer(index: int, code: ErrorCode, found: _Found) -> dict[str, Any]:
+    offset, timestamp, leader_epoch = found
     return {
         "partition_index": index,
         "error_code": code,
-        "timestamp": found.timestamp,
-        "offset": found.offset,
-        "leader_epoch": found.leader_epoch,
+        "timestamp": timestamp,
+        "offset": offset,
+        "leader_epoch": leader_epoch,
     }
 
 
@@ -131,67 +139,76 @@ def _check_timestamp(timestamp: int, version: int) -> None:
         raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
 
 
-async def _find_offset(
-    replicas: Replicas,
-    threads: Executor,
-    version: int,
-    topic: str,
-    partition: ListOffsetsPartition,
-    replica_id: int,
-    isolation: int,
-) -> _Found:
-    def checked() -> Replica:
-        requested_epoch = request_field(partition, "current_leader_epoch", -1)
-        by_any_replica = replica_id == DEBUG_REPLICA_ID
-        return _checked(replicas, topic, partition.partition_index, requested_epoch, by_any_replica=by_any_replica)
-
-    replica = checked()
-    timestamp = partition.timestamp
-    partition_log = replica.log
-    bound = _read_bound(replica, replica_id, isolation)
+def _find_known(asked: _Asked, topic: str, partition: ListOffsetsPartition) -> _Found | None:
+    """What is known without reading the log; None for a lookup by time."""
+    replica, timestamp = _asked_replica(asked, topic, partition), partition.timestamp
+    if timestamp == LATEST:
+        _require_visible_end(replica, asked)
+        return _Found(_read_bound(replica, asked), -1, replica.leader_epoch)
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        start = partition_log.log_start_offset
-        first = partition_log.epochs.earliest
+        start = replica.log.log_start_offset
+        first = replica.log.epochs.earliest
         # The epoch is returned only if it is known to cover the log start (`L18`).
         return _Found(start, -1, first[0] if first is not None and first[1] <= start else -1)
-    if timestamp == LATEST:
-        _require_visible_end(replica, replica_id, version)
-        return _Found(bound, -1, replica.leader_epoch)
-    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        return _NOTHING
-    if timestamp == MAX_TIMESTAMP:
-        look_up = partial(partition_log.offset_of_max_timestamp, end_offset_exclusive=bound)
+    return _NOTHING if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD) else None
+
+
+async def _look_up_times(
+    asked: _Asked, threads: Executor, by_time: Sequence[_ByTime], answer: dict[str, Any]
+) -> dict[str, Any]:
+    """Complete the answer."""
+    for topic, partition, answers, position in by_time:
+        code, found = ErrorCode.NONE, _NOTHING
+        try:
+            found = await _look_up_time(asked, threads, topic, partition)
+        except PeerError as error:
+            code = error.code
+        answers[position] = _offset_answer(partition.partition_index, code, found)
+    return answer
+
+
+async def _look_up_time(asked: _Asked, threads: Executor, topic: str, partition: ListOffsetsPartition) -> _Found:
+    replica = _asked_replica(asked, topic, partition)
+    bound = _read_bound(replica, asked)
+    if partition.timestamp == MAX_TIMESTAMP:
+        look_up = partial(replica.log.offset_of_max_timestamp, end_offset_exclusive=bound)
     else:
-        look_up = partial(partition_log.offset_for_timestamp, timestamp, end_offset_exclusive=bound)
+        look_up = partial(replica.log.offset_for_timestamp, partition.timestamp, end_offset_exclusive=bound)
     looking = asyncio.get_running_loop().run_in_executor(threads, look_up)
     await asyncio.wait((looking,))
     # The role, the epoch and the log may have changed meanwhile (`epochs.md E7`).
-    if checked() is not replica:
+    if _asked_replica(asked, topic, partition) is not replica:
         raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     found = looking.result()
-    bound = min(bound, _read_bound(replica, replica_id, isolation))
+    bound = min(bound, _read_bound(replica, asked))
     if found is None or found.offset >= bound:
-        _require_visible_end(replica, replica_id, version)
+        _require_visible_end(replica, asked)
         return _NOTHING
     return _Found(found.offset, found.timestamp, found.leader_epoch)
 
 
-def _read_bound(replica: Replica, replica_id: int, isolation: int) -> int:
+def _asked_replica(asked: _Asked, topic: str, partition: ListOffsetsPartition) -> Replica:
+    epoch = partition.current_leader_epoch if asked.version >= _FIRST_WITH_LEADER_EPOCH else NO_EPOCH
+    by_any_replica = asked.replica_id == DEBUG_REPLICA_ID
+    return _checked(asked.replicas, topic, partition.partition_index, epoch, by_any_replica=by_any_replica)
+
+
+def _read_bound(replica: Replica, asked: _Asked) -> int:
     partition_log = replica.log
     return read_bound(
-        replica_id=replica_id,
-        isolation=isolation,
+        replica_id=asked.replica_id,
+        isolation=asked.isolation,
         log_end_offset=partition_log.log_end_offset,
         high_watermark=partition_log.high_watermark,
         last_stable_offset=partition_log.last_stable_offset,
     )
 
 
-def _require_visible_end(replica: Replica, replica_id: int, version: int) -> None:
-    if replica.leader is not None and replica.leader.hides_end_offset(replica_id):
+def _require_visible_end(replica: Replica, asked: _Asked) -> None:
+    if replica.leader is not None and replica.leader.hides_end_offset(asked.replica_id):
         raise PeerError(
             ErrorCode.OFFSET_NOT_AVAILABLE
-            if version >= _FIRST_WITH_OFFSET_NOT_AVAILABLE
+            if asked.version >= _FIRST_WITH_OFFSET_NOT_AVAILABLE
             else ErrorCode.LEADER_NOT_AVAILABLE
         )
 
