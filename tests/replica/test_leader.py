@@ -434,3 +434,23 @@ class TestRecovering:
 
     def test_recovered_leader_proposes_nothing(self) -> None:
         assert leader({1}).propose_recovered() is None
+
+
+@pytest.mark.parametrize("min_isr", [1, 3])
+@pytest.mark.parametrize("isr", [{1, 2, 3}, {1, 2}])
+@pytest.mark.parametrize("high_watermark", [4, 5])
+@pytest.mark.parametrize("ends", [(5, 5), (5, 4), (5, None), (None, None)])
+def test_a_settled_leader_has_nothing_to_do(
+    isr: set[int], high_watermark: int, ends: tuple[int | None, ...], min_isr: int
+) -> None:
+    state = leader(isr)
+    state.log_end_offset = 5
+    for replica, end in zip((2, 3), ends, strict=True):
+        if end is not None:
+            state.followers[replica].log_end_offset = end
+    state.high_watermark = high_watermark
+    is_settled = state.is_settled
+    assert is_settled == (isr == {1, 2, 3} and high_watermark == 5 and ends == (5, 5))
+    if is_settled:
+        assert state.propose_shrink(2 * LAG_MS) is None
+        assert not state.advance(min_isr, 2 * LAG_MS)

@@ -293,6 +293,15 @@ class LeaderState:
         """E36; a broker epoch that was never sent is not eligible (G14c)."""
         return progress.broker_epoch != NO_EPOCH and progress.broker_epoch == self.rules.eligible(replica_id)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all replicas are in sync and at the log end, which is committed: `advance` and `propose_shrink` have
+        nothing to do."""
+        end = self.log_end_offset
+        if self.high_watermark != end or len(self.isr) != len(self.replicas):
+            return False
+        return all(progress.log_end_offset == end for progress in self.followers.values())
+
     def propose_shrink(self, now_ms: int) -> IsrProposal | None:
         """Propose the ISR without lagging replicas (E38); None if none lags, or a proposal is pending."""
         if self.proposal is not None or self.is_recovering:

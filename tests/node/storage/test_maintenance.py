@@ -8,6 +8,9 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+from fenceline.ids import TopicPartition
+from fenceline.log.core.config import LogConfig
+from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.node.storage.maintenance import Maintenance
 
 PARTITIONS = 500
@@ -30,6 +33,7 @@ def test_others_have_their_turn_while_due_flushes_are_looked_for() -> None:
     class Log:
         def __init__(self, index: int) -> None:
             self.index = index
+            self.config = LogConfig()
 
         def flush_due(self, now_ms: int) -> bool:
             nonlocal looked
@@ -45,6 +49,7 @@ def test_others_have_their_turn_while_due_flushes_are_looked_for() -> None:
         maintenance._in_service = [
             SimpleNamespace(log=Log(index), is_being_cut=index == 107) for index in range(PARTITIONS)
         ]
+        maintenance._timed = {}
         maintenance._flushes = SimpleNamespace(flush=flush)
         maintenance._trouble = None
         return await counts_in_turns(maintenance._flush_overdue(), lambda: looked)
@@ -72,3 +77,42 @@ def test_others_have_their_turn_while_in_sync_sets_are_checked() -> None:
     seen = asyncio.run(run())
     assert checked == PARTITIONS
     assert max(after - before for before, after in pairwise(seen)) <= 50
+
+
+def test_of_many_logs_each_pass_looks_at_some_and_at_those_with_a_time_limit() -> None:
+    count, timed, looked = 10_000, 4_321, list[int]()
+
+    class Replica:
+        is_being_cut = False
+
+        def __init__(self, index: int) -> None:
+            self.index = index
+            self.topic_partition = TopicPartition("many", index)
+            self.config = LogConfig(flush_ms=5) if index == timed else LogConfig()
+            self.log = self
+
+        def flush_due(self, now_ms: int) -> bool:
+            looked.append(self.index)
+            return False
+
+    in_service = OpenReplicas()
+    for index in range(count):
+        replica: Any = Replica(index)
+        in_service.by_name["many", index] = replica
+    maintenance: Any = Maintenance.__new__(Maintenance)
+    maintenance._clock = SimpleNamespace(now_ms=lambda: 1)
+    maintenance._in_service, maintenance._trouble = in_service, None
+    maintenance._passes, maintenance._timed = 0, {}
+    passes = 1 + count // 2_000
+    found = []
+    for _ in range(2 * passes):
+        looked.clear()
+        asyncio.run(maintenance._flush_overdue())
+        found.append(set(looked))
+        assert len(looked) == len(set(looked)) <= 1 + count / passes + 1
+    assert set().union(*found[:passes]) == set(range(count))
+    assert all(timed in each for each in found[passes:])
+    del in_service.by_name["many", timed]
+    looked.clear()
+    asyncio.run(maintenance._flush_overdue())
+    assert timed not in looked

@@ -28,8 +28,8 @@ from fenceline.records.decode import decode_batch
 
 Listener = Callable[[MetadataImage, Delta], None]
 
-_SLICE_BYTES: Final = 32 << 10
-"""Some hundred changes of partitions: what a broker with many replicas applies without a long pause."""
+_SLICE_BYTES: Final = 10 << 10
+"""Some 150 changes of partitions: what a broker with many replicas applies without a long pause."""
 _BEGIN_TRANSACTION: Final = encode_record(BeginTransactionRecord(), LATEST_METADATA_VERSION)
 
 

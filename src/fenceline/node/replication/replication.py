@@ -322,7 +322,7 @@ class Replication:
                 too_few[replica.topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)
             if leader is not None and leader.is_recovering:
                 self._propose_recovered_again(replica)
-            if leader is None or leader.is_only_replica:
+            if leader is None or leader.is_only_replica or leader.is_settled:
                 continue
             if leader.advance(replica.config.min_insync_replicas, now_ms):
                 replica.commit()  # a replica that was about to rejoin the ISR has not

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import PeerError
+from fenceline.log.core.config import MAX_INT64
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.scan import BadBatch
 from fenceline.node.logs import Logger
@@ -31,6 +32,9 @@ _RETRY_MS: Final = 1000
 _LOG_INTERVAL_S: Final = 60.0
 _SLICE: Final = 50
 """Replicas processed per iteration of the event loop."""
+_LOOKED_AT: Final = 2_000
+"""Replicas among which a pass looks for due flushes. With more, several passes share them."""
+_MOST_PASSES: Final = 10
 
 
 class Maintenance:
@@ -69,6 +73,10 @@ class Maintenance:
         self._log_start_moved = log_start_moved
         self._delete_later = delete_later
         self._tasks: list[asyncio.Task[None]] = []
+        self._passes = 0
+        """Looks for due flushes."""
+        self._timed: dict[Replica, None] = {}
+        """Those with `flush.ms`, as far as they have been looked at."""
 
     def start(self) -> None:
         config = self._config
@@ -163,10 +171,24 @@ class Maintenance:
     async def _flush_overdue(self) -> None:
         """Flush for `flush.messages`, `flush.ms` (off by default), and sealed segments, whose indexes must be saved."""
         now_ms = self._clock.now_ms()
-        for position, replica in enumerate(self._in_service):
+        for position, replica in enumerate(self._to_look_at()):
             if position % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
+            if replica.log.config.flush_ms < MAX_INT64:
+                self._timed[replica] = None
             if not replica.is_being_cut and replica.log.flush_due(now_ms):
                 await self._flushes.flush(replica)
         if self._trouble:
             self._trouble.log_recovered(self._log_end_offset)
+
+    def _to_look_at(self) -> list[Replica]:
+        """Most logs of a node with many have nothing to flush: each is looked at in every tenth pass at least, those with
+        a time limit in all of them."""
+        replicas = list(self._in_service)
+        passes = min(1 + len(replicas) // _LOOKED_AT, _MOST_PASSES)
+        if passes == 1:
+            return replicas
+        self._passes += 1
+        share = dict.fromkeys(replicas[self._passes % passes :: passes])
+        timed, self._timed = self._timed, {}
+        return [*share, *(each for each in timed if each not in share and self._in_service.holds(each))]
