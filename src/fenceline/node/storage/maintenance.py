@@ -182,8 +182,8 @@ class Maintenance:
             self._trouble.log_recovered(self._log_end_offset)
 
     def _to_look_at(self) -> list[Replica]:
-        """Most logs of a node with many have nothing to flush: each is looked at in every tenth pass at least, those with
-        a time limit in all of them."""
+        """Most logs of a node with many have nothing to flush: each is looked at in every tenth pass at least, those
+        with a time limit in all of them."""
         replicas = list(self._in_service)
         passes = min(1 + len(replicas) // _LOOKED_AT, _MOST_PASSES)
         if passes == 1:
