@@ -17,7 +17,7 @@ from fenceline.ids import NO_LEADER, TopicPartition
 from fenceline.log.core.epoch_cache import EpochCache
 from fenceline.log.directories.partition_dir import RemovedPartition
 from fenceline.metadata.image import LeaderRecoveryState
-from fenceline.node.losses.removed_replicas import RemovedReplicas, agreed_end_with
+from fenceline.node.losses.removed_replicas import RemovedReplicas, agreed_end_with, is_below_of_leader
 from fenceline.node.net.peer_connection import dial
 from fenceline.node.replication.peers import Peers
 from fenceline.node.replication.replicas import LogSummary, RemovedReplica
@@ -56,6 +56,34 @@ def test_the_offset_at_which_a_log_diverges_from_its_leader(
     found = max(asyncio.run(agreed_end_with(known, ask)), known.log_start_offset)
     if known.log_end_offset > known.log_start_offset:
         assert found == max(len(common), known.log_start_offset)
+
+
+@given(
+    common=epochs_of_a_log,
+    own=epochs_of_a_log.map(lambda epochs: [4 + 2 * epoch for epoch in epochs]),
+    theirs=epochs_of_a_log.map(lambda epochs: [5 + 2 * epoch for epoch in epochs]),
+    own_start=st.integers(0, 4),
+    their_start=st.integers(0, 16),
+)
+def test_records_below_the_start_of_a_leader_that_was_elected_uncleanly(
+    common: list[int], own: list[int], theirs: list[int], own_start: int, their_start: int
+) -> None:
+    """Its retention may have deleted other records at these offsets (simulation `operations`, seed 9101397)."""
+    known = log_of(common + own, min(own_start, len(common + own)))
+    leader = log_of(common + theirs, min(their_start, len(common + theirs)))
+
+    async def ask(epoch: int) -> tuple[int, int]:
+        return leader.end_offset_for_epoch(epoch)
+
+    if known.log_end_offset == known.log_start_offset:
+        return
+    agreed = known.log_end_offset
+    if leader.log_start_offset < known.log_end_offset:
+        agreed = max(asyncio.run(agreed_end_with(known, ask)), known.log_start_offset)
+    was_unclean = known.latest_epoch + 1
+    if is_below_of_leader(known, leader.log_start_offset, agreed, was_unclean):
+        assert agreed <= max(len(common), known.log_start_offset), "no own record counts as one of the leader's"
+    assert is_below_of_leader(known, leader.log_start_offset, agreed, known.latest_epoch)
 
 
 class Host:

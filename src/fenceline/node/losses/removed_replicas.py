@@ -51,7 +51,8 @@ _LAST_PAUSE_S: Final = 5.0
 _LOG_INTERVAL_S: Final = 60.0
 _DIVERGED: Final = "The replica was moved away, and its leader does not have these records."
 _STARTS_LATER: Final = (
-    "The replica was moved away, and its leader's log starts after these records: they could not be compared."
+    "The replica was moved away, and its leader's log starts after these records, or after the beginning of them: they "
+    "could not be compared."
 )
 _DAMAGED: Final = "The replica was moved away, and its log is damaged: it could not be compared with the leader's."
 
@@ -201,10 +202,11 @@ class RemovedReplicas:
                     LeaderQueries(connection, _CONSUMER, topic.name, index, partition.leader_epoch, _TIMEOUT_S)
                 )
                 start = await leader.log_start()
-                if start >= known.log_end_offset:
-                    was_deleted = replica.clean_since <= known.latest_epoch
-                    return known.log_end_offset if was_deleted else known.log_start_offset, _STARTS_LATER
-                return max(await agreed_end_with(known, leader.epoch_end), known.log_start_offset), _DIVERGED
+                agreed = known.log_end_offset
+                if start < known.log_end_offset:
+                    agreed = max(await agreed_end_with(known, leader.epoch_end), known.log_start_offset)
+                is_deleted = is_below_of_leader(known, start, agreed, replica.clean_since)
+                return (agreed, _DIVERGED) if is_deleted else (known.log_start_offset, _STARTS_LATER)
             finally:
                 connection.close()
 
@@ -270,6 +272,15 @@ async def agreed_end_with(known: EpochsOfLog, ask: Callable[[int], Awaitable[tup
     while not search.is_done:
         search.on_answer(*await ask(search.asks))
     return search.end
+
+
+def is_below_of_leader(known: EpochsOfLog, leader_start: int, agreed_end: int, clean_since: int) -> bool:
+    """Whether the leader had all records of a log below its own start, and deleted them. `agreed_end`: by epochs, which
+    says nothing about these records: a leader that has forgotten an epoch returns it with its own start (E13 d).
+    `clean_since`: no leader with a later epoch was elected uncleanly."""
+    has_none_below = leader_start <= known.log_start_offset
+    has_common_record = leader_start < agreed_end
+    return has_none_below or has_common_record or clean_since <= known.latest_epoch
 
 
 def _survey(replica: RemovedReplica) -> EpochsOfLog:
