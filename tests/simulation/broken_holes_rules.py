@@ -19,6 +19,7 @@ from fenceline.log.directories import log_dir_offsets
 from fenceline.log.directories.log_dir import LogDir
 from fenceline.log.directories.log_dir_offsets import LogDirOffsets
 from fenceline.log.partition.state import LogState
+from fenceline.node.losses import removed_replicas
 from fenceline.node.replication import leader_link
 from fenceline.node.replication.leader_duties import Duties
 from fenceline.node.replication.replication import Replication
@@ -199,3 +200,15 @@ def _a_flush_of_many_segments_syncs_their_batches(patch: pytest.MonkeyPatch) -> 
             self.disk.close(self.descriptors.pop())
 
     patch.setattr(FlushWork, "_sync_batches", skip)
+
+
+@breaks(9101397, "losses", "2026-11-29", scenario="operations")
+def _e13_an_epoch_that_the_leader_has_forgotten_ends_at_its_start(patch: pytest.MonkeyPatch) -> None:
+    """A removed replica took that end for a common one, and its records below it went without a receipt."""
+    patch.setattr(
+        removed_replicas,
+        "is_below_of_leader",
+        lambda known, leader_start, agreed_end, clean_since: (
+            leader_start < known.log_end_offset or clean_since <= known.latest_epoch
+        ),
+    )

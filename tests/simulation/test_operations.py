@@ -129,7 +129,7 @@ def test_records_restored_by_a_later_unclean_election_are_not_lost() -> None:
         (9100327, {}),  # an empty log was restarted above the log start of a leader with another history
         (9103861, {}),  # the ledger has a receipt before the truncation has ended (checker)
         (9100066, {}),  # a fetch commits, and its read finds that the directory has failed (checker)
-        (9101397, {}),  # an empty log is restarted below its start and grows within one step (checker)
+        (9101397, {}),  # a removed replica trusted the log start of a leader that was elected uncleanly
         (9102718, {}),  # a leader that does not know the new topic answers for the old one of the same name (checker)
         (
             7000004,  # a follower was in sync whose log ended at the leader's log start, with another history
