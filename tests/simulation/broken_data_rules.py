@@ -172,7 +172,7 @@ def _g14b_a_high_watermark_decreases_only_with_the_log(patch: pytest.MonkeyPatch
 # -- what a leader counts ----------------------------------------------------------------------------------------------
 
 
-@breaks(171, "StrongIsr", "2026-11-21")
+@breaks(NO_SEED, "", "")
 def _kip_903_an_in_sync_member_is_the_process_that_fetched(patch: pytest.MonkeyPatch) -> None:
     """Broker epochs are not compared: a broker that restarted without its tail joins by its progress before."""
     patch.setattr(

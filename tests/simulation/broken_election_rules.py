@@ -131,7 +131,7 @@ def _v39_a_recovering_leader_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None
     patch.setattr(alter_partition, "_fault", takes)
 
 
-@breaks(71, "E36", "2026-11-27")
+@breaks(76, "StrongIsr", "2026-11-29")
 def _v18_an_in_sync_set_changes_only_from_the_newest_version(patch: pytest.MonkeyPatch) -> None:
     fault = alter_partition._fault
 

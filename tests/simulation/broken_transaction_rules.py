@@ -79,7 +79,7 @@ def _a_new_producer_ends_the_open_transaction(patch: pytest.MonkeyPatch) -> None
     patch.setattr(shard, "check_step", lambda before, after: None)
 
 
-@breaks(66, "coordinator", "2026-11-29", scenario=_IN)
+@breaks(98, "coordinator", "2026-11-29", scenario=_IN)
 def _a_new_producer_waits_for_a_decided_transaction(patch: pytest.MonkeyPatch) -> None:
     init = decisions.init_producer
 
@@ -463,7 +463,7 @@ def _a_stable_offset_waits_for_open_transactions(patch: pytest.MonkeyPatch) -> N
     patch.setattr(OffsetStore, "is_unstable", lambda self, slot: False)
 
 
-@breaks(62, "WRONG_POSITION", "2026-11-29", scenario=_IN)
+@breaks(87, "WRONG_POSITION", "2026-11-29", scenario=_IN)
 def _a_group_coordinator_that_loads_does_not_answer_zero(patch: pytest.MonkeyPatch) -> None:
     """As Bufstream 0.1.0, in which a group without a known offset began at 0."""
     fetch = GroupCoordinator.fetch_offsets
