@@ -172,7 +172,21 @@ def _g14b_a_high_watermark_decreases_only_with_the_log(patch: pytest.MonkeyPatch
 # -- what a leader counts ----------------------------------------------------------------------------------------------
 
 
-@breaks(NO_SEED, "", "")
+@breaks(
+    51,
+    "StrongIsr",
+    "2026-11-29",
+    crash_s="0.5",
+    power_chance="1",
+    down_s="0.05",
+    crash_calls="0",
+    flush_ms="2147483647",
+    topics="1",
+    partitions="1",
+    replicas="3",
+    full_s="0",
+    pause_s="0",
+)
 def _kip_903_an_in_sync_member_is_the_process_that_fetched(patch: pytest.MonkeyPatch) -> None:
     """Broker epochs are not compared: a broker that restarted without its tail joins by its progress before."""
     patch.setattr(
