@@ -22,7 +22,7 @@ from fenceline.groups.consumer.model import DescribedConsumerGroup
 from fenceline.groups.consumer.topics import TopicHashes
 from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Duty, GroupAnswer, Now
 from fenceline.groups.names import can_be_stored
-from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
+from fenceline.groups.offsets.offsets import OffsetSlot, OffsetStore, StoredOffset
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
 from fenceline.groups.timers import Timers
@@ -296,26 +296,25 @@ class GroupCoordinator:
     def committed(self, topics: Collection[str] | None = None) -> Iterator[list[tuple[OffsetSlot, StoredOffset]]]:
         """Every offset stored for groups coordinated here, of these topics if given. Yields group by group, so that
         others can run in between. Concurrent changes may or may not be included."""
-        for partition in list(self._active):
-            shard = self._active.get(partition)
-            for group_id in shard.state.offsets.group_ids if shard is not None else ():
-                if self._active.get(partition) is not shard:
-                    break
-                assert shard is not None, "the group has offsets, so it has a slot"
-                found = list(shard.state.offsets.slots(group_id, topics))
-                if found:
-                    yield found
+        for offsets, group_id in self._with_offsets():
+            found = list(offsets.slots(group_id, topics))
+            if found:
+                yield found
 
     def committed_partitions(self) -> Iterator[tuple[str, Collection[int]]]:
         """Topics, and partitions of them for which a group coordinated here has an offset. Yields group by group, as
         `committed`."""
+        for offsets, group_id in self._with_offsets():
+            yield from offsets.partitions(group_id)
+
+    def _with_offsets(self) -> Iterator[tuple[OffsetStore, str]]:
         for partition in list(self._active):
             shard = self._active.get(partition)
             for group_id in shard.state.offsets.group_ids if shard is not None else ():
                 if self._active.get(partition) is not shard:
                     break
                 assert shard is not None, "the group has offsets, so it has a slot"
-                yield from shard.state.offsets.partitions(group_id)
+                yield shard.state.offsets, group_id
 
     def describe(self, group_id: str) -> messages.DescribedGroup:
         """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""
