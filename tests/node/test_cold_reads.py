@@ -613,6 +613,18 @@ def test_offsets_by_time_are_looked_up_in_a_thread(disk: WatchedDisk, timestamp:
     reported(story)
 
 
+def test_a_partition_in_two_entries_of_its_topic_is_rejected_once(disk: WatchedDisk) -> None:
+    async def story() -> None:
+        broker = _Broker(_log(disk))
+        request = _asked(7, (0, -1))
+        request = SimpleNamespace(replica_id=request.replica_id, topics=[*request.topics, *request.topics])
+        answer = broker.list_offsets(broker.context(7), request)
+        rows = [[each["error_code"] for each in topic["partitions"]] for topic in answer["topics"]]
+        assert rows == [[42], []]
+
+    reported(story)
+
+
 def test_offsets_in_memory_are_answered_at_once(disk: WatchedDisk) -> None:
     async def story() -> None:
         broker = _Broker(_log(disk))

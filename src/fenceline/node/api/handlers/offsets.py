@@ -88,19 +88,20 @@ def list_offsets(
     """
     asked = _Asked(replicas, context.api_version, request.replica_id, request_field(request, "isolation_level", 0))
     doubled = _doubled(request)
+    rejected: set[tuple[str, int]] = set()
     topics: list[dict[str, Any]] = []
     by_time: list[_ByTime] = []
     for topic in request.topics:
-        name, rejected = topic.name, set[int]()
+        name = topic.name
         answers: list[dict[str, Any]] = []
         for partition in topic.partitions:
             index = partition.partition_index
             try:
                 if doubled and (name, index) in doubled:
                     # One result for all mentions, as in Kafka (`L2`).
-                    if index in rejected:
+                    if (name, index) in rejected:
                         continue
-                    rejected.add(index)
+                    rejected.add((name, index))
                     raise PeerError(ErrorCode.INVALID_REQUEST)
                 _check_timestamp(partition.timestamp, asked.version)
                 found = _find_known(asked, name, partition)
