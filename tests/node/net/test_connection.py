@@ -161,3 +161,12 @@ def test_a_peer_that_closes_while_nothing_waits_is_closed() -> None:
     scene = Scene()
     scene.receive(REQUEST)
     assert not scene.connection.eof_received()
+
+
+def test_a_muted_peer_that_has_sent_nothing_more_is_closed_at_once() -> None:
+    async def story() -> None:
+        scene = Scene()
+        scene.connection.mute(1_000)
+        assert not scene.connection.eof_received()
+
+    asyncio.run(story())

@@ -271,7 +271,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """A producer with acks=0 sends and closes: what waits for its turn, or for a quota, is still handled."""
-        self._is_at_end = self._is_held
+        self._is_at_end = self._is_held and self._start != self._end
         return self._is_at_end
 
     def pause_writing(self) -> None:
