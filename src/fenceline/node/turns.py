@@ -44,18 +44,17 @@ class Turns:
             return False
         if self._is_marked:
             return True
-        self._until_ms = now_ms + LIMIT_MS
-        self._mark()
+        self._mark(now_ms + LIMIT_MS)
         return False
 
     def postpone(self, call: Callable[[], None]) -> None:
         """Call it in the next turn, or in a later one if many wait."""
         self._calls.append(call)
         if not self._is_marked:
-            self._until_ms = self._now_ms() + LIMIT_MS
-            self._mark()
+            self._mark(self._now_ms() + LIMIT_MS)
 
-    def _mark(self) -> None:
+    def _mark(self, until_ms: int) -> None:
+        self._until_ms = until_ms
         self._is_marked = True
         self._loop.call_soon(self._begin)
 
@@ -71,4 +70,4 @@ class Turns:
                     break
         finally:
             if calls and not self._is_marked:
-                self._mark()
+                self._mark(until_ms)

@@ -138,13 +138,11 @@ class ParkedFetch:
 
     def _time_out(self) -> None:
         turns = self._fetching.turns
+        if self._timer is None:
+            return  # it was answered while it waited for its turn
         if turns.is_over():
-            turns.postpone(self._time_out_in_turn)
+            turns.postpone(self._time_out)
         else:
-            self._complete(self._read())
-
-    def _time_out_in_turn(self) -> None:
-        if self._timer is not None:
             self._complete(self._read())
 
     def _complete(self, result: FetchResult) -> None:
