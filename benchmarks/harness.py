@@ -249,6 +249,7 @@ def write_results(results: Mapping[str, Figures]) -> Path:
     beside = f"-beside-{commit(Path(_BASE))}" if _BASE else ""
     path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{commit()}{beside}.json"
     known = json.loads(path.read_text()) if path.exists() else {"machine": machine(), "commit": commit(), "results": {}}
+    known["measured"] = datetime.now(UTC).isoformat(timespec="seconds")
     for name, figures in results.items():
         found = figures.as_json()
         before = known["results"].get(name, {"figures": {}})

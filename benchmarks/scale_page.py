@@ -85,7 +85,7 @@ class Curve(NamedTuple):
 def curves() -> dict[str, list[Curve]]:
     """The curves of the newest results that have them, by name. Raises OperatorError without any."""
     found: dict[str, dict[str, tuple[str, dict[int, float]]]] = {}
-    for path in sorted(RESULTS.glob("*.json"), key=lambda each: (each.name[:10], each.stat().st_mtime), reverse=True):
+    for path in sorted(RESULTS.glob("*.json"), key=_measured, reverse=True):
         figures = json.loads(path.read_text())["results"].get("scale", {}).get("figures", {})
         newer = set(found)
         for name, sides in figures.items():
@@ -104,6 +104,12 @@ def curves() -> dict[str, list[Curve]]:
         )
         for name, measures in found.items()
     }
+
+
+def _measured(path: Path) -> str:
+    """When a file was written, as ISO 8601: older files have the date of their names only. Its modification time would
+    be that of the checkout."""
+    return str(json.loads(path.read_text()).get("measured", path.name[:10]))
 
 
 def _with_ratio(measured: list[Curve]) -> list[Curve]:
