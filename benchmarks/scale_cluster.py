@@ -18,7 +18,7 @@ from uuid import UUID
 
 import psutil
 
-from benchmarks.clusters import ClusterUnderTest, wait_for
+from benchmarks.clusters import PATIENCE_S, ClusterUnderTest
 from benchmarks.harness import cpu_seconds, resident_mb, scratch
 from benchmarks.scale_measuring import SizeOfCurve, read_metric
 from benchmarks.workloads import create_topic
@@ -95,7 +95,7 @@ def _kill_and_return(curve: SizeOfCurve, cluster: ClusterUnderTest, ports: Mappi
     node = next(each for each in cluster.voters if each is not active)
     began_s = time.perf_counter()
     node.kill()
-    wait_for(
+    _wait_for(
         lambda: (
             _fenced(ports[active.node_id])
             and read_metric(ports[active.node_id], "fenceline_leaderless_partitions") == 0
@@ -107,7 +107,7 @@ def _kill_and_return(curve: SizeOfCurve, cluster: ClusterUnderTest, ports: Mappi
     node.start()
     node.wait_ready()
     curve.add("the broker starts after it", time.perf_counter() - began_s, "s")
-    wait_for(lambda: _in_sync(ports[active.node_id]), "it is in sync everywhere")
+    _wait_for(lambda: _in_sync(ports[active.node_id]), "it is in sync everywhere")
     curve.add("the same until it is in sync everywhere", time.perf_counter() - began_s, "s")
 
 
@@ -123,7 +123,19 @@ def _in_sync(port: int) -> bool:
 
 
 def _wait_for_partitions(port: int, count: int) -> None:
-    wait_for(lambda: read_metric(port, "fenceline_partitions") >= count, "all partitions are known")
+    _wait_for(lambda: read_metric(port, "fenceline_partitions") >= count, "all partitions are known")
+
+
+def _wait_for(is_true: Callable[[], bool], what: str) -> None:
+    """A look at the metrics costs a node the more, the more partitions it has: looks take a twentieth of the time."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        began_s = time.monotonic()
+        if is_true():
+            return
+        if began_s > deadline_s:
+            raise TimeoutError(f"{what}: not within {PATIENCE_S:g} s")
+        time.sleep(20 * (time.monotonic() - began_s))
 
 
 def _sum(of: Callable[[int], float], cluster: ClusterUnderTest) -> float:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenceline.controller.placement import PlaceableBrokers, place_replicas
+from fenceline.controller.placement import PlaceableBrokers, _Placing, place_replicas
 from fenceline.errors import PeerError
 from fenceline.metadata.image import BrokerImage
 
@@ -45,6 +45,21 @@ def test_invariants_of_every_placement(
         assert len(set(replicas)) == len(replicas) == factor
         assert replicas[0] in unfenced
         assert len({images[replica].rack for replica in replicas}) == min(factor, len(racks)), "racks come first"
+
+
+@given(
+    brokers=st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.booleans()), min_size=1, max_size=9),
+    factor=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+)
+def test_turns_that_begin_again_are_not_taken_again(
+    brokers: list[tuple[str | None, bool]], factor: int, seed: int
+) -> None:
+    placeable = PlaceableBrokers(_broker(number, rack, fenced) for number, (rack, fenced) in enumerate(brokers))
+    if placeable.unfenced and factor <= placeable.usable:
+        placing = _Placing(placeable, Random(seed))
+        each = [placing.replicas(partition, factor) for partition in range(200)]
+        assert place_replicas(placeable, 200, factor, Random(seed)) == each
 
 
 def test_leaders_rotate() -> None:

@@ -6,6 +6,7 @@ from typing import Final
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
+from fenceline.metadata.changes import ChangedPartition
 from fenceline.metadata.image import TopicImage
 from fenceline.node.replication.replica import Replica
 from fenceline.replica.fencing import NO_EPOCH
@@ -32,6 +33,9 @@ class NoRoles:
 
     def follows_unused(self, topic: TopicImage, index: int) -> None:
         pass
+
+    def is_followed_unused(self, changed: ChangedPartition) -> bool:
+        return False
 
     def stops_following_unused(self, topic_id: UUID, index: int) -> None:
         pass

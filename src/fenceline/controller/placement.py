@@ -11,7 +11,8 @@ random order only the part is drawn that is used. In small clusters the whole or
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, repeat
+from math import lcm
 from typing import Final, Generic, TypeVar
 
 from fenceline.errors import ErrorCode, PeerError
@@ -143,13 +144,15 @@ def place_replicas(
             f" host), and the brokers are in {len(brokers.racks)}. fenceline.placement.distinct.racks=false allows it."
         )
     placing = _Placing(brokers, rng)
-    return [placing.replicas(index, replication_factor) for index in range(partition_count)]
+    period = min(placing.period or partition_count, partition_count)
+    placed = [placing.replicas(index, replication_factor) for index in range(period)]
+    return [*chain.from_iterable(repeat(placed, partition_count // period)), *placed[: partition_count % period]]
 
 
 class _Placing:
     """One request."""
 
-    __slots__ = ("_at_once", "_leading", "_order", "_rng", "_start", "_turns")
+    __slots__ = ("_at_once", "_leading", "_order", "_rng", "_start", "_turns", "period")
 
     def __init__(self, brokers: PlaceableBrokers, rng: Rng) -> None:
         self._rng = rng
@@ -168,6 +171,10 @@ class _Placing:
         if not brokers.all_racks_lead:
             self._leading = [position for position, rack in enumerate(self._order) if rack.unfenced]
         self._start = rng.randrange(len(self._leading)) if self._at_once else 0
+        self.period: int | None = None
+        """After so many partitions the turns begin again; None: not computed in a large cluster."""
+        if self._at_once:
+            self.period = lcm(len(self._leading), *(len(rack.unfenced) or 1 for rack in brokers.racks))
 
     def _turns_at(self, position: int) -> _Turns:
         turns = self._turns.get(position)

@@ -8,7 +8,7 @@ Rules: controller.md C3, C21-C25; recovery.md V5; security.md A61; since_4_0.md 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 from uuid import UUID
 
@@ -108,10 +108,7 @@ def _create_topic(
     topic_id = random_id(rng)
     records.append(TopicRecord(name, topic_id))
     records.extend(ConfigRecord(ConfigResourceType.TOPIC, name, key, value) for key, value in configs.items())
-    records.extend(
-        _partition_record(state, topic_id, index, assigned, isr)
-        for index, (assigned, isr) in enumerate(zip(replicas, isrs, strict=True))
-    )
+    records.extend(_partition_records(state, topic_id, replicas, isrs))
     return CreateTopicResult(name, SUCCESS, topic_id, len(replicas), len(replicas[0]), configs)
 
 
@@ -156,7 +153,7 @@ def _place(
         )
     except PeerError as error:
         raise ItemRejected(error.code, f"Unable to replicate the partition {factor} time(s): {error.message}") from None
-    isrs = [_active(state, assigned) for assigned in replicas]
+    isrs = _in_sync(state, replicas)
     if not all(isrs):
         raise ItemRejected(
             ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -196,7 +193,7 @@ def _manual_assignments(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
         )
     ordered = [assigned[index] for index in range(len(assigned))]
-    return ordered, [_active(state, replicas) for replicas in ordered]
+    return ordered, _in_sync(state, ordered)
 
 
 def _require_active(state: ControllerState, index: int, replicas: tuple[int, ...]) -> None:
@@ -208,27 +205,40 @@ def _require_active(state: ControllerState, index: int, replicas: tuple[int, ...
         )
 
 
+def _in_sync(state: ControllerState, replicas: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The in-sync set of each new partition. Many have the same replicas."""
+    active = {assigned: _active(state, assigned) for assigned in set(replicas)}
+    return [active[assigned] for assigned in replicas]
+
+
 def _active(state: ControllerState, replicas: tuple[int, ...]) -> tuple[int, ...]:
     active = tuple(broker for broker in replicas if state.image.is_active(broker))
     return replicas if active == replicas else active
 
 
-def _partition_record(
-    state: ControllerState, topic_id: UUID, index: int, replicas: tuple[int, ...], isr: tuple[int, ...]
-) -> PartitionRecord:
+def _partition_records(
+    state: ControllerState,
+    topic_id: UUID,
+    replicas: Sequence[tuple[int, ...]],
+    isrs: Sequence[tuple[int, ...]],
+    *,
+    first: int = 0,
+) -> Iterator[PartitionRecord]:
     """C22, V5: the first in-sync replica leads, in state RECOVERED; all epochs start at 0."""
-    return PartitionRecord(
-        partition_id=index,
-        topic_id=topic_id,
-        replicas=replicas,
-        isr=isr,
-        leader=isr[0],
-        leader_epoch=0,
-        partition_epoch=0,
-        directories=tuple(map(state.default_directory, replicas))
-        if state.image.metadata_version >= MV_DIRECTORIES
-        else (),
-    )
+    directories: dict[tuple[int, ...], tuple[UUID, ...]] = dict.fromkeys(replicas, ())
+    if state.image.metadata_version >= MV_DIRECTORIES:
+        directories = {assigned: tuple(map(state.default_directory, assigned)) for assigned in directories}
+    for index, (assigned, isr) in enumerate(zip(replicas, isrs, strict=True), start=first):
+        yield PartitionRecord(
+            partition_id=index,
+            topic_id=topic_id,
+            replicas=assigned,
+            isr=isr,
+            leader=isr[0],
+            leader_epoch=0,
+            partition_epoch=0,
+            directories=directories[assigned],
+        )
 
 
 def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
@@ -336,12 +346,9 @@ def _create_partitions(
             check_assignment(state, assigned, factor)
             _require_active(state, index, assigned)
         replicas = list(requested.assignments)
-        isrs = [_active(state, assigned) for assigned in replicas]
+        isrs = _in_sync(state, replicas)
     _count(mutations, additional)
-    records.extend(
-        _partition_record(state, topic.id, index, assigned, isr)
-        for index, (assigned, isr) in enumerate(zip(replicas, isrs, strict=True), start=count)
-    )
+    records.extend(_partition_records(state, topic.id, replicas, isrs, first=count))
 
 
 def _count(mutations: PartitionMutations | None, partitions: int) -> None:

@@ -43,8 +43,11 @@ _HEAD: Final = struct.Struct(">3si16s")
 _EPOCHS: Final = struct.Struct(">iii")
 _MIDDLE_AT: Final = _HEAD.size
 _PREFIX_SIZE: Final = 3
+_OF_ONE_PARTITION: Final = ("partition_id", "topic_id")
+_CREATED_FIELDS: Final = attrgetter(*(name for name in PartitionRecord.__slots__ if name not in _OF_ONE_PARTITION))
+"""The state that a record creates, whatever partition it is of."""
 _CHANGED_FIELDS: Final = attrgetter(
-    *(name for name in PartitionChangeRecord.__slots__ if name not in ("partition_id", "topic_id"))
+    *(name for name in PartitionChangeRecord.__slots__ if name not in _OF_ONE_PARTITION)
 )
 """What a change changes, whatever partition it is of."""
 _REMEMBERED: Final = 8192
@@ -109,19 +112,23 @@ class PartitionEncoder:
 
 def encode_records(records: Iterable[MetadataRecord], metadata_version: int) -> Iterator[bytes]:
     """Same as `encode_record` of each."""
-    tails: dict[Any, tuple[bytes, bytes]] = {}
+    created: dict[Any, tuple[bytes, bytes]] = {}
+    changed: dict[Any, tuple[bytes, bytes]] = {}
     for record in records:
-        if type(record) is not PartitionChangeRecord:
+        if type(record) is PartitionChangeRecord:
+            fields, rests = _CHANGED_FIELDS(record), changed
+        elif type(record) is PartitionRecord:
+            fields, rests = _CREATED_FIELDS(record), created
+        else:
             yield encode_record(record, metadata_version)
             continue
-        changed = _CHANGED_FIELDS(record)
-        known = tails.get(changed)
+        known = rests.get(fields)
         if known is not None:
-            prefix, tail = known
-            yield _HEAD.pack(prefix, record.partition_id, record.topic_id.bytes) + tail
+            prefix, rest = known
+            yield _HEAD.pack(prefix, record.partition_id, record.topic_id.bytes) + rest
         else:
             value = encode_record(record, metadata_version)
-            _remember(tails, changed, (value[:_PREFIX_SIZE], value[_MIDDLE_AT:]))
+            _remember(rests, fields, (value[:_PREFIX_SIZE], value[_MIDDLE_AT:]))
             yield value
 
 
@@ -138,6 +145,7 @@ class PartitionDecoder:
 
     def __init__(self) -> None:
         self._images: dict[bytes, PartitionImage] = {}
+        self._created: dict[Any, PartitionImage] = {}
         self._equal: dict[PartitionImage, PartitionImage] = {}
         self._changes: dict[bytes, PartitionChangeRecord] = {}
         self._equal_changes: dict[Any, PartitionChangeRecord] = {}
@@ -207,6 +215,11 @@ class PartitionDecoder:
 
     def image_of(self, record: PartitionRecord) -> PartitionImage:
         """The partition that a record describes."""
+        fields = _CREATED_FIELDS(record)
+        image = self._created.get(fields)
+        return _remember(self._created, fields, self._image_of(record)) if image is None else image
+
+    def _image_of(self, record: PartitionRecord) -> PartitionImage:
         share = self.share
         replicas = share(record.replicas)
         return self.share_image(

@@ -339,3 +339,20 @@ def test_invalid_directory_id_is_rejected(path: Path) -> None:
     (path / "meta.properties").write_text(META.replace("directory.id=", "directory.id=%%"))
     with pytest.raises(OperatorError, match=r"directory\.id=%%\S+ is not a valid id"):
         LogDir.open(str(path), OsDisk())
+
+
+def test_log_that_is_deleted_while_a_checkpoint_is_prepared_has_no_entry(log_dir: LogDir) -> None:
+    """Its topic may be made anew under the same name before the file is written."""
+    other = TopicPartition("snow", 0)
+    append(partition(log_dir))
+    append(partition(log_dir, other))
+    steps = log_dir.checkpoint_steps()
+    next(steps)
+    assert log_dir.delete_partition(other) is not None
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            done.value()
+            break
+    assert (Path(log_dir.path) / "recovery-point-offset-checkpoint").read_text() == "0\n1\nrain 0 0\n"

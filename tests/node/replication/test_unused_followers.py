@@ -14,12 +14,14 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import NO_LEADER
+from fenceline.metadata.image import TopicImage
 from fenceline.records.build import build_batch
 from fenceline.replica.fetcher import MOST_NAMED
 from fenceline.replica.follower import AskEnd, FollowerPhase, FollowerState
 from fenceline.wire.fetch import FetchedPartition, FetchResponse
 from tests.node import desk as desks
-from tests.node.desk import ME, TOPIC, Desk
+from tests.node.api.handlers.fakes import partition, topic_image
+from tests.node.desk import ME, TOPIC, Desk, turns
 
 LEADER = 2
 EPOCH = 4
@@ -257,5 +259,51 @@ def test_topic_of_the_same_name() -> None:
         second = Followed(desk)
         assert set(second.link.fetcher.states) == {(UUID(int=99).bytes, 0)}
         assert _opened(desk) == []
+
+    run_story(story)
+
+
+def _storm(count: int) -> TopicImage:
+    return topic_image("storm", *[partition((LEADER, ME), leader=LEADER, leader_epoch=EPOCH)] * count, number=12)
+
+
+def test_large_topic_is_followed_in_parts() -> None:
+    """A topic of thousands of partitions is created in one record batch."""
+
+    async def story(desk: Desk) -> None:
+        desk.add_topic(_storm(500))
+        fetchers = desk.replication.fetchers
+        assert len(fetchers.unused()) == 200
+        await turns()
+        assert sorted(state.index for state in fetchers.unused()) == list(range(500))
+
+    run_story(story)
+
+
+def test_topic_that_is_deleted_before_all_is_followed_is_not_followed() -> None:
+    async def story(desk: Desk) -> None:
+        desk.add_topic(_storm(500))
+        desk.delete_topic()
+        await turns()
+        assert desk.replication.fetchers.unused() == []
+        assert desk.partitions._postponed == {}
+
+    run_story(story)
+
+
+def test_change_of_a_partition_that_is_not_followed_yet() -> None:
+    """What was put off does not revert it."""
+
+    async def story(desk: Desk) -> None:
+        topic = _storm(500)
+        desk.add_topic(topic)
+        moved = topic.partitions[0]._replace(leader=3, leader_epoch=EPOCH + 1, replicas=(3, ME), partition_epoch=9)
+        desk.add_topic(replace(topic, partitions=(*topic.partitions[:-1], moved)))
+        fetchers, key = desk.replication.fetchers, (topic.id.bytes, 499)
+        assert fetchers.unused_epoch(key) == EPOCH + 1
+        await turns()
+        assert fetchers.unused_epoch(key) == EPOCH + 1
+        assert key in fetchers._links[3].fetcher.states
+        assert key not in fetchers._links[LEADER].fetcher.states
 
     run_story(story)

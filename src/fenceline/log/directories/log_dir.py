@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 from uuid import UUID, uuid4
 
 from fenceline.errors import OperatorError
@@ -246,8 +246,9 @@ class LogDir:
         """Open a log that could not be opened before, in a thread of its own; call `add_open_log` afterwards. Raises
         CorruptLog."""
         directory = self.partition_path(topic_partition)
-        self._check_id(directory, topic_id)
-        log = self.open_at(directory, topic_partition, topic_id, config, now_ms, self.files)
+        found = self._found_at(directory)
+        _check_id(directory, found, topic_id)
+        log = self._open_at(directory, found, topic_partition, topic_id, config, now_ms, self.files)
         log.jitter_ms = self.draws.jitter_ms
         return log
 
@@ -266,18 +267,6 @@ class LogDir:
         self.offline.pop(log.topic_partition, None)
         self.open_logs[log.topic_partition] = log
 
-    def _check_id(self, directory: str, topic_id: UUID | None) -> None:
-        if self.disk.stat(directory) is not None:
-            found = self.topic_id_of(directory)
-            if topic_id is not None and found is not None and found != topic_id:
-                raise CorruptLog(
-                    f"{directory}/{METADATA_FILE}",
-                    0,
-                    f"the directory belongs to topic id {found}, not {topic_id}",
-                    "Stop the node. If directories were exchanged, rename each back; if an older topic of this name "
-                    "was not deleted completely, move the directory away. Then start the node.",
-                )
-
     def open_at(
         self,
         directory: str,
@@ -289,21 +278,49 @@ class LogDir:
     ) -> PartitionLog:
         """Open the log in a directory below this one, with the checkpointed offsets of this very directory; for a new
         one there are none. Raises CorruptLog, OSError, StorageError."""
+        found = self._found_at(directory)
+        return self._open_at(directory, found, topic_partition, topic_id, config, now_ms, files)
+
+    def _found_at(self, directory: str) -> DirectoryIdentity | None:
+        """None if it does not exist. Raises OSError."""
+        return self.identity_of(directory) if self.disk.stat(directory) is not None else None
+
+    def _open_at(
+        self,
+        directory: str,
+        found: DirectoryIdentity | None,
+        topic_partition: TopicPartition,
+        topic_id: UUID | None,
+        config: LogConfig,
+        now_ms: int,
+        files: OpenFiles,
+    ) -> PartitionLog:
         try:
             self.begin()
         except OSError as error:
             raise StorageError.of(f"removing the clean mark of {self.path}", error) from error
-        found = self.identity_of(directory) if self.disk.stat(directory) is not None else None
         known = self.offsets.claim(topic_partition, found)
-        has_identity = found is not None and found.topic_id is not None
-        clean = self.clean and (known.describes_directory or found is None)
-        at_stop = self._first_segments.get(topic_partition) if clean and known.describes_directory else None
+        if found is None:
+            log = PartitionLog(
+                self.disk,
+                directory,
+                topic_partition=topic_partition,
+                topic_id=topic_id,
+                incarnation=self.draws.incarnation(),
+                config=config,
+                files=files,
+            )
+            log.last_flush_ms = now_ms
+            return log
+        has_identity = found.topic_id is not None
+        clean = self.clean and known.describes_directory
+        at_stop = self._first_segments.get(topic_partition) if clean else None
         log = PartitionLog.open(
             self.disk,
             directory,
             topic_partition=topic_partition,
             topic_id=topic_id,
-            incarnation=found.incarnation if found is not None and has_identity else self.draws.incarnation(),
+            incarnation=found.incarnation if has_identity else self.draws.incarnation(),
             config=config,
             recovery_point=known.recovery_point,
             clean=clean,
@@ -315,7 +332,7 @@ class LogDir:
             files=files,
         )
         log.durable_recovery_point = known.recovery_point
-        if found is not None and not has_identity:
+        if not has_identity:
             log.mark_identity_unsaved()
         return log
 
@@ -465,9 +482,21 @@ class LogDir:
         safe = self.offsets.recovery_points
         return any(log.recovery_point < safe.get(where, 0) for where, log in self.open_logs.items())
 
+    def checkpoint_steps(self) -> Generator[None, None, Callable[[], None]]:
+        """See `LogDirOffsets`."""
+        return self.offsets.checkpoint_steps([*self.open_logs.values(), *self.future_logs.values()], self._is_in_use)
+
+    def _is_in_use(self, log: PartitionLog) -> bool:
+        return log in (self.open_logs.get(log.topic_partition), self.future_logs.get(log.topic_partition))
+
     def checkpoint_work(self) -> Callable[[], None]:
-        """Work for a thread that writes the checkpoints that have changed. Raises StorageError."""
-        return self.offsets.checkpoint_work([*self.open_logs.items(), *self.future_logs.items()])
+        """The work of `checkpoint_steps`, in one step."""
+        steps = self.checkpoint_steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                return cast("Callable[[], None]", done.value)
 
     def give_back(self) -> None:
         """Use it instead of `close`, before `begin`: the directory stays unchanged, except for the epoch of a broker
@@ -540,3 +569,15 @@ class LogDir:
             found.topic_partition in self.open_logs or found.topic_partition.topic == METADATA_TOPIC
             for found in self.existing()
         ) and all(found.topic_partition in self.future_logs for found in self.existing_futures())
+
+
+def _check_id(directory: str, found: DirectoryIdentity | None, topic_id: UUID | None) -> None:
+    """Raises CorruptLog for a directory of another topic."""
+    if found is not None and topic_id is not None and found.topic_id is not None and found.topic_id != topic_id:
+        raise CorruptLog(
+            f"{directory}/{METADATA_FILE}",
+            0,
+            f"the directory belongs to topic id {found.topic_id}, not {topic_id}",
+            "Stop the node. If directories were exchanged, rename each back; if an older topic of this name "
+            "was not deleted completely, move the directory away. Then start the node.",
+        )

@@ -27,7 +27,7 @@ used the directory, or after a crash, retention may have moved the starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -182,18 +182,26 @@ class LogDirOffsets:
         else:
             self.log_starts.pop(topic_partition, None)
 
-    def checkpoint_work(self, logs: Iterable[tuple[TopicPartition, PartitionLog]]) -> Callable[[], None]:
-        """Work for a thread that writes the checkpoints that have changed. Raises StorageError."""
+    def checkpoint_steps(
+        self, logs: Iterable[PartitionLog], is_in_use: Callable[[PartitionLog], bool]
+    ) -> Generator[None, None, Callable[[], None]]:
+        """Looks at one log in each step, unless it is not in use any more. Returns work for a thread that writes the
+        checkpoints that have changed; it raises StorageError."""
         lowered: list[tuple[PartitionLog, int]] = []
-        for topic_partition, log in logs:
-            if not log.is_written:
+        for log in logs:
+            yield
+            if not log.is_written or not is_in_use(log):
                 continue
-            self.note(topic_partition, log)
-            recovery_point = self.recovery_points[topic_partition]
+            self.note(log.topic_partition, log)
+            recovery_point = self.recovery_points[log.topic_partition]
             if recovery_point < log.durable_recovery_point:
                 lowered.append((log, recovery_point))
             else:
                 log.durable_recovery_point = recovery_point
+        return self._writing_work(lowered)
+
+    def _writing_work(self, lowered: Sequence[tuple[PartitionLog, int]]) -> Callable[[], None]:
+        """`lowered`: logs with a recovery point below the durable one, which it then becomes."""
         due = {name: dict(offsets) for name, offsets in self._all() if offsets != self._written.get(name)}
         before = self._written_incarnations
         incarnations = dict(self.incarnations) if self.incarnations != before else before

@@ -18,6 +18,7 @@ from fenceline.node.replication.replica import Replica
 from fenceline.replica.leader import InSyncRules, LeaderState, in_sync_set
 
 if TYPE_CHECKING:
+    from fenceline.metadata.changes import ChangedPartition
     from fenceline.metadata.image import PartitionImage, TopicImage
 
 
@@ -42,6 +43,9 @@ class Roles(Protocol):
 
     def follows_unused(self, topic: TopicImage, index: int) -> None:
         """This node follows the leader of a partition without having files or a replica object of it."""
+
+    def is_followed_unused(self, changed: ChangedPartition) -> bool:
+        """Whether this node follows the leader of the partition, in its leader epoch, without a replica object."""
 
     def stops_following_unused(self, topic_id: UUID, index: int) -> None:
         """This node has no replica object of the partition and does not follow it, whether it did or not."""

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 log = Logger("replicas")
 
-_OPENED_AT_ONCE: Final = 200
-"""Replicas opened in one iteration of the event loop: some milliseconds."""
+_AT_ONCE: Final = 200
+"""Replicas that begin to work in one iteration of the event loop: some milliseconds."""
 _OFFLINE_ADVICE: Final = (
     "This partition is offline, the others are served. Check the disk (dmesg, smartctl), then restart the node."
 )
@@ -154,8 +154,8 @@ class Replicas:
         self._vacated: dict[TopicPartition, asyncio.Future[None]] = {}
         """Futures of the leaving partitions whose names are waited for."""
         self._held: set[TopicPartition] = set()
-        self._to_open: dict[tuple[UUID, int], None] = {}
-        """Topic ids and indexes of replicas that have work and are opened soon; in order."""
+        self._postponed: dict[tuple[UUID, int], None] = {}
+        """Topic ids and indexes of replicas whose roles are applied soon; in order."""
         self._opened_at_once = 0
         self._idle: PartitionImage | None = None
         """While a delta is applied: a state after a change for which nothing was to be done."""
@@ -226,7 +226,7 @@ class Replicas:
 
     def apply(self, delta: Delta) -> None:
         """Apply a metadata change to the open replicas; the cost depends on the size of the change. If it gives work to
-        many that are not open, most of them are opened in the next iterations of the event loop."""
+        many that are not open, most of them begin in the next iterations of the event loop."""
         self._opened_at_once = 0
         for topic in delta.deleted_topics:
             self._drop(topic)
@@ -236,7 +236,7 @@ class Replicas:
             elif resource.type is ConfigResourceType.BROKER:
                 self.reload_config()
         for topic in delta.created_topics:
-            self._apply_roles_of(topic)
+            self._apply_roles_of(topic, at_once=_AT_ONCE)
         for changed in delta.changed_partitions:
             self._apply_change(changed)
         self._idle = None
@@ -248,23 +248,22 @@ class Replicas:
             for topic in self._image().topics_by_id.values():
                 self._apply_roles_of(topic)
 
-    def _apply_roles_of(self, topic: TopicImage) -> None:
+    def _apply_roles_of(self, topic: TopicImage, *, at_once: int | None = None) -> None:
+        """`at_once`: how many partitions are not postponed; None: all."""
         idle: PartitionImage | None = None
         for index, partition in enumerate(topic.partitions):
             if partition is idle:
                 continue  # equal partitions share one image
             if self._needs_nothing(partition):
                 idle = partition
-            elif self._is_unused_leader(topic, index):
-                self._roles.leads_unused(topic, index, self.get)
-            elif self._is_unused_follower(topic, index):
-                self._roles.follows_unused(topic, index)
+            elif at_once is not None and index >= at_once:
+                self._postpone(topic, index)
             else:
                 self._apply_role(topic, index)
 
     def _apply_role(self, topic: TopicImage, index: int) -> None:
         partition = topic.partitions[index]
-        if self._node_id in partition.replicas:
+        if self._node_id in partition.replicas and not self.directories.is_as_recorded(partition):
             self._check_assignment(topic, index)
         if self._has_work(partition):
             self._begin_work(topic, index)
@@ -281,24 +280,27 @@ class Replicas:
             self._roles.leads_unused(topic, index, self.get)
         elif self._is_unused_follower(topic, index):
             self._roles.follows_unused(topic, index)
-        elif self._opened_at_once < _OPENED_AT_ONCE or (topic.name, index) in self.open_by_name:
+        elif self._opened_at_once < _AT_ONCE or (topic.name, index) in self.open_by_name:
             self._opened_at_once += 1
             self.get(topic.name, index)
         else:
-            if not self._to_open:
-                asyncio.get_running_loop().call_soon(self._open_some)
-            self._to_open[topic.id, index] = None
+            self._postpone(topic, index)
 
-    def _open_some(self) -> None:
-        """Open replicas that a large change has left for later, unless they were opened meanwhile or have no more
-        work."""
-        for key in list(islice(self._to_open, _OPENED_AT_ONCE)):
-            del self._to_open[key]
+    def _postpone(self, topic: TopicImage, index: int) -> None:
+        if not self._postponed:
+            asyncio.get_running_loop().call_soon(self._apply_postponed)
+        self._postponed[topic.id, index] = None
+
+    def _apply_postponed(self) -> None:
+        """Apply the roles that a large change has left for later, as they are now."""
+        self._opened_at_once = 0
+        for key in list(islice(self._postponed, _AT_ONCE)):
+            del self._postponed[key]
             topic = self._image().topics_by_id.get(key[0])
-            if topic is not None and key[1] < len(topic.partitions) and self._has_work(topic.partitions[key[1]]):
-                self.get(topic.name, key[1])
-        if self._to_open:
-            asyncio.get_running_loop().call_soon(self._open_some)
+            if topic is not None and key[1] < len(topic.partitions):
+                self._apply_role(topic, key[1])
+        if self._postponed:
+            asyncio.get_running_loop().call_soon(self._apply_postponed)
 
     def _is_unused_leader(self, topic: TopicImage, index: int) -> bool:
         """Whether the replica here leads, has to recover (KIP-704), and has no files in the directory that it would
@@ -336,9 +338,9 @@ class Replicas:
 
     def _retry_directory(self, topic: TopicImage, index: int) -> None:
         """Retry a partition that went offline because its replica could have been elected without its records."""
-        topic_partition = TopicPartition(topic.name, index)
-        if topic_partition not in self._without_directory:
+        if not self._without_directory or (topic.name, index) not in self._without_directory:
             return
+        topic_partition = TopicPartition(topic.name, index)
         try:
             self.directories.of(topic, index)
         except OfflineDirectory:
@@ -363,6 +365,9 @@ class Replicas:
             self._roles.stops_following_unused(changed.topic_id, changed.index)
         if replica is None and changed.after is self._idle and not self.offline:
             return
+        is_as_recorded = self.directories.is_as_recorded(changed.after)
+        if replica is None and is_as_recorded and self._roles.is_followed_unused(changed):
+            return
         if self._node_id not in changed.after.replicas:
             if changed.before is not None and self._node_id in changed.before.replicas:
                 self._record_move(changed, replica)
@@ -370,7 +375,8 @@ class Replicas:
             return
         if (topic := self._image().topics_by_name.get(changed.topic)) is not None:
             self._retry_directory(topic, changed.index)
-            self._check_assignment(topic, changed.index)
+            if not is_as_recorded:
+                self._check_assignment(topic, changed.index)
         if replica is not None:
             self._role_of.apply(replica, changed.after)
         elif self._has_work(changed.after):

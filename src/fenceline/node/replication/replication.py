@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.controller.requests import Request
     from fenceline.losses.cutting import LogCut
-    from fenceline.metadata.changes import Delta
+    from fenceline.metadata.changes import ChangedPartition, Delta
     from fenceline.metadata.image import TopicImage
     from fenceline.node.clock import Clock
     from fenceline.node.replication.open_replicas import OpenReplicas
@@ -262,6 +262,11 @@ class Replication:
         partition = topic.partitions[index]
         key = self._id_bytes(topic.id), index
         self.fetchers.follow_unused(topic.name, key, partition.leader, partition.leader_epoch)
+
+    def is_followed_unused(self, changed: ChangedPartition) -> bool:
+        return (
+            self.fetchers.unused_epoch((self._id_bytes(changed.topic_id), changed.index)) == changed.after.leader_epoch
+        )
 
     def stops_following_unused(self, topic_id: UUID, index: int) -> None:
         self.fetchers.leave_unused((self._id_bytes(topic_id), index))

@@ -7,16 +7,33 @@ others from being written. What they contain is `log.directories.log_dir_offsets
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, cast
 
 from fenceline.log.core.errors import StorageError
 
 if TYPE_CHECKING:
     from fenceline.log.directories.log_dir import LogDir
     from fenceline.log.directories.log_dirs import LogDirs
+
+
+_AT_ONCE: Final = 1_000
+"""Logs that are looked at in one iteration of the event loop: a millisecond."""
+
+
+async def _in_turns(steps: Generator[None, None, Callable[[], None]]) -> Callable[[], None]:
+    left = _AT_ONCE
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return cast("Callable[[], None]", done.value)
+        left -= 1
+        if not left:
+            await asyncio.sleep(0)
+            left = _AT_ONCE
 
 
 class Checkpoints:
@@ -36,7 +53,8 @@ class Checkpoints:
         async with self._writing:
             for log_dir in self._log_dirs:
                 try:
-                    await asyncio.get_running_loop().run_in_executor(self._executor, log_dir.checkpoint_work())
+                    work = await _in_turns(log_dir.checkpoint_steps())
+                    await asyncio.get_running_loop().run_in_executor(self._executor, work)
                 except StorageError as error:
                     failure = failure or error
                     self._suspect(log_dir, error)
