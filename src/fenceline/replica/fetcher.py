@@ -28,7 +28,7 @@ Key: TypeAlias = tuple[bytes, int]
 """Topic id, partition index."""
 
 FIRST_BACKOFF_MS: Final = 20
-MOST_NAMED: Final = 200
+MOST_NAMED: Final = 100
 """New partitions in one request: some milliseconds for the follower, and for the leader."""
 _FIRST_TOO_LARGE_BACKOFF_MS: Final = 1_000
 _LONGEST_TOO_LARGE_BACKOFF_MS: Final = 60_000

@@ -273,7 +273,7 @@ def test_large_topic_is_followed_in_parts() -> None:
     async def story(desk: Desk) -> None:
         desk.add_topic(_storm(500))
         fetchers = desk.replication.fetchers
-        assert len(fetchers.unused()) == 200
+        assert len(fetchers.unused()) == 100
         await turns()
         assert sorted(state.index for state in fetchers.unused()) == list(range(500))
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = Logger("replicas")
 
-_AT_ONCE: Final = 200
+_AT_ONCE: Final = 100
 """Replicas that begin to work in one iteration of the event loop: some milliseconds."""
 _OFFLINE_ADVICE: Final = (
     "This partition is offline, the others are served. Check the disk (dmesg, smartctl), then restart the node."
