@@ -133,6 +133,22 @@ def test_open_files_and_windows_are_bounded(tmp_path: object) -> None:
     assert (shared.open_count, shared.window_count) == (0, 0)
 
 
+def test_nothing_is_kept_of_the_segments_of_a_closed_log(tmp_path: object) -> None:
+    """A thread may load from a segment whose descriptor was closed meanwhile."""
+    files = OpenFiles(OsDisk(), max_files=1)
+    log = open_log(OsDisk(), f"{tmp_path}/rain-0", config=SMALL, files=files)
+    for _ in range(20):
+        append(log, 3, size=90)
+    first, *_, last = log.segments
+    files.loaded(first, 0, 100)
+    files.loaded(last, 0, 100)
+    assert (first.fd, last.fd >= 0) == (-1, True)
+    log.close(clean=False)
+    assert not files.was_loaded(first, 0)
+    assert not files.was_loaded(last, 0)
+    assert files.open_count == 0
+
+
 def test_readable_bytes_is_exact_at_the_end_and_never_reads(disk: SimDisk) -> None:
     log = open_log(disk, config=SMALL)
     for _ in range(30):

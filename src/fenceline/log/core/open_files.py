@@ -12,6 +12,7 @@ memory of the process, and mapping one again is cheap compared with copying the 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from fenceline.log.core.disk import Disk, Mapping, StoredFile
@@ -89,6 +90,12 @@ class OpenFiles:
         if segment.fd >= 0:
             self.disk.close(segment.fd)
             segment.fd = -1
+
+    def close_all(self, segments: Iterable[Releasable]) -> None:
+        """`close` of each; those that are not in use cost next to nothing."""
+        in_use = {*self._loaded, *self._stored, *(segment for segment, _ in self._windows)}
+        for segment in [each for each in segments if each.fd >= 0 or each in in_use]:
+            self.close(segment)
 
     def window(self, segment: Releasable, position: int) -> tuple[Mapping, int] | None:
         """The window that holds this position, and its start; None if mapping is not possible. Raises OSError."""

@@ -193,8 +193,7 @@ class LogState(LogTail):
     def release(self, segments: Iterable[Segment]) -> None:
         """Close the descriptors, windows and hints of segments that leave the log, change, or are closed."""
         self.hints.clear()
-        for segment in segments:
-            self.files.close(segment)
+        self.files.close_all(segments)
 
     # -- invariants ---------------------------------------------------------------------------------------------
 
