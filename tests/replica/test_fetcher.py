@@ -257,6 +257,33 @@ def test_a_request_waits_no_longer_than_a_partition_backs_off() -> None:
     assert waits == [500, 20, 500, 25, 20, 500, 65]
 
 
+def test_partitions_in_backoff_are_not_looked_at_before_it_ends() -> None:
+    """A node that knows of 50,000 new leaders before they do has all of these in back-off at once."""
+    following = fetcher()
+    states = [follow(following, MemoryLog(), epoch=1, index=index) for index in range(3)]
+    assert following.next_request(0) is not None
+    refused = [FetchedPartition(None, TOPIC, index, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER) for index in range(3)]
+    list(following.on_answer(FetchResponse(refused, session_id=5), 0))
+    following.hold_back(states[2], 30, 10)
+    assert following.next_request(10) is None
+    assert following._changed == {}
+    assert following.next_ready_ms() == 20
+
+    follow(following, MemoryLog(), epoch=2, index=1)
+    request = following.next_request(15)
+    assert request is not None
+    assert ([each.index for each in request.partitions], request.max_wait_ms) == ([1], 20)
+    following.on_connection_lost()
+    request = following.next_request(20)
+    assert request is not None
+    assert ([each.index for each in request.partitions], request.max_wait_ms) == ([0, 1], 20)
+    list(following.on_answer(FetchResponse([], session_id=6), 20))
+    assert following.next_ready_ms() == 40
+    request = following.next_request(40)
+    assert request is not None
+    assert ([each.index for each in request.partitions], request.max_wait_ms) == ([2], 500)
+
+
 def test_truncating_partition_leaves_the_session_and_returns() -> None:
     leading, log = MemoryLog(), MemoryLog()
     leading.append([1, 3])

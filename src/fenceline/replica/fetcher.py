@@ -4,9 +4,9 @@ Owns the states of the partitions, the leader's session state of each, and the b
 time. Never does I/O: `next_request` returns the request, `on_answer` the duties for the logs, and `done` or `failed`
 reports the result of a duty.
 
-The work depends on what changed: a partition without news is neither sent again nor checked. A session of many
-partitions is opened in parts: a request names at most `MOST_NAMED` that the leader has not heard of, and the next one
-follows at once. Otherwise both sides would do nothing else meanwhile.
+The work depends on what changed: a partition without news, or in back-off, is neither sent again nor checked. A
+session of many partitions is opened in parts: a request names at most `MOST_NAMED` that the leader has not heard of,
+and the next one follows at once. Otherwise both sides would do nothing else meanwhile.
 
 A response counts only for the state that requested it: with the same leader epoch and offset as in the session, and
 still FETCHING (`epochs.md E26`, `gaps.md G10`).
@@ -15,6 +15,7 @@ still FETCHING (`epochs.md E26`, `gaps.md G10`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
@@ -62,6 +63,8 @@ class ReplicaFetcher:
         """Partitions that may differ from `_sent`; an ordered set, so that requests are deterministic."""
         self._unnamed: dict[Key, None] = {}
         """Partitions that the session does not have yet, because there are too many for one request; in order."""
+        self._backoffs: list[tuple[int, Key]] = []
+        """Ends of back-offs, as a heap. An entry is void if its partition is not in that back-off any more."""
         self._session_id = NO_SESSION_ID
         self._session_epoch = INITIAL_EPOCH
         self._is_waiting_for_answer = False
@@ -89,6 +92,7 @@ class ReplicaFetcher:
     def to_compare(self, now_ms: int) -> list[FollowerState]:
         """The partitions to compare with the leader's log before they are fetched: see `first_question`."""
         states = self.states
+        self._end_backoffs(now_ms)
         return [
             state
             for key in self._changed
@@ -106,6 +110,7 @@ class ReplicaFetcher:
             self._sent.clear()
             self._changed.update(dict.fromkeys(self.states))
             self._unnamed.clear()
+        self._end_backoffs(now_ms)
         wanted: list[FetchPartition] = []
         forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
         changed, has_more = self._to_ask()
@@ -119,8 +124,11 @@ class ReplicaFetcher:
                     self._sent[key] = asked
                     wanted.append(asked)
             else:
-                if state is None or not (state.phase is FollowerPhase.WAITING or to_compare):
+                is_waiting = state is not None and state.phase is FollowerPhase.WAITING
+                if is_waiting or not to_compare:
                     self._changed.pop(key, None)
+                if state is not None and is_waiting:
+                    heappush(self._backoffs, (state.ready_at_ms, key))
                 if self._sent.pop(key, None) is not None:
                     forgotten.append((None, key[0], [key[1]]))
         if not self._sent:
@@ -181,12 +189,25 @@ class ReplicaFetcher:
 
     def next_ready_ms(self) -> int | None:
         """When the next partition in back-off is ready; None if there is none."""
-        waiting = [
+        while self._backoffs and not self._is_in_backoff(*self._backoffs[0]):
+            heappop(self._backoffs)
+        waiting = [each for each, _ in self._backoffs[:1]]
+        waiting += [
             state.ready_at_ms
             for key in self._changed
             if (state := self.states.get(key)) is not None and state.phase is FollowerPhase.WAITING
         ]
         return min(waiting, default=None)
+
+    def _is_in_backoff(self, ready_at_ms: int, key: Key) -> bool:
+        state = self.states.get(key)
+        return state is not None and state.phase is FollowerPhase.WAITING and state.ready_at_ms == ready_at_ms
+
+    def _end_backoffs(self, now_ms: int) -> None:
+        while self._backoffs and self._backoffs[0][0] <= now_ms:
+            ready_at_ms, key = heappop(self._backoffs)
+            if self._is_in_backoff(ready_at_ms, key):
+                self._changed[key] = None
 
     # -- answers -------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fenceline.log.core.compaction_bound import CompleteFrom
+from fenceline.log.core.compaction_bound import COMPLETE
 from fenceline.log.core.epoch_cache import UNDEFINED
 from fenceline.replica.fencing import NO_EPOCH
 
@@ -20,7 +20,7 @@ class UnusedLog:
     log_end_offset: Final = 0
     latest_epoch: Final = NO_EPOCH
     latest_epoch_start: Final = UNDEFINED
-    complete_from: Final = CompleteFrom()
+    complete_from: Final = COMPLETE
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """It has no epoch."""

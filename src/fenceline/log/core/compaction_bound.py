@@ -40,6 +40,10 @@ class CompleteFrom(NamedTuple):
         return CompleteFrom(offset, self.leader_epoch) if offset < self.offset else self
 
 
+COMPLETE: Final = CompleteFrom()
+"""Of a log that lacks nothing."""
+
+
 def read_bound(disk: Disk, directory: str) -> int:
     """The offset; 0 if this log was never compacted. An unreadable file counts as the highest offset, because the log
     was compacted. Raises OSError."""
@@ -67,7 +71,7 @@ def read_complete_from(disk: Disk, directory: str) -> CompleteFrom:
     """An unreadable file counts as the highest offset. Raises OSError."""
     content = read_file(disk, f"{directory}/{COMPLETE_FILE}")
     if content is None:
-        return CompleteFrom()
+        return COMPLETE
     numbers = [_number(text) for text in content.split()]
     if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
         return CompleteFrom(_UNKNOWN)
@@ -88,7 +92,7 @@ def forget_bounds(disk: Disk, directory: str) -> None:
     """Call it after the log was emptied. Durable on return. For a thread. Raises OSError."""
     lower_bound(disk, directory, 0)
     if read_complete_from(disk, directory).offset:
-        write_complete_from(disk, directory, CompleteFrom())
+        write_complete_from(disk, directory, COMPLETE)
 
 
 def _number(text: bytes) -> int | None:

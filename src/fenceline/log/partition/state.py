@@ -23,7 +23,7 @@ from uuid import UUID
 
 from fenceline.ids import TopicPartition
 from fenceline.log.core.checkpoints import DirectoryIdentity, encode_partition_metadata
-from fenceline.log.core.compaction_bound import CompleteFrom
+from fenceline.log.core.compaction_bound import COMPLETE
 from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import Disk, replace_file
 from fenceline.log.core.epoch_cache import EpochCache
@@ -122,9 +122,9 @@ class LogState(LogTail):
         self.unfinished: UnfinishedTruncation | None = None
         """A truncation that the disk interrupted, for a reason that may pass: the log is unusable until `resume` and a
         new truncation to that offset."""
-        self.complete_from = CompleteFrom()
+        self.complete_from = COMPLETE
         """A log truncated below it may lack records that other replicas have (`compaction_bound`)."""
-        self.saved_complete_from = CompleteFrom()
+        self.saved_complete_from = COMPLETE
         self.snapshots_dropped_below = -1
         """No producer snapshot below it is left, unless the log start has fallen since."""
         """The value on the disk."""

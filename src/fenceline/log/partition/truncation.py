@@ -18,7 +18,7 @@ from typing import Final
 from fenceline.errors import PeerError
 from fenceline.log.core import producer_snapshots
 from fenceline.log.core.checkpoints import encode_epochs
-from fenceline.log.core.compaction_bound import CompleteFrom, forget_bounds, lower_bound, write_complete_from
+from fenceline.log.core.compaction_bound import COMPLETE, forget_bounds, lower_bound, write_complete_from
 from fenceline.log.core.disk import Disk, replace_file
 from fenceline.log.core.errors import CorruptLog, StorageError, is_transient
 from fenceline.log.core.file_names import EPOCH_FILE
@@ -254,7 +254,7 @@ def truncate_fully_and_start_at(log: LogState, offset: int, *, keep_evidence: bo
             log, UnfinishedTruncation(offset, keep_evidence), f"emptying {log.topic_partition}", error
         ) from error
     log.segments, log.bases = [], []
-    log.complete_from = log.saved_complete_from = CompleteFrom()
+    log.complete_from = log.saved_complete_from = COMPLETE
     log.times_emptied += 1
     log.epochs.clear()
     log.epochs.changed = False

@@ -32,6 +32,7 @@ from fenceline.log.core import producer_snapshots
 from fenceline.log.core.checkpoints import BadCheckpoint, read_epochs
 from fenceline.log.core.compaction_bound import (
     BOUND_FILE,
+    COMPLETE,
     COMPLETE_FILE,
     CompleteFrom,
     read_bound,
@@ -187,7 +188,7 @@ class _Loader:
         return LoadedLog(segments, log_start_offset, end, self._epochs, self._producers, self._report, complete_from)
 
     def _complete_from(self, names: set[str], segments: list[Segment]) -> CompleteFrom:
-        known = CompleteFrom()
+        known = COMPLETE
         if COMPLETE_FILE in names:
             known = read_complete_from(self._disk, self._directory)
         if BOUND_FILE in names:

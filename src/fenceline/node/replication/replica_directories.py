@@ -114,6 +114,8 @@ class ReplicaDirectories:
 
     def of(self, topic: TopicImage, index: int) -> LogDir:
         """The directory to open it in. Raises OfflineDirectory."""
+        if self.is_as_recorded(topic.partitions[index]):
+            return self._log_dirs.opened[0]
         topic_partition = TopicPartition(topic.name, index)
         if (waiting := self.pending_notes.get(topic_partition)) is not None:
             raise OfflineDirectory(

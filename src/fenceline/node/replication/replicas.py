@@ -507,7 +507,8 @@ class Replicas:
         self.open_by_id[topic.id.bytes, index] = replica
         partition_log.on_sealed = self._sealed
         self.in_service.dirty(replica)
-        self.directories.check_assignment(topic, index)
+        if not self.directories.is_as_recorded(topic.partitions[index]):
+            self.directories.check_assignment(topic, index)
         self._role_of.apply(replica, topic.partitions[index])
         return replica
 
