@@ -12,7 +12,6 @@ from immutables import Map
 from fenceline.errors import ErrorCode
 from fenceline.groups.consumer.model import ConsumerGroup
 from fenceline.groups.consumer.settings import ConsumerSettings, Interval
-from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Partitions
 from fenceline.groups.settings import GroupSettings
 from fenceline.metadata.image import (
@@ -65,11 +64,8 @@ class ConsumerWorld(World):
     """With the topics t (4 partitions) and u (2)."""
 
     def __init__(self, consumer: ConsumerSettings = AT_ONCE, **topics: int) -> None:
-        self.image = image_of(topics or {"t": 4, "u": 2})
-        super().__init__(GroupSettings(initial_rebalance_delay_ms=0, consumer=consumer))
-
-    def _new_coordinator(self) -> GroupCoordinator:
-        return GroupCoordinator(self.settings, self.rng, image=lambda: self.image)
+        image = image_of(topics or {"t": 4, "u": 2})
+        super().__init__(GroupSettings(initial_rebalance_delay_ms=0, consumer=consumer), image=image)
 
     def set_topics(self, **topics: int) -> None:
         """Change the metadata: these are the topics now."""

@@ -15,6 +15,7 @@ from fenceline.groups.messages import (
     AppendGroupRecords,
     ClassicHeartbeat,
     CommitRequest,
+    CommittedPosition,
     DeleteOffsetsRequest,
     Duty,
     FetchOffsetsRequest,
@@ -26,11 +27,13 @@ from fenceline.groups.messages import (
     Now,
     OffsetRewound,
     OffsetToCommit,
+    PositionsDropped,
     SyncRequest,
     TopicToFetch,
 )
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.shard import Shard
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 
 START_MS = 1_700_000_000_000
 GROUP = "g"
@@ -64,8 +67,10 @@ class World:
         *,
         partitions: Sequence[int] | None = None,
         epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
+        image: MetadataImage = EMPTY_IMAGE,
     ) -> None:
         self._epoch_end = epoch_end
+        self.image = image
         self.settings = settings or GroupSettings(initial_rebalance_delay_ms=0)
         self.now = Now(START_MS, 0)
         self.rng = Random(7)
@@ -74,11 +79,12 @@ class World:
         self.hold_appends = False
         self.batches: list[tuple[KeyValue, ...]] = []
         self.reported: list[OffsetRewound] = []
+        self.dropped: list[CommittedPosition] = []
         self.coordinator = self._new_coordinator()
         self._load(range(self.coordinator.partition_count) if partitions is None else partitions)
 
     def _new_coordinator(self) -> GroupCoordinator:
-        return GroupCoordinator(self.settings, self.rng, epoch_end=self._epoch_end)
+        return GroupCoordinator(self.settings, self.rng, epoch_end=self._epoch_end, image=lambda: self.image)
 
     def _load(self, partitions: Sequence[int] | range) -> None:
         for partition in partitions:
@@ -124,6 +130,8 @@ class World:
                     ticket.outcome = outcome
                 case OffsetRewound():
                     self.reported.append(duty)
+                case PositionsDropped(positions):
+                    self.dropped.extend(positions)
                 case AppendGroupRecords() | AppendGroupMarker() if self.hold_appends or self.held:
                     # A log keeps the order: later writes are held, too.
                     self.held.append(duty)

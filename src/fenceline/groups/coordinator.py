@@ -13,6 +13,8 @@ heap of deadlines, and the conversion of `PeerError` into each API's response. S
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+from uuid import UUID
 
 from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode, PeerError
@@ -20,14 +22,20 @@ from fenceline.groups import messages
 from fenceline.groups.consumer.checks import check_request
 from fenceline.groups.consumer.model import DescribedConsumerGroup
 from fenceline.groups.consumer.topics import TopicHashes
+from fenceline.groups.deleted_topics import LOOKS
 from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Duty, GroupAnswer, Now
 from fenceline.groups.names import can_be_stored
 from fenceline.groups.offsets.offsets import OffsetSlot, OffsetStore, StoredOffset
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
-from fenceline.groups.timers import Timers
+from fenceline.groups.timers import TimerKey, TimerKind, Timers
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.rng import Rng
+
+_DELETED_TOPICS: Final = TimerKey(-1, TimerKind.DELETED_TOPICS)
+"""Of all partitions, so that no two of them take their turns at once."""
+_PAUSE_MS: Final = 5
+"""Between two looks for offsets of deleted topics, so that others can run."""
 
 
 class GroupCoordinator:
@@ -53,6 +61,8 @@ class GroupCoordinator:
         self._loading: dict[int, Shard] = {}
         self._last_write_id = 0
         self._new_topics_at = -1
+        self._next_look_ms = 0
+        """Monotonic time of the earliest next look for offsets of deleted topics."""
 
     # --- which partitions ----------------------------------------
 
@@ -107,7 +117,7 @@ class GroupCoordinator:
         self._active[shard.partition] = shard
         shard.subscriptions.on_topics_created(self._new_topics_at)
         shard.resume(now)
-        return shard.pop_duties()
+        return [*shard.pop_duties(), *self._look_for_deleted(now)]
 
     def fail_load(self, shard: Shard) -> None:
         """The partition cannot be read: it has no coordinator until it gets a new leader epoch."""
@@ -343,15 +353,14 @@ class GroupCoordinator:
         pending."""
         return self._complete(partition, lambda shard: shard.writes.late(write_id, now))
 
-    def on_partitions_deleted(self, partitions: Sequence[tuple[str, int]], now: Now) -> list[Duty]:
-        """Topic partitions were deleted: delete their committed offsets, too."""
+    def on_topics_deleted(self, topics: Sequence[tuple[str, UUID]], now: Now) -> list[Duty]:
+        """Topics, by name and id, were deleted: delete their committed offsets, too. If there are many, only some at
+        once, and the others in `on_time`; none of them is returned from now on."""
         for shard in self._loading.values():
-            shard.on_deleted_while_loading(partitions)
-        duties: list[Duty] = []
+            shard.on_deleted_while_loading(topics)
         for shard in self._active.values():
-            shard.removals.on_partitions_deleted(partitions, now)
-            duties.extend(shard.pop_duties())
-        return duties
+            shard.deleted_topics.deleted(topics)
+        return self._look_for_deleted(now)
 
     def next_deadline_ms(self) -> int | None:
         """Monotonic time of the next deadline for `on_time`."""
@@ -362,7 +371,9 @@ class GroupCoordinator:
         duties: list[Duty] = []
         while (key := self._timers.pop_due(now.monotonic_ms)) is not None:
             shard = self._active.get(key.partition)
-            if shard is not None:
+            if key == _DELETED_TOPICS:
+                duties.extend(self._look_for_deleted(now))
+            elif shard is not None:
                 shard.on_timer(key, now)
                 duties.extend(shard.pop_duties())
         return duties
@@ -374,11 +385,33 @@ class GroupCoordinator:
 
     # --- small parts ----------------------------------------
 
+    def _look_for_deleted(self, now: Now) -> list[Duty]:
+        """Delete some offsets of deleted topics, unless that was done just now."""
+        duties: list[Duty] = []
+        if now.monotonic_ms >= self._next_look_ms:
+            left = LOOKS
+            for shard in self._active.values():
+                left = shard.deleted_topics.look(left, now)
+                duties.extend(shard.pop_duties())
+                if left <= 0:
+                    break
+            if left < LOOKS:
+                self._next_look_ms = now.monotonic_ms + _PAUSE_MS
+        self._arm_look()
+        return duties
+
+    def _arm_look(self) -> None:
+        due = [at_ms for each in self._active.values() if (at_ms := each.deleted_topics.due_ms()) is not None]
+        if due:
+            self._timers.arm(_DELETED_TOPICS, max(self._next_look_ms, min(due)))
+
     def _complete(self, partition: int, complete: Callable[[Shard], None]) -> list[Duty]:
         shard = self._active.get(partition)
         if shard is None:
             return []
         complete(shard)
+        if shard.deleted_topics.due_ms() is not None:
+            self._arm_look()
         return shard.pop_duties()
 
     def _named_shard(self, group_id: str) -> Shard:

@@ -409,4 +409,23 @@ class OffsetRewound:
     rewind: CommittedRewind
 
 
-Duty: TypeAlias = AppendGroupRecords | AppendGroupMarker | GroupAnswer | OffsetRewound
+class CommittedPosition(NamedTuple):
+    """An offset that was committed by a group."""
+
+    group_id: str
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int
+    topic_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class PositionsDropped:
+    """Offsets that were committed for deleted topics are removed now, or replaced by those of new ones: compare them
+    with what the logs had."""
+
+    positions: tuple[CommittedPosition, ...]
+
+
+Duty: TypeAlias = AppendGroupRecords | AppendGroupMarker | GroupAnswer | OffsetRewound | PositionsDropped

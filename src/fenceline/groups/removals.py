@@ -2,12 +2,13 @@
 (KIP-211).
 
 Owns their tombstones, how many are written or checked at a time, and which offsets and groups have expired. A group of
-the consumer protocol writes its own tombstones (`consumer.groups`). Restores whatever the log refused to delete.
+the consumer protocol writes its own tombstones (`consumer.groups`); those of deleted topics are in `deleted_topics`.
+Restores whatever the log refused to delete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fenceline.errors import ErrorCode, PeerError
@@ -106,12 +107,6 @@ class Removals:
         if group.state is not GroupState.EMPTY and not group.is_consumer_group:
             raise PeerError(ErrorCode.NON_EMPTY_GROUP)
         return group
-
-    def on_partitions_deleted(self, partitions: Iterable[tuple[str, int]], now: Now) -> None:
-        """The topics were deleted: these offsets are useless."""
-        slots = self._state.offsets.on_partitions(set(partitions))
-        if slots:
-            self.write_tombstones(slots, (), no_callback)
 
     def delete_groups(self, ticket: Ticket, group_ids: Sequence[str], now: Now) -> None:
         """All groups that can be deleted, with all their offsets, in one batch."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final
+from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.membership import ClassicMembership
@@ -22,6 +23,7 @@ from fenceline.groups.consumer.model import DescribedConsumerGroup
 from fenceline.groups.consumer.subscriptions import Subscriptions
 from fenceline.groups.consumer.targets import TargetAssignments
 from fenceline.groups.consumer.topics import TopicHashes
+from fenceline.groups.deleted_topics import DeletedTopics
 from fenceline.groups.messages import (
     ClassicHeartbeat,
     DescribedGroup,
@@ -32,6 +34,7 @@ from fenceline.groups.messages import (
     LeaveResponse,
     ListedGroup,
     Now,
+    PositionsDropped,
     SyncRequest,
     Ticket,
 )
@@ -79,6 +82,7 @@ class Shard:
             state, settings.offset_metadata_max_chars, rebalance, writes, epoch_end
         )
         self.removals: Final = Removals(state, settings, consumers, writes, own_timers)
+        self.deleted_topics: Final = DeletedTopics(state, writes, image)
         self._timers = own_timers
         self._rebalance = rebalance
         self._membership = ClassicMembership(
@@ -95,10 +99,13 @@ class Shard:
         self._classic_members = ClassicMembers(
             consumers, subscriptions, targets, migration, membership, writes, own_timers
         )
-        self._deleted_while_loading: list[tuple[str, int]] = []
+        self._deleted_while_loading: list[tuple[str, UUID]] = []
 
     def pop_duties(self) -> list[Duty]:
-        return self.writes.pop_duties()
+        duties = self.writes.pop_duties()
+        if dropped := self.state.offsets.pop_dropped():
+            duties.append(PositionsDropped(tuple(dropped)))
+        return duties
 
     # --- classic requests ----------------------------------------
 
@@ -195,15 +202,15 @@ class Shard:
         """Apply one record of the log (`replay.replay_record`). Raises InternalError on an unreadable one."""
         replay_record(self.state, key, value, now, transaction_of)
 
-    def on_deleted_while_loading(self, partitions: Sequence[tuple[str, int]]) -> None:
-        """Topic partitions were deleted during the load: their offsets are deleted after it."""
-        self._deleted_while_loading.extend(partitions)
+    def on_deleted_while_loading(self, topics: Sequence[tuple[str, UUID]]) -> None:
+        """Topics, by name and id, were deleted during the load: their offsets are deleted after it."""
+        self._deleted_while_loading.extend(topics)
 
     def replay_marker(self, producer_id: int, *, committed: bool) -> None:
         """Apply a transaction's end."""
         self.state.offsets.end_transaction(producer_id, committed=committed)
 
-    def pop_deleted_while_loading(self) -> list[tuple[str, int]]:
+    def pop_deleted_while_loading(self) -> list[tuple[str, UUID]]:
         deleted, self._deleted_while_loading = self._deleted_while_loading, []
         return deleted
 
@@ -213,8 +220,7 @@ class Shard:
             self._membership.resume(group, now)
         self._consumers.resume(now)
         self.removals.arm_expiry(now)
-        if deleted := self.pop_deleted_while_loading():
-            self.removals.on_partitions_deleted(deleted, now)
+        self.deleted_topics.loaded(self.pop_deleted_while_loading())
 
     def unload(self, now: Now) -> None:
         """Another broker coordinates this partition: waiting requests get NOT_COORDINATOR; late writes change

@@ -19,6 +19,8 @@ class TimerKind(IntEnum):
     """Check for expired offsets."""
     REBALANCE = 4
     """A member of a consumer group does not revoke its partitions."""
+    DELETED_TOPICS = 5
+    """Offsets of deleted topics are left, in any partition."""
 
 
 class TimerKey(NamedTuple):

@@ -280,6 +280,7 @@ class Broker:
             verify=self.verification.ask_for_offsets,
             is_verification_on=lambda: effective_broker_config(self.image.configs, config, VERIFICATION_KEY) != "false",
             confirm_leadership=confirm,
+            positions_dropped=lambda positions: self.loss_expiry.positions_dropped(positions),
         )
         self.producer_ids = ProducerIds(self.node_id, lambda: self.broker_epoch, self.controller.submit)
         self.transactions = TransactionsDriver(

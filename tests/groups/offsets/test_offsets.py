@@ -229,16 +229,6 @@ def test_group_is_restored_if_its_deletion_is_rejected() -> None:
     assert world.offset() == 7
 
 
-def test_offsets_of_deleted_partitions_are_deleted() -> None:
-    world = World()
-    world.commit(7)
-    world.commit(8, partition=1)
-    world.commit(9, group="h")
-    world.do(world.coordinator.on_partitions_deleted([("t", 0)], world.now))
-    world.reload()
-    assert (world.offset(), world.offset(partition=1), world.offset(group="h")) == (-1, 8, -1)
-
-
 # --- expiry (KIP-211) ----------------------------------------
 
 

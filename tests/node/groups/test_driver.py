@@ -15,7 +15,7 @@ from fenceline.groups.messages import CommitRequest, FetchOffsetsRequest, JoinRe
 from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.offsets.records import offset_record
 from fenceline.groups.settings import GroupSettings
-from fenceline.ids import TopicPartition
+from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.log.partition.reading import LogRead
 from fenceline.node.coordination.loading import FIRST_SLICE_RECORDS, LOAD_SLICE_RECORDS, Batches
 from fenceline.node.groups.driver import GroupsDriver
@@ -451,7 +451,7 @@ async def test_topic_deleted_during_a_load_retry_leaves_no_offsets() -> None:
 
     driver = _driver(lambda where, pairs: 0, batches)
     driver.on_leader(_partition(driver), 4)
-    driver.on_partitions_deleted([("t", 0)])
+    driver.on_topics_deleted([("t", ZERO_UUID)])
     is_ready = True
     driver.on_leader(_partition(driver), 4)
     assert _offset(driver) == -1
@@ -528,7 +528,7 @@ async def test_topic_deleted_during_a_load_leaves_no_offsets() -> None:
     batches = [_batch([_pair(number)] * FIRST_SLICE_RECORDS) for number in range(3)]
     driver = _driver(append, lambda: batches)
     driver.on_leader(_partition(driver), 0)
-    driver.on_partitions_deleted([("t", 0)])
+    driver.on_topics_deleted([("t", ZERO_UUID)])
     await _loaded(driver)
     assert _offset(driver) == -1
     assert [pair[1] for pairs in appended for pair in pairs] == [None]

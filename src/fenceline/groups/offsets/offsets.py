@@ -4,6 +4,9 @@ A write changes the store when it is passed to the log and is undone if the log 
 values. With thousands of pending writes, reading one slot costs the same. A plain OffsetFetch sees the state without
 pending writes. Committed values are kept packed if possible (`packed`). Offsets of an open transaction are kept
 separately until its marker is written or read (`transactions.md X50`).
+
+An offset of a deleted topic counts as absent from `mark_deleted` on, long before its tombstone is written; one that was
+committed for a new topic of the same name has another topic id and is kept.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from fenceline.groups.messages import CommittedRewind
-from fenceline.groups.offsets.packed import is_packed, pack, unpack
+from fenceline.groups.messages import CommittedPosition, CommittedRewind
+from fenceline.groups.offsets.packed import is_packed, pack, topic_id_of, unpack
 from fenceline.groups.offsets.rewinds import shows_truncation, step_back
 from fenceline.ids import ZERO_UUID
 
@@ -73,7 +76,16 @@ Marked: TypeAlias = Callable[[OffsetSlot, "StoredOffset | None", StoredOffset], 
 
 
 class OffsetStore:
-    __slots__ = ("_by_group", "_next_order", "_open", "_open_undos", "_pending_writes", "_undos")
+    __slots__ = (
+        "_by_group",
+        "_deleted",
+        "_dropped",
+        "_next_order",
+        "_open",
+        "_open_undos",
+        "_pending_writes",
+        "_undos",
+    )
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[str, PartitionOffsets]] = {}
@@ -84,6 +96,9 @@ class OffsetStore:
         """By producer id. No empty ones."""
         self._open_undos: dict[int, OpenUndo] = {}
         self._next_order = 1
+        self._deleted: dict[str, set[UUID]] = {}
+        """By name: the ids of deleted topics that may have offsets here; ZERO_UUID for those without an id."""
+        self._dropped: list[CommittedPosition] = []
 
     # --- reading ----------------------------------------
 
@@ -95,10 +110,11 @@ class OffsetStore:
         return unpacked(value) if isinstance(value, bytes) else value
 
     def committed(self, slot: OffsetSlot) -> StoredOffset | None:
-        """The value without pending writes."""
+        """The value without pending writes; None for one of a deleted topic."""
         slots = self._pending_writes.get(slot.group_id)
         writes = slots.get(slot) if slots else None
-        return self._undos[writes[0]][slot] if writes else self.latest(slot)
+        value = self._undos[writes[0]][slot] if writes else self.latest(slot)
+        return None if self._deleted and self._is_deleted(slot, value) else value
 
     def slots(self, group_id: str, only: Collection[str] | None = None) -> Iterator[tuple[OffsetSlot, StoredOffset]]:
         """Everything stored for a group, pending writes included; of these topics only, if given."""
@@ -141,35 +157,91 @@ class OffsetStore:
 
     def is_unstable(self, slot: OffsetSlot) -> bool:
         """Whether an open transaction may still change it."""
-        return any(slot in pending for pending in self._open.values())
+        return any(slot in pending and not self._is_deleted(slot, pending[slot]) for pending in self._open.values())
 
     def open_slots(self, group_id: str) -> set[OffsetSlot]:
         return {slot for pending in self._open.values() for slot in pending if slot.group_id == group_id}
 
-    def on_partitions(self, partitions: set[tuple[str, int]]) -> list[OffsetSlot]:
-        """Every slot of these topic partitions, in open transactions too."""
-        by_topic: dict[str, list[int]] = {}
-        for topic, partition in partitions:
-            by_topic.setdefault(topic, []).append(partition)
-        found = {
-            OffsetSlot(group_id, topic, partition)
-            for group_id, topics in self._by_group.items()
-            for topic, indexes in by_topic.items()
-            if topic in topics
-            for partition in indexes
-            if partition in topics[topic]
-        }
-        found.update(
-            slot for pending in self._open.values() for slot in pending if (slot.topic, slot.partition) in partitions
+    # --- deleted topics ----------------------------------------
+
+    def mark_deleted(self, topic: str, topic_id: UUID) -> None:
+        """The offsets of this topic count as absent from now on. ZERO_UUID: those that have no topic id."""
+        self._deleted.setdefault(topic, set()).add(topic_id)
+
+    def forget_deleted(self) -> None:
+        """No offset of a deleted topic is left."""
+        self._deleted.clear()
+
+    def pop_dropped(self) -> list[CommittedPosition]:
+        """Offsets of deleted topics that were removed, or replaced by those of new ones, since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def topic_ids(self, group_id: str) -> list[tuple[str, set[UUID]]]:
+        """By topic: the ids for which a group has stored offsets, ZERO_UUID among them."""
+        return [
+            (topic, set(map(_id_of, partitions.values())))
+            for topic, partitions in self._by_group.get(group_id, {}).items()
+        ]
+
+    def open_topic_ids(self) -> list[tuple[str, set[UUID]]]:
+        """As `topic_ids`, of the offsets in open transactions of all groups."""
+        return [(slot.topic, {value.topic_id}) for pending in self._open.values() for slot, value in pending.items()]
+
+    def deleted_slots(self, group_id: str, most: int) -> tuple[list[OffsetSlot], bool]:
+        """Some slots of a group that have nothing but offsets of deleted topics, and whether others are left: there are
+        more than `most`, or a pending write or an open transaction has an offset for the same slot."""
+        if not self._deleted:
+            return [], False
+        topics = self._by_group.get(group_id, {})
+        found: list[OffsetSlot] = []
+        is_left = False
+        for topic in [each for each in self._deleted if each in topics]:
+            ids = self._deleted[topic]
+            for partition, value in topics[topic].items():
+                if _id_of(value) not in ids:
+                    continue
+                if len(found) == most:
+                    return found, True
+                slot = OffsetSlot(group_id, topic, partition)
+                if self._open and self._is_in_use(slot):
+                    is_left = True
+                else:
+                    found.append(slot)
+        return found, is_left or self._may_return(group_id)
+
+    def _may_return(self, group_id: str) -> bool:
+        """Whether an offset of a deleted topic comes back if a pending write is rejected."""
+        return any(
+            slot.topic in self._deleted and any(self._is_deleted(slot, self._undos[each][slot]) for each in writes)
+            for slot, writes in self._pending_writes.get(group_id, {}).items()
         )
-        return sorted(found)
+
+    def deleted_open_slots(self, most: int) -> tuple[list[OffsetSlot], bool]:
+        """As `deleted_slots`, for the offsets in open transactions of all groups."""
+        every = {
+            slot: None
+            for pending in self._open.values()
+            for slot, value in pending.items()
+            if self._is_deleted(slot, value)
+        }
+        found = [slot for slot in every if not self._is_in_use(slot)]
+        return found[:most], len(found) > most or len(found) < len(every)
+
+    def _is_in_use(self, slot: OffsetSlot) -> bool:
+        """Whether it has an offset of a topic that was not deleted. A tombstone would delete that as well."""
+        values = [self.latest(slot), *(pending[slot] for pending in self._open.values() if slot in pending)]
+        return any(value is not None and not self._is_deleted(slot, value) for value in values)
+
+    def _is_deleted(self, slot: OffsetSlot, value: StoredOffset | None) -> bool:
+        return value is not None and value.topic_id in self._deleted.get(slot.topic, ())
 
     # --- writing ----------------------------------------
 
     def put(self, slot: OffsetSlot, value: StoredOffset | None, write_id: int | None = None) -> CommittedRewind | None:
         """Set or (None) remove a value. With a write id it can be undone until `confirm`. Returns its new rewind
         mark."""
-        before = self._replaced_by(slot, write_id)
+        before = self._replaced_by(slot, value, write_id)
         if value is None:
             self._drop(slot)
             for producer_id in [each for each, pending in self._open.items() if slot in pending]:
@@ -180,10 +252,14 @@ class OffsetStore:
         self._store(slot, stored)
         return stored.rewound
 
-    def _replaced_by(self, slot: OffsetSlot, write_id: int | None) -> StoredOffset | None:
+    def _replaced_by(self, slot: OffsetSlot, value: StoredOffset | None, write_id: int | None) -> StoredOffset | None:
         """The value that a write replaces, which is kept for its undo."""
         before = self.latest(slot)
         if write_id is not None:
+            if before is not None and (
+                self._is_deleted(slot, before) or (value is not None and not before.belongs_to(value.topic_id))
+            ):
+                self._dropped.append(CommittedPosition(*slot, before.offset, before.leader_epoch, before.topic_id))
             undo = self._undos.setdefault(write_id, {})
             if slot not in undo:
                 undo[slot] = before
@@ -275,7 +351,7 @@ class OffsetStore:
             current = self.latest(slot)
             if current is not None and current.order >= value.order:
                 continue
-            before = self._replaced_by(slot, write_id)
+            before = self._replaced_by(slot, value, write_id)
             stored = marked(slot, before, value).after(before, value.order)
             self._store(slot, stored)
             if stored.rewound is not None and (before is None or stored.rewound is not before.rewound):
@@ -324,6 +400,10 @@ class OffsetStore:
             del topics[slot.topic]
         if not topics:
             del self._by_group[slot.group_id]
+
+
+def _id_of(value: StoredOffset | bytes) -> UUID:
+    return topic_id_of(value) if isinstance(value, bytes) else value.topic_id
 
 
 def unpacked(value: bytes) -> StoredOffset:

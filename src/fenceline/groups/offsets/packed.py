@@ -70,7 +70,12 @@ def is_not_below(before: bytes, after: bytes) -> bool:
 def unpack(value: bytes) -> tuple[int, int, int, UUID]:
     """Offset, leader epoch, commit time in ms, topic id of packed bytes."""
     _, offset, leader_epoch, _, commit_ms, _ = _HEAD.unpack_from(value)
-    return offset, leader_epoch, commit_ms, ZERO_UUID if len(value) == _SIZE_BYTES else _topic_id(value[-16:])
+    return offset, leader_epoch, commit_ms, topic_id_of(value)
+
+
+def topic_id_of(value: bytes) -> UUID:
+    """Of packed bytes."""
+    return ZERO_UUID if len(value) == _SIZE_BYTES else _topic_id(value[-16:])
 
 
 @lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Final, Protocol, TypeAlias, TypeVar
+from uuid import UUID
 
 from fenceline.coordination import append_error
 from fenceline.errors import ErrorCode, PeerError
@@ -24,12 +25,14 @@ from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import (
     AppendGroupMarker,
     AppendGroupRecords,
+    CommittedPosition,
     ConsumerHeartbeatRequest,
     ConsumerHeartbeatResponse,
     Duty,
     GroupAnswer,
     Now,
     OffsetRewound,
+    PositionsDropped,
 )
 from fenceline.groups.records import transaction_end
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
@@ -110,16 +113,18 @@ class GroupsDriver:
         verify: VerifyOffsets = _no_coordinator,
         is_verification_on: Callable[[], bool] = lambda: True,
         confirm_leadership: ConfirmLeadership = confirm_at_once,
+        positions_dropped: Callable[[Sequence[CommittedPosition]], None] = lambda _: None,
     ) -> None:
         """`threads` read from the disk; None uses the loop's own. `epoch_end`, `image`: see `GroupCoordinator`.
         `verify`: asks the coordinator of a transaction about a partition of `__consumer_offsets`.
         `is_verification_on`: `transaction.partition.verification.enable`. `confirm_leadership` is called before stable
-        offsets are read."""
+        offsets are read. `positions_dropped` gets the offsets of deleted topics when they are removed."""
         self._log = offsets_log
         self._clock = clock
         self._verify = verify
         self._is_verification_on = is_verification_on
         self._confirm = confirm_leadership
+        self._positions_dropped = positions_dropped
         self.coordinator: Final = GroupCoordinator(
             settings or GroupSettings(), rng or SystemRandom(), partition_count, epoch_end, image
         )
@@ -166,9 +171,9 @@ class GroupsDriver:
         """Another broker leads the partition now, or it has no leader."""
         self._carry_out(self.coordinator.resign(partition, self._now()))
 
-    def on_partitions_deleted(self, partitions: Sequence[tuple[str, int]]) -> None:
-        """Topic partitions were deleted: delete the offsets committed for them."""
-        self._carry_out(self.coordinator.on_partitions_deleted(partitions, self._now()))
+    def on_topics_deleted(self, topics: Sequence[tuple[str, UUID]]) -> None:
+        """Topics, by name and id, were deleted: delete the offsets committed for them. Many are deleted in slices."""
+        self._carry_out(self.coordinator.on_topics_deleted(topics, self._now()))
 
     def on_topics_created(self, version: int) -> None:
         """Topics were created in the metadata of this version."""
@@ -176,9 +181,8 @@ class GroupsDriver:
 
     def follow(self, image: MetadataImage, delta: Delta) -> None:
         """Apply a metadata change, apart from who leads: topics are created and deleted."""
-        deleted = [(topic.name, index) for topic in delta.deleted_topics for index in range(len(topic.partitions))]
-        if deleted:
-            self.on_partitions_deleted(deleted)
+        if delta.deleted_topics:
+            self.on_topics_deleted([(topic.name, topic.id) for topic in delta.deleted_topics])
         if delta.created_topics:
             self.on_topics_created(image.offset)
 
@@ -330,6 +334,8 @@ class GroupsDriver:
                         ticket.put(outcome)
                     case OffsetRewound():
                         self._log_rewind(duty)
+                    case PositionsDropped(positions):
+                        self._positions_dropped(positions)
                     case AppendGroupRecords():
                         self._append_records(duty)
                     case AppendGroupMarker():

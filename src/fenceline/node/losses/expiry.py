@@ -4,6 +4,9 @@ Owns the comparison of committed offsets of the groups that are coordinated here
 soon after a log start moved on this node, and periodically for logs that are led elsewhere. The coordinator knows the
 group; the leader of the log is asked if this node has no replica. Each loss is reported once while this node
 coordinates the group; another coordinator may report the same range again, with the same receipt id.
+
+Where the logs of a deleted topic began and ended is kept for some minutes: the coordinator deletes the offsets of its
+groups in slices, and each is compared when it goes, also by the next coordinator if the first one ends meanwhile.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from fenceline.errors import PeerError
+from fenceline.groups.messages import CommittedPosition
 from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
-from fenceline.ids import NO_LEADER, TopicPartition
+from fenceline.ids import NO_LEADER, ZERO_UUID, TopicPartition
 from fenceline.losses.receipt import NO_NODE, LossCause, LossClass, Receipt, receipt_id
 from fenceline.node.logs import Logger
 from fenceline.node.losses.keeper import LossKeeper
@@ -26,6 +29,8 @@ from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from fenceline.metadata.image import MetadataImage, TopicImage
     from fenceline.node.clock import Clock
     from fenceline.node.replication.open_replicas import OpenReplicas
@@ -40,6 +45,8 @@ _PAUSE_FACTOR: Final = 20
 """The pause between checks is at least this many times the duration of the last one."""
 _IN_A_TURN: Final = 10_000
 """Committed positions that are looked at before others have their turn."""
+_KEEP_DELETED_S: Final = 1_200.0
+"""How long the bounds of a deleted topic are kept: longer than transactions, which may hold up an offset's deletion."""
 _MAX_BATCH: Final = 1_000
 _TIMEOUT_S: Final = 10.0
 _EARLIEST: Final = -2
@@ -48,6 +55,16 @@ _READ_UNCOMMITTED: Final = 0
 
 _Bounds = tuple[int, int]
 """Start and end of the readable offsets of a log."""
+
+
+class _Deleted(NamedTuple):
+    """A deleted topic, as it was."""
+
+    topic: TopicImage
+    bounds: dict[int, _Bounds]
+    """By partition; not of those whose log was unknown here."""
+    at_s: float
+    """Time of the loop."""
 
 
 class CommittedPositions(Protocol):
@@ -83,7 +100,10 @@ class LossExpiry:
         self._task: asyncio.Task[None] | None = None
         self._bounds: dict[TopicPartition, _Bounds] = {}
         """As of the last check."""
-        self._writing: set[asyncio.Future[None]] = set()
+        self._deleted: dict[str, dict[UUID, _Deleted]] = {}
+        """By name and id, oldest first."""
+        self._unwritten: list[Receipt] = []
+        self._writing: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.ensure_future(self._run())
@@ -92,7 +112,8 @@ class LossExpiry:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.gather(task, *self._writing, return_exceptions=True)
+            writing = () if self._writing is None else (self._writing,)
+            await asyncio.gather(task, *writing, return_exceptions=True)
 
     def log_start_moved(self) -> None:
         """The start of a log on this node moved: check soon."""
@@ -119,6 +140,7 @@ class LossExpiry:
 
     async def check(self) -> None:
         """Compare committed offsets with log starts that moved; others have their turn in between."""
+        self._forget_deleted()
         read = await self._read_partitions()
         before, self._bounds = (
             self._bounds,
@@ -147,7 +169,8 @@ class LossExpiry:
                 first = max(committed.offset, seen)
                 if first < start and committed.belongs_to(topic.id):
                     reason = "retention or DeleteRecords moved the log start past the group's committed offset"
-                    receipts.append(self._receipt(topic, slot, committed, first, start, LossCause.LOG_START, reason))
+                    position = CommittedPosition(*slot, committed.offset, committed.leader_epoch, committed.topic_id)
+                    receipts.append(self._receipt(topic, position, first, start, LossCause.LOG_START, reason))
             await asyncio.sleep(0)
         await self._keep(receipts)
 
@@ -164,28 +187,54 @@ class LossExpiry:
         return found
 
     def topics_deleted(self, topics: Iterable[TopicImage]) -> None:
-        """Must be called before the logs and the groups' offsets are deleted."""
-        deleted = {topic.name: topic for topic in topics}
-        if not deleted:
-            return
-        receipts = []
-        for slot, committed in chain.from_iterable(self._positions.committed(deleted)):
-            topic = deleted.get(slot.topic)
-            if topic is None or not committed.belongs_to(topic.id):
-                continue
-            bounds = self._local_bounds(slot) or self._bounds.get(TopicPartition(slot.topic, slot.partition))
-            if bounds is None:
-                log.info("unread records of a deleted topic unknown", group=slot.group_id, topic=slot.topic)
-            elif (first := max(committed.offset, bounds[0])) < bounds[1]:
+        """Must be called before the logs are deleted, and before the groups' offsets are (`positions_dropped`)."""
+        at_s = asyncio.get_running_loop().time()
+        for topic in topics:
+            found: dict[int, _Bounds] = {}
+            for index in range(len(topic.partitions)):
+                where = TopicPartition(topic.name, index)
+                last = self._bounds.pop(where, None)
+                if (bounds := self._local_bounds(where) or last) is not None:
+                    found[index] = bounds
+            self._forget_deleted()
+            self._deleted.setdefault(topic.name, {})[topic.id] = _Deleted(topic, found, at_s)
+
+    def _forget_deleted(self) -> None:
+        """Of topics that were deleted long ago."""
+        before_s = asyncio.get_running_loop().time() - _KEEP_DELETED_S
+        for name, by_id in list(self._deleted.items()):
+            for topic_id in [each for each, deleted in by_id.items() if deleted.at_s < before_s]:
+                del by_id[topic_id]
+            if not by_id:
+                del self._deleted[name]
+
+    def positions_dropped(self, positions: Iterable[CommittedPosition]) -> None:
+        """These offsets were committed for deleted topics, and are deleted now."""
+        unknown: set[tuple[str, str]] = set()
+        for position in positions:
+            by_id = self._deleted.get(position.topic, {})
+            topic_id = position.topic_id if position.topic_id != ZERO_UUID else next(reversed(by_id), ZERO_UUID)
+            deleted = by_id.get(topic_id)
+            bounds = deleted.bounds.get(position.partition) if deleted is not None else None
+            if deleted is None or bounds is None:
+                unknown.add((position.group_id, position.topic))
+            elif (first := max(position.offset, bounds[0])) < bounds[1]:
                 reason = "the topic was deleted with records that the group had not read"
-                receipts.append(
-                    self._receipt(topic, slot, committed, first, bounds[1], LossCause.TOPIC_DELETED, reason)
-                )
-        self._bounds = {where: each for where, each in self._bounds.items() if where.topic not in deleted}
-        if receipts:
-            writing = asyncio.ensure_future(self._keep(receipts))
-            self._writing.add(writing)
-            writing.add_done_callback(self._writing.discard)
+                cause = LossCause.TOPIC_DELETED
+                self._unwritten.append(self._receipt(deleted.topic, position, first, bounds[1], cause, reason))
+        for group_id, topic in sorted(unknown):
+            log.info("unread records of a deleted topic unknown", group=group_id, topic=topic)
+        if self._unwritten and self._writing is None:
+            self._writing = asyncio.ensure_future(self._write())
+
+    async def _write(self) -> None:
+        """One batch after the other: flushes and reads need the threads, too."""
+        try:
+            while self._unwritten:
+                receipts, self._unwritten = self._unwritten, []
+                await self._keep(receipts)
+        finally:
+            self._writing = None
 
     async def _keep(self, receipts: Sequence[Receipt]) -> None:
         if not receipts:
@@ -204,36 +253,35 @@ class LossExpiry:
     def _receipt(
         self,
         topic: TopicImage,
-        slot: OffsetSlot,
-        committed: StoredOffset,
+        position: CommittedPosition,
         start_offset: int,
         end_offset_exclusive: int,
         cause: LossCause,
         reason: str,
     ) -> Receipt:
-        partition = topic.partitions[slot.partition]
+        partition = topic.partitions[position.partition]
         return Receipt(
             id=receipt_id(
                 topic=topic.name,
                 topic_id=topic.id,
-                partition=slot.partition,
+                partition=position.partition,
                 start_offset=start_offset,
                 end_offset_exclusive=end_offset_exclusive,
                 cause=cause,
                 replica=NO_NODE,  # another coordinator may report it as well
-                group=slot.group_id,
+                group=position.group_id,
             ),
             topic=topic.name,
             topic_id=topic.id,
-            partition=slot.partition,
+            partition=position.partition,
             start_offset=start_offset,
             end_offset_exclusive=end_offset_exclusive,
-            leader_epochs=(committed.leader_epoch,) if committed.leader_epoch >= 0 else (),
+            leader_epochs=(position.leader_epoch,) if position.leader_epoch >= 0 else (),
             records=end_offset_exclusive - start_offset,
             size_bytes=0,
             loss_class=LossClass.EXPIRED,
-            known_by=f"group {slot.group_id} had committed offset {committed.offset}; counted by offsets, the records"
-            " were not read",
+            known_by=f"group {position.group_id} had committed offset {position.offset}; counted by offsets, the"
+            " records were not read",
             cause=cause,
             reason=reason,
             replica=self._node_id,
@@ -241,13 +289,13 @@ class LossExpiry:
             leader_epoch=partition.leader_epoch,
             time_ms=self._clock.now_ms(),
             evidence_note="Records that are deleted on purpose are not kept.",
-            group=slot.group_id,
+            group=position.group_id,
         )
 
     # -- log start and end offsets -------------------------------------------------------------------------------------
 
-    def _local_bounds(self, slot: OffsetSlot | TopicPartition) -> _Bounds | None:
-        replica = self._in_service.by_name.get((slot.topic, slot.partition))
+    def _local_bounds(self, where: TopicPartition) -> _Bounds | None:
+        replica = self._in_service.by_name.get(where)
         if replica is None or replica.is_being_cut:
             return None
         return replica.log.log_start_offset, replica.high_watermark
