@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from random import Random
+from typing import Any, cast
 
 import pytest
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.core import _tail_py
+from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import OsDisk
 from fenceline.log.core.errors import StorageError
 from fenceline.log.core.open_files import OpenFiles
@@ -36,6 +39,72 @@ def test_read_gives_whole_batches_within_its_limits(disk: SimDisk) -> None:
         assert len(read.records) <= limit or (at_least_one and len(headers) == 1)
         if allowed and (at_least_one or allowed[0].size_bytes <= limit):
             assert headers, f"offset {offset}, end {end}, limit {limit}"
+
+
+def _at_once(log: PartitionLog, *arguments: Any) -> tuple[bytes, int] | None:
+    """The result of `batches_at`, which is the same compiled and in Python."""
+    found = log.batches_at(*arguments)
+    twin = _tail_py.LogTail.batches_at(cast("Any", log), *arguments)
+    assert (found and (bytes(found[0]), found[1])) == (twin and (bytes(twin[0]), twin[1])), arguments
+    return found and (bytes(found[0]), found[1])
+
+
+def test_batches_at_gives_as_much_as_fits(disk: SimDisk) -> None:
+    log = open_log(disk, config=LogConfig(segment_bytes=4_000, index_interval_bytes=150))
+    rng = Random(5)
+    for _ in range(120):
+        append(log, rng.randint(1, 6), size=rng.choice([1, 90]))
+    everything = read_all(log)
+    for _ in range(4_000):
+        offset = rng.randrange(log.log_end_offset)
+        number = log.segment_number(offset)
+        segment = log.segments[number]
+        end = rng.choice([log.log_end_offset, segment.next_offset, rng.randint(offset + 1, log.log_end_offset)])
+        limit, at_least_one = rng.choice([0, 1, 100, 300, 5000, 70_000]), rng.random() < 0.5
+        held = [each for each, _ in everything if segment.base_offset <= each.base_offset < segment.next_offset]
+        wanted = [each for each in held if each.last_offset >= offset and each.next_offset <= end]
+        position = sum(each.size_bytes for each in held if each.last_offset < offset)
+        fitting = 0
+        for each in wanted:
+            if fitting + each.size_bytes > limit:
+                break
+            fitting += each.size_bytes
+        found = _at_once(log, segment, offset, end, limit, at_least_one, rng.choice([-1, position]))
+        if found is None:
+            assert not fitting, "a look-up is needed for a batch that is too large, or past the end"
+        else:
+            assert fitting or not at_least_one
+            assert (len(found[0]), found[1]) == (fitting, position)
+            assert found[0] == disk.pread(segment.fd, fitting, position)
+
+
+def test_batches_at_leaves_to_a_look_up_what_it_cannot_read(disk: SimDisk) -> None:
+    log = open_log(disk, config=LogConfig(index_interval_bytes=150))
+    for _ in range(20):
+        append(log, 2, size=90)
+    segment, end = log.segments[0], log.log_end_offset
+    index = segment.index
+    assert index is not None
+    whole = _at_once(log, segment, 0, end, 70_000, True, -1)
+    assert whole is not None
+    assert len(whole[0]) == segment.size_bytes
+    behind = index.offsets[5] + 1
+    index.positions[5] += 1
+    assert _at_once(log, segment, behind, end, 70_000, True, -1) is None, "the entry points into a batch"
+    assert bytes(log.read(behind, 70_000, end_offset_exclusive=end).load()) in whole[0]
+    index = segment.index
+    assert index is not None
+    index.positions[5] = index.positions[9] - 1
+    index.positions[5] += 1
+    assert _at_once(log, segment, behind, end, 70_000, True, -1) is None, "the entry points past the offset"
+    disk.resident = lambda: False
+    assert _at_once(log, segment, 0, end, 70_000, True, -1) is None, "the bytes are not in the page cache"
+    disk.resident = lambda: True
+    for _ in range(30):
+        append(log, 2, size=3_000)
+    assert _at_once(log, segment, 1, log.log_end_offset, 1 << 20, True, -1) is None, "larger reads are mapped"
+    segment.release()
+    assert _at_once(log, segment, 1, end, 100, True, -1) is None, "the file is closed"
 
 
 def test_the_newest_batch_is_read_within_the_same_limits(disk: SimDisk) -> None:

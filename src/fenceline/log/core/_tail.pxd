@@ -76,4 +76,8 @@ cdef class LogTail:
     ) except -2
     cdef _write_plain(self, SegmentTail segment, records, Py_ssize_t size)
     cpdef newest(self, int64_t offset, int64_t max_bytes, int64_t position)
+    cpdef batches_at(
+        self, SegmentTail segment, int64_t offset, int64_t end_offset_exclusive, int64_t max_bytes, bint at_least_one,
+        int64_t position
+    )
     cdef bint _roll_due(self, SegmentTail segment, int64_t last, int64_t newest_ms, int64_t now_ms) except -1

@@ -25,7 +25,7 @@ from fenceline.log.core.index import TIME_ENTRY_BYTES as _TIME_ENTRY_BYTES
 from fenceline.records.batch import TimestampType
 from fenceline.records.crc import crc32c
 
-ABI = 9
+ABI = 10
 
 cdef int KEPT = 5
 cdef int64_t NEWEST_BYTES = _NEWEST_BYTES
@@ -143,6 +143,49 @@ cdef class SegmentTail:
 
 cdef inline int32_t _epoch_of_producer(const uint8_t* batch) noexcept nogil:
     return <int32_t>(<int32_t>(<uint32_t>(batch[51] << 8 | batch[52]) << 16) >> 16)
+
+
+cdef _around(index, int64_t relative_offset, int64_t* before, int64_t* at):
+    """`OffsetIndex.around`."""
+    cdef array.array offsets = <array.array?>index.offsets, positions = <array.array?>index.positions
+    cdef Py_ssize_t low = 0, high = len(offsets), middle
+    while low < high:
+        middle = (low + high) >> 1
+        if offsets.data.as_ints[middle] < relative_offset:
+            low = middle + 1
+        else:
+            high = middle
+    before[0] = positions.data.as_ints[low - 1] if low > 0 else 0
+    at[0] = positions.data.as_ints[low] if low < len(positions) else -1
+
+
+cdef void _choose(
+    const uint8_t* p, Py_ssize_t room, int64_t offset, int64_t end_offset_exclusive, int64_t max_bytes,
+    bint by_index, bint may_take_all, Py_ssize_t* first, Py_ssize_t* end
+) noexcept nogil:
+    """The bytes to return of those that were read. `first` is -1 if `batches_at` returns None."""
+    cdef Py_ssize_t at = 0, after, start = -1
+    cdef int64_t base, last
+    while room - at >= BATCH_OVERHEAD:
+        base, last = be_int64(p + at), be_int64(p + at) + be_int32(p + at + 23)
+        after = at + <Py_ssize_t>be_int32(p + at + 8) + 12
+        if p[at + 16] != 2 or after - at < BATCH_OVERHEAD:
+            return
+        if start < 0 and last >= offset:
+            if at == 0 and by_index and base > offset:
+                return
+            start = at
+            if may_take_all and room - at <= max_bytes:
+                end[0] = room
+                break
+        if start >= 0:
+            if last >= end_offset_exclusive or after - start > max_bytes:
+                break
+            if after > room:
+                return
+            end[0] = after
+        at = after
+    first[0] = start
 
 
 cdef class LogTail:
@@ -354,6 +397,46 @@ cdef class LogTail:
             return None
         segment.recently_used = True
         return self.disk.pread_resident(segment.fd, size, position)
+
+    cpdef batches_at(
+        self, SegmentTail segment, int64_t offset, int64_t end_offset_exclusive, int64_t max_bytes, bint at_least_one,
+        int64_t position
+    ):
+        cdef int64_t size = segment.size_bytes, low = position, latest = position, high = size, stop
+        cdef bint takes_all = end_offset_exclusive >= segment.next_offset
+        cdef Py_ssize_t first = -1, end = 0
+        cdef Py_buffer view
+        index = segment.index
+        if index is None or segment.fd < 0:
+            return None
+        if not takes_all:
+            _around(index, end_offset_exclusive - segment.base_offset, &stop, &high)
+            if high < 0 or high > size:
+                high = size
+        if position < 0 and offset == segment.last_batch_offset:
+            low = latest = segment.last_batch_position
+        elif position < 0:
+            _around(index, offset - segment.base_offset, &low, &latest)
+        if latest < 0:
+            latest = size
+        stop = min(high, latest + max_bytes)
+        if stop <= low or stop - low >= NEWEST_BYTES:
+            return None
+        chunk = self.disk.pread_resident(segment.fd, stop - low, low)
+        if chunk is None or len(chunk) != stop - low:
+            return None
+        segment.recently_used = True
+        PyObject_GetBuffer(chunk, &view, PyBUF_SIMPLE)
+        _choose(
+            <const uint8_t*>view.buf, view.len, offset, end_offset_exclusive, max_bytes, low > 0 and position < 0,
+            takes_all and stop == size, &first, &end,
+        )
+        PyBuffer_Release(&view)
+        if first < 0 or (end == 0 and at_least_one):
+            return None
+        if first == 0 and end == stop - low:
+            return chunk, low
+        return memoryview(chunk)[first : max(first, end)], low + first
 
     cdef bint _roll_due(self, SegmentTail segment, int64_t last, int64_t newest_ms, int64_t now_ms) except -1:
         cdef int64_t waited_ms, index_entries, time_entries

@@ -6,6 +6,7 @@ producer. Never rolls, opens, flushes or rejects: `partition_log.py` handles eve
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from fenceline.log.core.errors import StorageError
     from fenceline.log.core.index import OffsetIndex, TimeIndex
 
-ABI: Final = 9
+ABI: Final = 10
 """Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
 
 BATCHES_KEPT: Final = 5
@@ -25,6 +26,11 @@ large batch at once. The cause is not proven (`docs/decisions/005-what-made-the-
 NOT_PLAIN: Final = -1
 NEWEST_BYTES: Final = 64 << 10
 """A batch of this size or more is not read at once."""
+_BATCH_HEAD: Final = struct.Struct(">qiibIhi")
+"""Of a record batch up to the delta of its last offset."""
+_BATCH_OVERHEAD: Final = 61
+_LENGTH_PREFIX: Final = 12
+_MAGIC: Final = 2
 
 
 class BatchSeen(NamedTuple):
@@ -234,3 +240,67 @@ class LogTail:
             return None
         segment.recently_used = True
         return self.disk.pread_resident(segment.fd, size, position)
+
+    def batches_at(
+        self,
+        segment: SegmentTail,
+        offset: int,
+        end_offset_exclusive: int,
+        max_bytes: int,
+        at_least_one: bool,
+        position: int,
+    ) -> tuple[bytes | bytearray | memoryview, int] | None:
+        """Complete batches of one segment from the one that contains `offset`, and its position, by a single read.
+
+        At most `max_bytes`, below `end_offset_exclusive`; empty if the first batch is larger. `position`: of the batch,
+        -1 if it must be looked up. Raises OSError.
+
+        None if that needs more: a range of `NEWEST_BYTES` or more, bytes that are not in the page cache, a first batch
+        that is larger although there has to be one, an index that does not fit the batches. `reading` handles these.
+        """
+        index = segment.index
+        if index is None or segment.fd < 0:
+            return None
+        size = segment.size_bytes
+        takes_all = end_offset_exclusive >= segment.next_offset
+        high = size if takes_all else index.around(end_offset_exclusive - segment.base_offset)[1]
+        low = latest = position
+        if position < 0 and offset == segment.last_batch_offset:
+            low = latest = segment.last_batch_position
+        elif position < 0:
+            low, latest = index.around(offset - segment.base_offset)
+        if high < 0 or high > size:
+            high = size
+        if latest < 0:
+            latest = size
+        stop = min(high, latest + max_bytes)
+        if not 0 < stop - low < NEWEST_BYTES:
+            return None
+        chunk = self.disk.pread_resident(segment.fd, stop - low, low)
+        if chunk is None or len(chunk) != stop - low:
+            return None
+        segment.recently_used = True
+        at, end, first, room = 0, 0, -1, stop - low
+        while at + _BATCH_OVERHEAD <= room:
+            base, length, _, magic, _, _, delta = _BATCH_HEAD.unpack_from(chunk, at)
+            after = at + length + _LENGTH_PREFIX
+            if magic != _MAGIC or after - at < _BATCH_OVERHEAD:
+                return None
+            if first < 0 and base + delta >= offset:
+                if at == 0 and low > 0 and position < 0 and base > offset:
+                    return None  # the index does not lead to the batch, unless compaction removed the offset
+                first = at
+                if takes_all and stop == size and room - at <= max_bytes:
+                    end = room
+                    break
+            if first >= 0:
+                if base + delta >= end_offset_exclusive or after - first > max_bytes:
+                    break
+                if after > room:
+                    return None
+                end = after
+            at = after
+        if first < 0 or (end == 0 and at_least_one):
+            return None
+        found = chunk if first == 0 and end == room else memoryview(chunk)[first : max(first, end)]
+        return found, low + first

@@ -50,12 +50,6 @@ class ReadableLog(LogState):
         end = min(end_offset_exclusive, log_end)
         if offset >= end:
             return LogRead(offset)
-        if end == log_end:
-            newest = self.read_newest(offset, max_bytes)
-            if newest is not None:
-                segment = self.segments[-1]
-                position = segment.size_bytes - len(newest)
-                return LogRead(offset, memoryview(newest), position=position, segment_base_offset=segment.base_offset)
         segments = self.segments
         number = self.segment_number(offset)
         while True:
@@ -63,8 +57,19 @@ class ReadableLog(LogState):
             if number + 1 == len(segments) or (segment.size_bytes and offset < segment.next_offset):
                 hint = self.hints.get(offset)
                 position = hint[1] if hint is not None and hint[0] is segment else -1
-                request = Request(offset, end, max_bytes, at_least_one, position, to_send)
                 try:
+                    at_once = self.batches_at(segment, offset, end, max_bytes, at_least_one, position)
+                    if at_once is not None:
+                        content, position = at_once
+                        if (
+                            end == segment.next_offset
+                            and position + len(content) == segment.size_bytes
+                            and segment is segments[-1]
+                        ):
+                            self._hint(end, segment, segment.size_bytes)
+                        records = content if type(content) is memoryview else memoryview(content)
+                        return LogRead(offset, records, position=position, segment_base_offset=segment.base_offset)
+                    request = Request(offset, end, max_bytes, at_least_one, position, to_send)
                     try:
                         records, stored, position, reaches_end, size, was_loaded = reading.read_now(
                             self.files, segment, request
