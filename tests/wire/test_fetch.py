@@ -423,6 +423,57 @@ def test_the_fast_path_reads_the_same_responses(
         assert quick == read()
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    request=round_requests(),
+    version=st.integers(13, MAX_VERSION),
+    flipped=st.none() | st.tuples(st.integers(0, 300), st.integers(0, 7)),
+    cut=st.sampled_from([0] * 5 + [1, 2, 3, 20, 50]),
+)
+def test_the_fast_path_reads_the_same_requests(
+    request: FetchRequest, version: int, flipped: tuple[int, int] | None, cut: int
+) -> None:
+    body = bytearray(b"".join(bytes(part) for part in encode_request(version, request)))
+    if flipped is not None:
+        body[flipped[0] % len(body)] ^= 1 << flipped[1]
+    view = memoryview(body)[: max(len(body) - cut, 0)].toreadonly()
+
+    def read() -> Any:
+        try:
+            return parse_request(version, view)
+        except MalformedRequest as error:
+            return str(error)
+
+    quick = read()
+    with mock.patch.object(fetch_request, "_parse_wanted", None):
+        assert quick == read()
+    if not isinstance(quick, str):
+        assert all(type(each) is FetchPartition for each in quick.partitions)
+
+
+@settings(max_examples=300, deadline=None)
+@given(response=round_responses(), version=st.integers(13, MAX_VERSION))
+def test_the_fast_path_writes_the_same_responses(response: FetchResponse, version: int) -> None:
+    quick = [bytes(part) for part in encode_response(version, response)]
+    with mock.patch.object(fetch_response, "_encode_fetched", None):
+        assert quick == [bytes(part) for part in encode_response(version, response)]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("count", [0, 1, 126, 127, 128, 17_000])
+def test_many_partitions_of_a_consumer_use_the_fast_path(count: int) -> None:
+    ids = [index.to_bytes(16, "big") for index in range(count)]
+    wanted = [FetchPartition(None, each, 3, 5, 6, 1, 1, 0) for each in [*ids, *[bytes(16)] * count]]
+    request = FetchRequest(None, -1, -1, 500, 1, 10, 0, 9, 8, wanted, [], "a")
+    body = writable(b"".join(bytes(part) for part in encode_request(17, request)))
+    fetched = [FetchedPartition(None, each.topic_id, 3, 6, 9, 8, 7, records=b"some") for each in wanted]
+    with mock.patch.object(fetch_response, "put_by_topic", None):
+        answer = b"".join(bytes(part) for part in encode_response(17, FetchResponse(fetched, session_id=9)))
+    with mock.patch.object(fetch_request, "read_topic", None):
+        assert parse_request(17, body) == request
+    assert parse_response(17, memoryview(answer)) == FetchResponse(fetched, session_id=9)
+
+
 @pytest.mark.compiled
 @pytest.mark.parametrize("count", [0, 1, 2, 64])
 def test_an_ordinary_round_of_a_follower_uses_the_fast_path(count: int) -> None:

@@ -1,18 +1,24 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The fast path for the two Fetch messages that a follower writes and reads for every record, at C speed.
+"""The Fetch messages at C speed: those that a follower writes and reads for every record, and the partitions of the
+requests and responses of other readers, of which there may be thousands.
 
-Equivalent to `fetch_request.encode_request` and `fetch_response.parse_response`, which are complete without this
-module: None for messages of another form.
+Equivalent to `fetch_request` and `fetch_response`, which are complete without this module: None for another form.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from fenceline._big_endian cimport be_int32, be_int64, put_int32, put_int64
 
-from fenceline.wire.fetch_messages import FetchedPartition, FetchResponse
+from fenceline.wire.fetch_messages import FetchedPartition, FetchPartition, FetchResponse
+from fenceline.wire.partitioned import COPIED_BELOW_BYTES
 
-ABI = 4
+ABI = 5
+
+_new_tuple = tuple.__new__
 
 cdef enum:
     MAX_PARTITIONS = 64
@@ -21,6 +27,9 @@ cdef enum:
     REQUEST_TAIL_BYTES = 18
     TOPICS_AT = 10
     FETCHED_BYTES = 35  # of one partition, before its records
+    ASKED_BYTES = 33  # of one partition of a request, without tagged fields
+    TOPIC_BYTES = 16 + 5 + 1
+    LENGTH_BYTES = 5
 
 
 def encode_request(request):
@@ -147,3 +156,141 @@ def parse_response(body):
     if at != size - 1 or p[at]:
         return None
     return FetchResponse(partitions, be_int32(p), <int16_t>(p[4] << 8 | p[5]), be_int32(p + 6), ())
+
+
+cdef inline Py_ssize_t _count(const uint8_t* p, Py_ssize_t* at, Py_ssize_t size) noexcept nogil:
+    """The length of a compact array, whose elements have at least one byte each; -1 if it is not one."""
+    cdef Py_ssize_t count = 0
+    cdef int shift = 0
+    while at[0] < size and shift <= 21:
+        count |= <Py_ssize_t>(p[at[0]] & 0x7F) << shift
+        shift += 7
+        at[0] += 1
+        if p[at[0] - 1] < 0x80:
+            return count - 1 if count <= size else -1
+    return -1
+
+
+def parse_wanted(body, Py_ssize_t at):
+    """(partitions, position after them) of a request from version 13 on. None for others."""
+    cdef const uint8_t[::1] view = body
+    cdef const uint8_t* p
+    cdef Py_ssize_t size = view.shape[0], topics, count
+    cdef list partitions = []
+    cdef bytes topic_id
+    if not 0 <= at < size:
+        return None
+    p = &view[0]
+    topics = _count(p, &at, size)
+    if topics < 0:
+        return None
+    for _ in range(topics):
+        if size - at < 17:
+            return None
+        topic_id = PyBytes_FromStringAndSize(<const char*>p + at, 16)
+        at += 16
+        count = _count(p, &at, size)
+        if count < 0 or (size - at) // ASKED_BYTES < count:
+            return None
+        for _ in range(count):
+            if p[at + ASKED_BYTES - 1]:
+                return None
+            partitions.append(
+                _new_tuple(
+                    FetchPartition,
+                    (
+                        None, topic_id, be_int32(p + at), be_int64(p + at + 8), be_int32(p + at + 28),
+                        be_int32(p + at + 4), be_int32(p + at + 16), be_int64(p + at + 20), None, None,
+                    ),
+                )
+            )
+            at += ASKED_BYTES
+        if at >= size or p[at]:
+            return None
+        at += 1
+    return partitions, at
+
+
+cdef inline Py_ssize_t _put_uvarint(uint8_t* p, Py_ssize_t value) noexcept nogil:
+    cdef Py_ssize_t size = 0
+    while value > 127:
+        p[size] = <uint8_t>(value & 0x7F | 0x80)
+        value >>= 7
+        size += 1
+    p[size] = <uint8_t>value
+    return size + 1
+
+
+def encode_fetched(bytes head, partitions):
+    """`head`, the partitions of a response from version 13 on, and no tagged fields, in buffers as `encode_response`
+    arranges them. None if a partition has an aborted transaction, a hint or a divergence."""
+    cdef list given = <list?>partitions, buffers = []
+    cdef Py_ssize_t count = len(given), number, size, runs = 0, at = len(head), cut = 0, copied = 0, after
+    cdef Py_ssize_t copied_below = COPIED_BELOW_BYTES
+    cdef tuple one
+    cdef uint8_t* out
+    cdef Py_buffer content
+    last = None
+    for number in range(count):
+        one = <tuple>given[number]
+        if one[7] is not None or one[8] is not None or one[9] is not None or one[10]:
+            return None
+        records = one[12]
+        if records is None or not isinstance(one[1], bytes) or len(<bytes>one[1]) != 16:
+            return None
+        if runs == 0 or one[1] != last:
+            last = one[1]
+            runs += 1
+        size = len(records)
+        if size < copied_below:
+            copied += size
+    size = at + LENGTH_BYTES + runs * TOPIC_BYTES + count * (FETCHED_BYTES + LENGTH_BYTES + 1) + copied + 1
+    out = <uint8_t*>PyMem_Malloc(size)
+    if out is NULL:
+        raise MemoryError
+    try:
+        memcpy(out, <const char*>head, at)
+        at += _put_uvarint(out + at, runs + 1)
+        number = 0
+        while number < count:
+            last = (<tuple>given[number])[1]
+            memcpy(out + at, <const char*><bytes>last, 16)
+            after = number + 1
+            while after < count and (<tuple>given[after])[1] == last:
+                after += 1
+            at += 16
+            at += _put_uvarint(out + at, after - number + 1)
+            while number < after:
+                one = <tuple>given[number]
+                number += 1
+                put_int32(out + at, one[2])
+                size = <int16_t>one[3]
+                out[at + 4], out[at + 5] = <uint8_t>(size >> 8), <uint8_t>size
+                put_int64(out + at + 6, one[4])
+                put_int64(out + at + 14, one[5])
+                put_int64(out + at + 22, one[6])
+                out[at + 30] = 0 if one[10] is None else 1
+                put_int32(out + at + 31, one[11])
+                at += FETCHED_BYTES
+                records = one[12]
+                size = len(records)
+                at += _put_uvarint(out + at, size + 1)
+                if size >= copied_below:
+                    buffers.append(PyBytes_FromStringAndSize(<const char*>out + cut, at - cut))
+                    buffers.append(records)
+                    cut = at
+                elif size:
+                    PyObject_GetBuffer(records, &content, PyBUF_SIMPLE)
+                    memcpy(out + at, content.buf, size)
+                    PyBuffer_Release(&content)
+                    at += size
+                out[at] = 0
+                at += 1
+            out[at] = 0
+            at += 1
+        out[at] = 0
+        at += 1
+        buffers.append(PyBytes_FromStringAndSize(<const char*>out + cut, at - cut))
+    finally:
+        PyMem_Free(out)
+    return buffers

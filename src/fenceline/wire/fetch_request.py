@@ -44,6 +44,9 @@ from fenceline.wire.plain import plain_fetch
 from fenceline.wire.primitives import Buffer, put_uvarint, read_uvarint, skip_tagged_field, skip_tagged_fields
 
 _encode_plain: Final[Callable[[FetchRequest], bytes | None] | None] = getattr(plain_fetch, "encode_request", None)
+_parse_wanted: Final[Callable[[memoryview, int], tuple[list[FetchPartition], int] | None] | None] = getattr(
+    plain_fetch, "parse_wanted", None
+)
 _NO_HIGH_WATERMARK: Final = 2**63 - 1
 
 _I32: Final = struct.Struct(">i")
@@ -121,6 +124,10 @@ def _parse_request(version: int, body: memoryview) -> FetchRequest:
 
 def _take_flexible_wanted(version: int, body: memoryview, position: int, end: int) -> tuple[list[FetchPartition], int]:
     by_id = version >= FIRST_WITH_TOPIC_IDS
+    if by_id and _parse_wanted is not None:
+        plain = _parse_wanted(body, position)
+        if plain is not None:
+            return plain
     partitions: list[FetchPartition] = []
     topic_count, position = read_count(body, position, end, True, 3)
     for _ in range(topic_count):

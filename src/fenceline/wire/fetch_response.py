@@ -6,7 +6,7 @@ Owns the bytes around the records. Never parses records and never copies them, e
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -40,6 +40,9 @@ from fenceline.wire.plain import plain_fetch
 from fenceline.wire.primitives import Buffer, read_uvarint, skip_tagged_field, skip_tagged_fields
 
 _parse_plain: Final[Callable[[memoryview], FetchResponse | None] | None] = getattr(plain_fetch, "parse_response", None)
+_encode_fetched: Final[Callable[[bytes, Sequence[FetchedPartition]], list[Buffer] | None] | None] = getattr(
+    plain_fetch, "encode_fetched", None
+)
 _I32: Final = struct.Struct(">i")
 _HEAD: Final = struct.Struct(">hi")
 """Error code and session id."""
@@ -59,6 +62,10 @@ def encode_response(version: int, response: FetchResponse) -> list[Buffer]:
     out = bytearray(_I32.pack(response.throttle_ms))
     if version >= FIRST_WITH_SESSIONS:
         out += _HEAD.pack(response.error_code, response.session_id)
+    if _encode_fetched is not None and by_id and not response.node_endpoints and type(response.partitions) is list:
+        plain = _encode_fetched(bytes(out), response.partitions)
+        if plain is not None:
+            return plain
     put = partial(_put_flexible_fetched if flexible else _put_legacy_fetched, buffers, version)
     out = put_by_topic(out, response.partitions, flexible, by_id, put)
     if flexible:

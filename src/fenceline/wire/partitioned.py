@@ -19,7 +19,7 @@ READ_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError)
 """Errors that the parsers translate into MalformedRequest."""
 
 ZERO_ID: Final = bytes(16)
-_COPIED_BELOW_BYTES: Final = 1024
+COPIED_BELOW_BYTES: Final = 1024
 """Records smaller than this are copied when they are sent, which is cheaper than another buffer."""
 
 _I16: Final = struct.Struct(">h")
@@ -99,7 +99,7 @@ def put_records(buffers: list[Buffer], out: bytearray, records: Buffer | None, f
         put_uvarint(out, size + 1)
     else:
         out += _I32.pack(size)
-    if size < _COPIED_BELOW_BYTES:
+    if size < COPIED_BELOW_BYTES:
         out += records
         return out
     buffers.append(out)

@@ -9,7 +9,7 @@ from typing import Final
 
 from fenceline.compiled import compiled
 
-_ABI: Final = 4
+_ABI: Final = 5
 """Changes with every change of `_plain_fetch.pyx`, so that an outdated build is not used."""
 
 plain_fetch: Final = compiled("fenceline.wire._plain_fetch", _ABI)
