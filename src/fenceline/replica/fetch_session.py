@@ -280,8 +280,9 @@ class SessionAnswer:
 
 def _last_mentions(partitions: list[FetchPartition]) -> list[FetchPartition]:
     """A partition that is named twice counts once, at its first position, with the fields of the last mention."""
-    by_key = {key_of(partition): partition for partition in partitions}
-    return partitions if len(by_key) == len(partitions) else list(by_key.values())
+    if len({(partition[1] or partition[0], partition[2]) for partition in partitions}) == len(partitions):
+        return partitions
+    return list({key_of(partition): partition for partition in partitions}.values())
 
 
 class FetchSessions:

@@ -1,4 +1,4 @@
-"""The fast path for a follower's fetch against `FetchHandler` alone: same responses, same state afterwards."""
+"""The fast paths for followers and consumers against `FetchHandler` alone: same responses, same state afterwards."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ FIELDS: Final[dict[str, Any]] = {
 }
 
 
+CONSUMER: Final = -1
+
+
 class Follower:
-    """Another broker, which appends what it is sent; sometimes its requests are invalid."""
+    """Another broker, which appends what it is sent, or a consumer; sometimes its requests are invalid."""
 
     def __init__(self, desk: Desk, number: int) -> None:
         self.desk, self.number = desk, number
@@ -40,12 +43,14 @@ class Follower:
         self.session = (0, 0)
         self.answer: Answer | None = None
         self.version = 17
+        self.max_bytes = 1 << 20
+        """Of a partition."""
         self.reported: list[Any] = []
 
     def wanted(self, index: int, **fields: Any) -> FetchPartition:
         given = {
             "fetch_offset": self.ends[index],
-            "max_bytes": 1 << 20,
+            "max_bytes": self.max_bytes,
             "current_leader_epoch": state(self.desk.image, index).leader_epoch,
             "last_fetched_epoch": self.epochs[index],
             "log_start_offset": 0,
@@ -57,7 +62,7 @@ class Follower:
         own = {
             name: fields.pop(name) for name in tuple(fields) if name in FetchPartition._fields and name != "max_bytes"
         }
-        given = {"replica_id": self.number, "replica_epoch": 100 + self.number, **FIELDS}
+        given = {"replica_id": self.number, "replica_epoch": 100 + self.number if self.number > 0 else -1, **FIELDS}
         given |= {"session_id": self.session[0], "session_epoch": self.session[1], **fields}
         request = FetchRequest(partitions=[self.wanted(index, **own) for index in indexes], **given)
         body = mangle(b"".join(bytes(part) for part in encode_request(version, request)))
@@ -88,8 +93,8 @@ class Follower:
         self.reported.append(b"".join(bytes(part) for part in parts))
         if response.error_code or response.session_id == 0:
             self.begin_anew()
-            return
-        self.session = response.session_id, self.session[1] + 1
+        else:
+            self.session = response.session_id, self.session[1] + 1
         for each in response.partitions:
             if each.topic_id != self.desk.topic_id.bytes or each.index not in range(PARTITIONS):
                 continue
@@ -106,12 +111,12 @@ class Follower:
 class Story:
     """The events of one leader. The same seed gives the same events, as long as the responses are equal."""
 
-    def __init__(self, desk: Desk, seed: int) -> None:
+    def __init__(self, desk: Desk, seed: int, consumers: int = 0) -> None:
         self.desk, self.rng = desk, Random(seed)
         self.epoch = 1
         for index in range(PARTITIONS):
             desk.lead(1, isr=(1, 2, 3), index=index)
-        self.followers = [Follower(desk, number) for number in OTHERS]
+        self.followers = [Follower(desk, number) for number in [*OTHERS, *[CONSUMER] * consumers]]
         self.failing = False
         self.mend: list[Callable[[], None]] = []
         self.seen: list[Any] = []
@@ -152,6 +157,9 @@ class Story:
                 follower.begin_anew()
             return
         indexes = sorted(follower.changed)
+        if follower.number == CONSUMER and rng.random() < 0.9:
+            self.consume(follower, indexes)
+            return
         if rng.random() < 0.85:
             follower.ask(17, indexes)
             return
@@ -183,6 +191,24 @@ class Story:
             follower.ask(17, indexes, lambda body: bytes(byte ^ (bit if i == at else 0) for i, byte in enumerate(body)))
         else:
             follower.ask(17, indexes, **rng.choice(strange))
+
+    def consume(self, consumer: Follower, indexes: list[int]) -> None:
+        """With or without a session, some bytes at a time or all."""
+        rng = self.rng
+        consumer.max_bytes = rng.choice([1 << 20, 1 << 20, 0, 100, 300])
+        fields: dict[str, Any] = {
+            "max_bytes": rng.choice([50 << 20, 50 << 20, 0, 200]),
+            "max_wait_ms": rng.choice([0, 60_000]),
+            "isolation_level": rng.choice([0, 0, 0, 1]),
+        }
+        if rng.random() < 0.4:
+            indexes = rng.sample(range(PARTITIONS), PARTITIONS)
+            fields |= {"session_id": 0, "session_epoch": -1, "max_wait_ms": 0}
+        if rng.random() < 0.2:
+            fields["fetch_offset"] = rng.randint(0, 30)
+        if rng.random() < 0.3:
+            fields["last_fetched_epoch"] = -1
+        consumer.ask(rng.choice([17, 17, 13, 18]), indexes, **fields)
 
     def step(self, is_late: bool) -> None:
         """Mostly a few records for some partitions; faults are repaired soon, except failed disks."""
@@ -234,7 +260,7 @@ class Story:
         elif kind == 9 and is_late:
             self.failing = True
         else:
-            self.followers[rng.randrange(2)].begin_anew()
+            rng.choice(self.followers).begin_anew()
 
     def sessions(self) -> list[Any]:
         return [
@@ -275,11 +301,11 @@ class Story:
         ]
 
 
-def _plays(seed: int, steps: int = 160) -> list[Any]:
+def _plays(seed: int, steps: int = 160, consumers: int = 0) -> list[Any]:
     heard: list[Any] = []
 
     async def story(desk: Desk) -> None:
-        one = Story(desk, seed)
+        one = Story(desk, seed, consumers)
         await one.goes_on(steps)
         heard.extend(one.state())
         for follower in one.followers:
@@ -295,6 +321,14 @@ def test_any_fetches_are_answered_equally(seed: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fetching, "_handle_plain", None)
     monkeypatch.setattr(fetching, "_answer_plain", None)
     slow = _plays(seed)
+    assert quick == slow
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_consumers_are_answered_equally(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = _plays(seed, consumers=2)
+    monkeypatch.setattr(fetching, "_read_plain", None)
+    slow = _plays(seed, consumers=2)
     assert quick == slow
 
 

@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The fast path for fetches of a follower that keeps up: new records of its partitions, at once or when they arrive.
+"""The fast path for fetches of a follower that keeps up: new records of its partitions, at once or when they arrive. And
+for the partitions of a consumer, of which one fetch may have thousands: `read_plain`.
 
 Owns no rule of its own: `fetching.py` and `reads.py` are complete without this module. A request or a response is
 left to them completely, with nothing changed, if anything in it is not the plain case (another version, a partition
@@ -11,16 +12,18 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from fenceline._big_endian cimport be_int32, be_int64, put_int32, put_int64
-from fenceline.log.core._tail cimport LogTail
+from fenceline.log.core._tail cimport LogTail, SegmentTail
 
 from fenceline.log.core.disk import FileSlice
 from fenceline.log.core.errors import StorageError
 from fenceline.node.api.fetch.reads import Reader
 from fenceline.node.api.fetch.parked_fetch import ParkedFetch
 from fenceline.replica.fetch_session import SessionAnswer, SentState
-from fenceline.wire.fetch import FetchPartition, FetchRequest
+from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
-ABI = 7
+ABI = 8
+
+_new_tuple = tuple.__new__
 
 cdef enum:
     FIRST_WITH_TOPIC_IDS = 13
@@ -325,3 +328,99 @@ cdef list _frame(context, int32_t session_id, list to_read, list replicas, list 
         parts[number] = PyBytes_FromStringAndSize(<const char*>out + <Py_ssize_t>begin, <Py_ssize_t>end - <Py_ssize_t>begin)
     parts.append(PyBytes_FromStringAndSize(<const char*>out + cut, at - cut))
     return [b"".join(parts)] if total < MOST_COPIED_BYTES else parts
+
+
+def read_plain(reads, request, list to_read, Py_ssize_t number, int64_t budget, result):
+    """Read the partitions from `number` on into `result`, up to the first that `FetchReads.read` has to check or read
+    in another way; returns its number. For consumers that may read everything, and whatever is not committed."""
+    cdef dict hosted = reads.replicas.open_by_id
+    cdef list fetched = result.fetched, epochs
+    cdef Py_ssize_t count = len(to_read), with_records = 0
+    cdef int64_t total = result.size_bytes, before = total, offset, bound, stable, left, epoch
+    cdef tuple asked
+    cdef LogTail log
+    while number < count:
+        held = to_read[number]
+        asked = <tuple>held.asked
+        replica = hosted.get((asked[1], asked[2]))
+        if replica is None:
+            break
+        leader = replica.leader
+        if leader is None or leader.is_recovering or replica.is_being_cut:
+            break
+        epoch = asked[5]
+        if epoch >= 0 and epoch != <int64_t>replica.leader_epoch:
+            break
+        log, offset, epoch = <LogTail?>replica.log, asked[3], asked[6]
+        if epoch >= 0:
+            epochs = log.epochs._epochs
+            if not epochs or <int64_t>epochs[len(epochs) - 1] != epoch:
+                break
+        if not log.log_start_offset <= offset <= log.log_end_offset:
+            break
+        bound = stable = log.high_watermark
+        producers = log.producers
+        if producers._ongoing or producers._unreplicated:
+            stable = log.last_stable_offset
+        records = b""
+        if offset < bound:
+            left = budget - total
+            if left <= 0 and total:
+                break
+            records = _read_at_once(log, offset, bound, max(0, min(<int64_t>asked[4], left)), total == 0)
+            if records is None:
+                break
+        fetched.append(
+            _new_tuple(
+                FetchedPartition,
+                (
+                    asked[0], asked[1], asked[2], 0, bound, stable, log.log_start_offset, None, None, None, None, -1,
+                    records,
+                ),
+            )
+        )
+        if offset < bound:
+            if len(records):
+                total += len(records)
+                with_records += 1
+        elif held.session is not None:
+            reads.mark_if_idle(request, held, replica, result)
+        number += 1
+    result.size_bytes = total
+    if with_records:
+        metrics = reads.metrics
+        metrics.fetched_partitions += with_records
+        metrics.fetched_bytes += total - before
+    return number
+
+
+cdef object _read_at_once(LogTail log, int64_t offset, int64_t end, int64_t max_bytes, bint at_least_one):
+    """As `ReadableLog.read`; None if that takes more than one read of the page cache."""
+    cdef list segments = log.segments, bases = log.bases
+    cdef Py_ssize_t count = len(segments), low = 0, high = len(bases) - 1, middle
+    cdef SegmentTail segment
+    cdef int64_t position = -1
+    if count == 0 or high != count - 1:
+        return None
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if <int64_t>bases[middle] <= offset:
+            low = middle
+        else:
+            high = middle - 1
+    segment = <SegmentTail?>segments[low]
+    if low + 1 < count and (not segment.size_bytes or offset >= segment.next_offset):
+        return None
+    hint = log.hints.get(offset)
+    if hint is not None and hint[0] is segment:
+        position = hint[1]
+    try:
+        found = log.batches_at(segment, offset, end, max_bytes, at_least_one, position)
+    except OSError:
+        return None  # `ReadableLog.read` reports it
+    if found is None:
+        return None
+    records, position = found
+    if end == segment.next_offset and low + 1 == count and position + len(records) == segment.size_bytes:
+        log._hint(end, segment, segment.size_bytes)
+    return records

@@ -33,7 +33,7 @@ from fenceline.node.api.fetch.load_budget import Lease, LoadBudget
 from fenceline.node.api.fetch.load_pace import LoadPace
 from fenceline.node.api.fetch.parked_fetch import ParkedFetch
 from fenceline.node.api.fetch.preferred_replicas import PreferredReplicas
-from fenceline.node.api.fetch.reads import ColdRead, FetchReads, FetchResult, Reader, failed_partition
+from fenceline.node.api.fetch.reads import ColdRead, FetchReads, FetchResult, Reader, ReadPlain, failed_partition
 from fenceline.node.api.leader_hints import LeaderHints
 from fenceline.node.context import RequestContext
 from fenceline.node.logs import Logger
@@ -67,7 +67,7 @@ _FIRST_FROM_FOLLOWERS: Final = 11
 _FIRST_WITH_TOPIC_IDS: Final = 13
 _FIRST_WITH_LEADER_HINT: Final = 16
 _ISOLATION_LEVELS: Final = (0, 1)
-_PLAIN_ABI: Final = 7
+_PLAIN_ABI: Final = 8
 """Changes with every change of `_plain_fetch.pyx`, so that an outdated build is not used."""
 
 _plain_fetch = compiled("fenceline.node.api.fetch._plain_fetch", _PLAIN_ABI) if tail.IS_NATIVE else None
@@ -79,6 +79,7 @@ request is not for it."""
 _answer_plain: Final[
     Callable[[FetchHandler, RequestContext, FetchRequest, SessionAnswer], Sequence[Buffer] | None] | None
 ] = getattr(_plain_fetch, "answer_plain", None)
+_read_plain: Final[ReadPlain | None] = getattr(_plain_fetch, "read_plain", None)
 _HINTED_ERRORS: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
@@ -124,6 +125,7 @@ class FetchHandler:
             max_response_bytes=max_response_bytes,
             name_of=name_of,
             preferred=preferred,
+            read_plain=_read_plain,
         )
         self._evidence = (
             EvidenceFetch(

@@ -92,6 +92,11 @@ class FetchResult:
         self.cold: list[ColdRead] = []
 
 
+ReadPlain = Callable[["FetchReads", FetchRequest, "list[SessionPartition]", int, int, FetchResult], int]
+"""Reads the partitions from a number on, within a budget of bytes, up to the first that is not plain; returns its
+number."""
+
+
 class FetchReads:
     """The reads of one broker's fetches. Consumers of old records share `load_pace`; replicas do not."""
 
@@ -105,14 +110,16 @@ class FetchReads:
         max_response_bytes: int,
         name_of: Callable[[bytes], str | None],
         preferred: PreferredReplicas | None = None,
+        read_plain: ReadPlain | None = None,
     ) -> None:
         """`name_of`: of the topic with an id, None if it is unknown. `preferred`: None if every consumer fetches from
-        the leader."""
+        the leader. `read_plain`: None if it was not built."""
         self.replicas = replicas
         self._name_of = name_of
         self._replication = replication
         self._preferred = preferred
-        self._metrics = metrics
+        self._read_plain = read_plain
+        self.metrics = metrics
         self.load_pace = load_pace
         self.max_response_bytes = max_response_bytes
 
@@ -140,7 +147,16 @@ class FetchReads:
         result = FetchResult(request.replica_id >= 0)
         missing: list[FetchedPartition] = []
         budget = min(request.max_bytes, self.max_response_bytes)
-        for wanted in answer.to_read():
+        to_read = answer.to_read()
+        read_plain = self._plain_for(request, reader)
+        number = 0
+        while number < len(to_read):
+            if read_plain is not None and not result.from_disk_bytes:
+                number = read_plain(self, request, to_read, number, budget, result)
+                if number == len(to_read):
+                    break
+            wanted = to_read[number]
+            number += 1
             partition = wanted.asked
             left = budget - result.size_bytes
             if result.from_disk_bytes and self.is_limited(result):
@@ -166,6 +182,16 @@ class FetchReads:
             missing.sort(key=lambda partition: partition.error_code != ErrorCode.UNKNOWN_TOPIC_ID)
         result.fetched += missing
         return result
+
+    def _plain_for(self, request: FetchRequest, reader: Reader) -> ReadPlain | None:
+        """The fast path, if its reads are those of this reader."""
+        is_plain = (
+            request.replica_id == CONSUMER_REPLICA_ID
+            and request.isolation_level == IsolationLevel.READ_UNCOMMITTED
+            and reader.read_fault is None
+            and (self._preferred is None or not request.rack_id)
+        )
+        return self._read_plain if is_plain else None
 
     def _checked(self, request: FetchRequest, partition: FetchPartition, reader: Reader) -> Replica:
         """The replica that may serve this reader. Raises PeerError."""
@@ -247,7 +273,7 @@ class FetchReads:
             is_committed = is_consumer and request.isolation_level == IsolationLevel.READ_COMMITTED
             result.fetched.append(self._empty(replica, partition, None, aborted=[] if is_committed else None))
             if wanted.session is not None:
-                self._mark_idle(request, wanted, replica, result)
+                self.mark_if_idle(request, wanted, replica, result)
             return
         at_least_one = result.size_bytes == 0
         if budget_bytes <= 0 and not at_least_one:
@@ -297,8 +323,8 @@ class FetchReads:
             )
         )
         if size:
-            self._metrics.fetched_partitions += 1
-            self._metrics.fetched_bytes += size
+            self.metrics.fetched_partitions += 1
+            self.metrics.fetched_bytes += size
 
     def _is_throttled(self, replica_id: int, replica: Replica) -> bool:
         """Whether a follower that is not in sync exceeds its quota and has to wait (Kafka's shouldLeaderThrottle)."""
@@ -323,7 +349,7 @@ class FetchReads:
                     size += len(each.records)
         quota.passed(size, self._replication.now_ms())
 
-    def _mark_idle(
+    def mark_if_idle(
         self, request: FetchRequest, wanted: SessionPartition, replica: Replica, result: FetchResult
     ) -> None:
         """There are no records for this reader: the partition is idle if the reader knows everything else too."""
