@@ -132,7 +132,7 @@ class ArrowDecoder:
         Returns the offset after the last complete batch, at most `end_offset_exclusive`: where the next fetch
         continues. Raises RecordsError naming topic, partition and batch; batches before the bad one stay collected.
         """
-        hidden = AbortedTransactions(aborted)
+        hidden = AbortedTransactions(aborted) if aborted else None
         topic_index = self._topics.setdefault(topic, len(self._topics))
         next_offset = start_offset
         try:
@@ -142,7 +142,8 @@ class ArrowDecoder:
                 next_offset = max(next_offset, header.base_offset)
                 if self._check_crc:
                     check_crc(records, header)
-                if not hidden.hides(records, header) and not header.is_control and header.next_offset > start_offset:
+                is_hidden = (hidden is not None and hidden.hides(records, header)) or header.is_control
+                if not is_hidden and header.next_offset > start_offset:
                     self._append_batch(records, header, start_offset, end_offset_exclusive, topic_index, partition)
                 next_offset = max(next_offset, min(header.next_offset, end_offset_exclusive))
         except RecordsError as error:

@@ -49,11 +49,12 @@ async def fetch_once(
     broker of the connection; then the response lacks partitions without news.
     """
     version = connection.version_for(ApiKey.FETCH)
-    ids = {p.tp.topic: cluster.metadata.topic_id(p.tp.topic) for p in wanted}
+    ids = {topic: cluster.metadata.topic_id(topic) for topic in {p.tp.topic for p in wanted}}
     if version >= _FIRST_WITH_IDS and ZERO_UUID in ids.values():
         version = _FIRST_WITH_IDS - 1
     if version < _FIRST_WITH_SESSIONS:
         session = None
+    raw_ids = {topic: topic_id.bytes for topic, topic_id in ids.items()}
     wait_ms = int(config["fetch.max.wait.ms"] if max_wait_ms is None else max_wait_ms)
 
     async def send(asked: SessionRequest) -> fetch.FetchResponse:
@@ -68,16 +69,8 @@ async def fetch_once(
             session_id=asked.session_id,
             session_epoch=asked.epoch,
             partitions=[
-                fetch.FetchPartition(
-                    topic=p.tp.topic,
-                    topic_id=ids[p.tp.topic].bytes,
-                    index=p.tp.partition,
-                    fetch_offset=p.offset,
-                    max_bytes=p.max_bytes,
-                    current_leader_epoch=p.leader_epoch,
-                    last_fetched_epoch=p.last_epoch,
-                )
-                for p in asked.partitions
+                fetch.FetchPartition(topic, raw_ids[topic], index, offset, max_bytes, leader_epoch, last_epoch)
+                for (topic, index), offset, last_epoch, leader_epoch, max_bytes in asked.partitions
             ],
             forgotten=[(tp.topic, topic_id.bytes, [tp.partition]) for tp, topic_id in asked.forgotten],
             rack_id=rack_id,
@@ -97,13 +90,14 @@ async def fetch_once(
     code = error_code(response.error_code)
     if code is not ErrorCode.NONE:
         raise broker_error(code, f"{connection.peer} rejected Fetch")
-    names = {topic_id: name for name, topic_id in (ids if session is None else session.topic_ids).items()}
+    known = ids if session is None else session.topic_ids
+    names = {topic_id.bytes: name for name, topic_id in known.items()}
     endpoints = {n.node_id: BrokerAddress(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints}
     answers = {}
     for partition in response.partitions:
         topic = partition.topic
         if topic is None and partition.topic_id is not None:
-            topic = names.get(UUID(bytes=bytes(partition.topic_id)))
+            topic = names.get(partition.topic_id)
         if topic is None:
             continue
         tp = TopicPartition(topic, partition.index)

@@ -16,7 +16,8 @@ from fenceline.client.core.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.records.aborted import AbortedTransactions
-from fenceline.records.batch import BatchHeader, Codec, crc_is_valid, iter_headers
+from fenceline.records.batch import CRC_COVERS_FROM, BatchHeader, Codec, iter_headers
+from fenceline.records.crc import crc32c
 from fenceline.records.decode import decode_rows
 
 if TYPE_CHECKING:
@@ -114,15 +115,16 @@ def scan(
     epoch_starts: list[EpochStart] = []
     try:
         for header in iter_headers(buf, allow_partial_tail=True):
-            if header.last_offset < from_offset:
+            position, base_offset, batch_bytes, leader_epoch, _, crc, attributes, delta, *_, count = header
+            if base_offset + delta < from_offset:
                 continue
-            if header.base_offset >= end_offset_exclusive:
+            if base_offset >= end_offset_exclusive:
                 next_offset = max(next_offset, end_offset_exclusive)
                 break
-            if 0 <= max_leader_epoch < header.leader_epoch:
+            if 0 <= max_leader_epoch < leader_epoch:
                 newer = header
                 break
-            if check_crcs and not crc_is_valid(buf, header):
+            if check_crcs and crc32c(buf[position + CRC_COVERS_FROM : position + batch_bytes]) != crc:
                 raise ClientError(
                     ErrorCode.CORRUPT_MESSAGE,
                     f"{tp}: the batch at offset {header.base_offset} has a wrong checksum. Read it again; if the error "
@@ -130,25 +132,25 @@ def scan(
                     "according to the header.",
                 )
             hidden = (aborted is not None and aborted.hides(buf, header)) or header.is_control
-            if hidden or header.position != run_end:
+            if hidden or position != run_end:
                 if run_end > run_start >= 0:
                     runs.append(FetchedRun(buf[run_start:run_end], run_first_offset, run_next_offset))
-                run_start = run_end = header.position
-                run_first_offset = max(from_offset, header.base_offset)
-            if header.leader_epoch != epoch:
+                run_start = run_end = position
+                run_first_offset = max(from_offset, base_offset)
+            if leader_epoch != epoch:
                 # From the end of the previous batch: compaction may have removed records of this epoch in between.
-                epoch = header.leader_epoch
+                epoch = leader_epoch
                 epoch_starts.append(EpochStart(epoch, next_offset))
-            next_offset = min(header.next_offset, end_offset_exclusive)
+            next_offset = min(base_offset + delta + 1, end_offset_exclusive)
             if hidden:
                 run_start = run_end = -1
             else:
-                run_end = header.end_position
+                run_end = position + batch_bytes
                 run_next_offset = next_offset
-                size_bytes += header.size_bytes
-                largest_batch_bytes = max(largest_batch_bytes, header.size_bytes)
+                size_bytes += batch_bytes
+                largest_batch_bytes = max(largest_batch_bytes, batch_bytes)
                 is_compressed = is_compressed or header.codec is not Codec.NONE
-                record_count += header.record_count
+                record_count += count
     except PeerError:
         # Return the batches before the damage; the next Fetch starts at the damaged one.
         if next_offset == from_offset:

@@ -94,6 +94,8 @@ def first_epoch_mismatch(planned: Sequence[EpochStart], epoch: int, piece: Fetch
     """
     if not planned:
         return None
+    if not piece.epoch_starts and planned[-1].offset <= piece.start_offset and planned[-1].epoch == epoch:
+        return None  # all of it is of the epoch that is planned for all of it: nearly always
     if not any(piece.start_offset < start.offset < piece.next_offset for start in planned):
         # The piece is planned to be of one epoch, so only its own epoch changes must be checked.
         found = [EpochStart(epoch, run.start_offset) for run in piece.runs[:1]]
