@@ -52,7 +52,7 @@ async def ask_offsets(
     One request, unless the node returns a log end without its leader epoch: then it guesses the epoch
     (`leader_epochs.py`), and the result has the first guess that the leader accepts.
     """
-    timestamps = {tp: timestamp_of(spec) for tp, spec in wanted.items()}
+    timestamps = _timestamps(wanted)
     found: dict[TopicPartition, OffsetAndEpoch | ErrorCode] = {}
     leader = cluster.metadata.leader
     is_fenced = await cluster.max_version(node_id, ApiKey.LIST_OFFSETS, deadline) >= FENCED_LIST_OFFSETS
@@ -64,7 +64,7 @@ async def ask_offsets(
         }
         answers = await _ask_offsets_once(cluster, node_id, timestamps, guesses, deadline, isolation_level)
         if not guesses:
-            return found | answers
+            return found | answers if found else answers
         found |= {tp: _with_guess(answer, guesses.get(tp, NO_EPOCH)) for tp, answer in answers.items()}
         timestamps = {
             tp: LATEST
@@ -74,6 +74,12 @@ async def ask_offsets(
         if not timestamps:
             break
     return found
+
+
+def _timestamps(wanted: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, int]:
+    """Of thousands of partitions, most have the same spec."""
+    known = {spec: timestamp_of(spec) for spec in set(wanted.values())}
+    return {tp: known[spec] for tp, spec in wanted.items()}
 
 
 def _with_guess(answer: OffsetAndEpoch | ErrorCode, guess: int) -> OffsetAndEpoch | ErrorCode:
@@ -170,7 +176,7 @@ async def list_offsets(
     isolation_level: int = 0,
 ) -> dict[TopicPartition, OffsetAndEpoch]:
     """ListOffsets for all partitions. Raises the first error that is not retriable, or TimedOut."""
-    specs = {tp: timestamp_of(spec) for tp, spec in wanted.items()}
+    specs = _timestamps(wanted)
 
     async def ask(node_id: int, partitions: list[TopicPartition]) -> dict[TopicPartition, OffsetAndEpoch | ErrorCode]:
         asked = {tp: specs[tp] for tp in partitions}

@@ -15,13 +15,21 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import INTERNAL_TOPICS, METADATA_TOPIC
 from fenceline.node.context import Api, RequestContext
 from fenceline.node.replication.replica import Replica
-from fenceline.replica.fencing import DEBUG_REPLICA_ID, NO_EPOCH, check_leader_epoch, read_bound
+from fenceline.replica.fencing import (
+    CONSUMER_REPLICA_ID,
+    DEBUG_REPLICA_ID,
+    NO_EPOCH,
+    IsolationLevel,
+    check_leader_epoch,
+    read_bound,
+)
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import millis, request_field
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from fenceline.log.partition.partition_log import PartitionLog
     from fenceline.node.replication.deletions import RecordDeletions
     from fenceline.node.replication.replicas import Replicas
     from fenceline.wire.requests import (
@@ -52,13 +60,12 @@ _HIGH_WATERMARK: Final = -1
 """DeleteRecords: the offset that means the high watermark."""
 
 
-class _Found(NamedTuple):
-    offset: int
-    timestamp: int
-    leader_epoch: int
-
-
-_NOTHING: Final = _Found(-1, -1, -1)
+_Found = tuple[int, int, int]
+"""Offset, timestamp and leader epoch: a tuple for each of thousands of partitions costs less than an object."""
+_NOTHING: Final[_Found] = (-1, -1, -1)
+_AT_START: Final = (EARLIEST, EARLIEST_LOCAL)
+_NEVER_HERE: Final = (LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
+"""Nothing is tiered."""
 
 
 class _Asked(NamedTuple):
@@ -103,9 +110,17 @@ def list_offsets(
                         continue
                     rejected.add((name, index))
                     raise PeerError(ErrorCode.INVALID_REQUEST)
-                _check_timestamp(partition.timestamp, asked.version)
-                found = _find_known(asked, name, partition)
-                if found is None:
+                timestamp = partition.timestamp
+                _check_timestamp(timestamp, asked.version)
+                replica = _asked_replica(asked, name, partition)
+                if timestamp == LATEST:
+                    _require_visible_end(replica, asked)
+                    found = (_read_bound(replica, asked), -1, replica.leader_epoch)
+                elif timestamp in _AT_START:
+                    found = _start_of(replica.log)
+                elif timestamp in _NEVER_HERE:
+                    found = _NOTHING
+                else:
                     by_time.append(_ByTime(name, partition, answers, len(answers)))
                     found = _NOTHING
                 answers.append(_offset_answer(index, ErrorCode.NONE, found))
@@ -140,18 +155,10 @@ def _check_timestamp(timestamp: int, version: int) -> None:
         raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
 
 
-def _find_known(asked: _Asked, topic: str, partition: ListOffsetsPartition) -> _Found | None:
-    """What is known without reading the log; None for a lookup by time."""
-    replica, timestamp = _asked_replica(asked, topic, partition), partition.timestamp
-    if timestamp == LATEST:
-        _require_visible_end(replica, asked)
-        return _Found(_read_bound(replica, asked), -1, replica.leader_epoch)
-    if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        start = replica.log.log_start_offset
-        first = replica.log.epochs.earliest
-        # The epoch is returned only if it is known to cover the log start (`L18`).
-        return _Found(start, -1, first[0] if first is not None and first[1] <= start else -1)
-    return _NOTHING if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD) else None
+def _start_of(partition_log: PartitionLog) -> _Found:
+    """The epoch is returned only if it is known to cover the log start (`L18`)."""
+    start, first = partition_log.log_start_offset, partition_log.epochs.earliest
+    return start, -1, first[0] if first is not None and first[1] <= start else -1
 
 
 async def _look_up_times(
@@ -185,7 +192,7 @@ async def _look_up_time(asked: _Asked, threads: Executor, topic: str, partition:
     if found is None or found.offset >= bound:
         _require_visible_end(replica, asked)
         return _NOTHING
-    return _Found(found.offset, found.timestamp, found.leader_epoch)
+    return found.offset, found.timestamp, found.leader_epoch
 
 
 def _asked_replica(asked: _Asked, topic: str, partition: ListOffsetsPartition) -> Replica:
@@ -196,6 +203,8 @@ def _asked_replica(asked: _Asked, topic: str, partition: ListOffsetsPartition) -
 
 def _read_bound(replica: Replica, asked: _Asked) -> int:
     partition_log = replica.log
+    if asked.replica_id == CONSUMER_REPLICA_ID and asked.isolation == IsolationLevel.READ_UNCOMMITTED:
+        return partition_log.high_watermark
     return read_bound(
         replica_id=asked.replica_id,
         isolation=asked.isolation,
