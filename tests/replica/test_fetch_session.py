@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,17 @@ def test_a_full_fetch_without_a_session_opens_none(sessions: FetchSessions) -> N
     answer = sessions.begin(request(0, -1, wanted(0)), uses_topic_ids=False, now_ms=0, fresh_id=7)
     assert (answer.session_id, answer.session, answer.is_full) == (0, None, True)
     assert len(sessions) == 0
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_without_a_session_the_last_mention_of_a_partition_counts(sessions: FetchSessions, by_id: bool) -> None:
+    topic: dict[str, Any] = {"topic": None, "topic_id": b"i" * 16} if by_id else {}
+    mentions = [wanted(0, 1, **topic), wanted(1, 2, **topic), wanted(0, 3, **topic)]
+    answer = sessions.begin(request(0, -1, *mentions), uses_topic_ids=by_id, now_ms=0, fresh_id=7)
+    assert answer.partitions == [mentions[2], mentions[1]]
+    others = [wanted(0, 1, **topic), wanted(1, 2, **topic), wanted(0, 3, topic="u")]
+    answer = sessions.begin(request(0, -1, *others), uses_topic_ids=by_id, now_ms=0, fresh_id=7)
+    assert answer.partitions == others
 
 
 def test_epoch_0_opens_a_session_and_returns_everything(reader: Reader, sessions: FetchSessions) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, product
+
+from fenceline.client.core.epoch_history import EpochStart
 from fenceline.client.core.fetched import scan
-from fenceline.client.reader.ranges import ExpectedSizes, OffsetRange, RangeCursor
+from fenceline.client.reader.ranges import ExpectedSizes, OffsetRange, RangeCursor, first_epoch_mismatch
 from fenceline.ids import TopicPartition
 from fenceline.records.build import build_batch
 
@@ -54,3 +57,25 @@ def test_a_response_without_a_complete_batch_lifts_the_limit() -> None:
     starved = cursor(1, 2)
     starved.needs_more_bytes = True
     assert sizes.limit_of(starved) == LIMIT
+
+
+def test_the_first_record_with_another_epoch_than_planned_is_found() -> None:
+    """Each sequence of three batches of two records each, in epochs 3 to 5, compared with each plan."""
+    plans = [[], [(3, 0)], [(4, 0)], [(4, 12)], [(3, 0), (4, 12)], [(3, 0), (4, 10), (5, 14)], [(3, 0), (5, 20)]]
+    for before, *steps in product((3, 4), (0, 1), (0, 1), (0, 1)):
+        epochs = list(accumulate([before, *steps]))[1:]
+        log = b"".join(
+            bytes(build_batch([(0, None, b"v", ())] * 2, base_offset=10 + 2 * number, leader_epoch=epoch))
+            for number, epoch in enumerate(epochs)
+        )
+        piece, _ = scan(TP, memoryview(log), 10, before)
+        for plan in plans:
+            planned = [EpochStart(epoch, offset) for epoch, offset in plan]
+            expected = None
+            for number, epoch in enumerate(epochs):
+                offset = 10 + 2 * number
+                known = [start.epoch for start in planned if start.offset <= offset]
+                if known and known[-1] != epoch:
+                    expected = EpochStart(epoch, offset)
+                    break
+            assert first_epoch_mismatch(planned, before, piece) == expected, (before, epochs, plan)

@@ -115,7 +115,7 @@ def scan(
     epoch_starts: list[EpochStart] = []
     try:
         for header in iter_headers(buf, allow_partial_tail=True):
-            position, base_offset, batch_bytes, leader_epoch, _, crc, attributes, delta, *_, count = header
+            position, base_offset, batch_bytes, leader_epoch, _, crc, _, delta, *_, count = header
             if base_offset + delta < from_offset:
                 continue
             if base_offset >= end_offset_exclusive:
