@@ -100,7 +100,9 @@ class Follower:
                 continue
             self.changed.add(each.index)
             if each.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                self.ends[each.index], self.epochs[each.index] = self.desk.replica(each.index).log.log_start_offset, -1
+                replica = self.desk.partitions.open_by_name.get((TOPIC, each.index))
+                start = 0 if replica is None else replica.log.log_start_offset  # its disk may have failed since
+                self.ends[each.index], self.epochs[each.index] = start, -1
             elif each.diverging_epoch is not None:
                 self.epochs[each.index], self.ends[each.index] = each.diverging_epoch
             elif each.records:
@@ -199,6 +201,7 @@ class Story:
         fields: dict[str, Any] = {
             "max_bytes": rng.choice([50 << 20, 50 << 20, 0, 200]),
             "max_wait_ms": rng.choice([0, 60_000]),
+            "min_bytes": rng.choice([1, 1, 400]),
             "isolation_level": rng.choice([0, 0, 0, 1]),
         }
         if rng.random() < 0.4:
