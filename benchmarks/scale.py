@@ -356,7 +356,8 @@ def consumers(curve: SizeOfCurve) -> None:
 
 def segments(curve: SizeOfCurve) -> None:
     """One partition, with a segment for each record. An ext4 without journal reuses no inode for a minute after it was
-    deleted, and looks at all of them for each new file: the size before this one has deleted some 100,000."""
+    deleted, and looks at all of them for each new file: the size before this one has deleted some 100,000. If the
+    machine has one, set TMPDIR to a file system with a journal."""
     os.sync()
     time.sleep(_INODES_REST_S)
     config = {"segment.ms": "1", "retention.ms": "-1"}
