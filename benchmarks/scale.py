@@ -6,7 +6,7 @@ sizes of the curves that run, for a short look.
 - A pause is a delay of the node's event loop, sampled each 5 ms from the ready line on: how long its thread worked
   without serving anything else (and apart from that, with waits for the disk and for a core of this machine).
 - CPU and memory are those of the node's process; what a figure of memory is "of one" is the increase over the node
-  before, divided by the size.
+  before, divided by the size. CPU at rest is the increase over the empty node, most of which is the sampling.
 - Connections: a process has at most 20,000 open files here, of which the node keeps some for itself.
 """
 
@@ -37,7 +37,7 @@ from benchmarks.coordinators import (
 )
 from benchmarks.harness import Figures, run_rows, scratch
 from benchmarks.scale_clients import PROBED
-from benchmarks.scale_measuring import MeasuredNode, SizeOfCurve, client_process, measured_node
+from benchmarks.scale_measuring import IDLE_S, MeasuredNode, SizeOfCurve, client_process, measured_node
 from benchmarks.workloads import create_topic, percentile
 from fenceline.client.core.connection import Connection
 from fenceline.errors import ErrorCode
@@ -46,7 +46,6 @@ from fenceline.wire.apis import ApiKey
 
 Curve = Callable[[SizeOfCurve], None]
 
-_IDLE_S: Final = 5.0
 _SETTLING_S: Final = 1.0
 PARTITIONS_A_TOPIC: Final = 2_500
 
@@ -74,14 +73,14 @@ def connections(curve: SizeOfCurve) -> None:
         time.sleep(_SETTLING_S)
         before_mb, before_s = node.resident_mb(), node.cpu_s()
         probe.close()
-        rest_percent = node.idle_percent(_IDLE_S)
+        empty_percent = node.idle_percent(IDLE_S)
         before_s = node.cpu_s()
         with client_process("connections", node.port, curve.size, 0) as client:
             opened = client.result()
             curve.add("opened", opened["opened_s"], "s")
             curve.add("CPU until all are open", node.cpu_s() - before_s, "s")
             curve.add("memory of one", (node.resident_mb() - before_mb) * 1e6 / curve.size, "bytes")
-            curve.add("idle: share of a core", max(node.idle_percent(_IDLE_S) - rest_percent, 0), "%")
+            curve.add_idle(node.idle_percent(IDLE_S), empty_percent)
             client.next()
             before_s = node.cpu_s()
             client.next()
@@ -154,6 +153,7 @@ def _kill_and_start(curve: SizeOfCurve, node: MeasuredNode) -> None:
 def partitions(curve: SizeOfCurve) -> None:
     with measured_node() as node:
         time.sleep(_SETTLING_S)
+        empty_percent = node.idle_percent(IDLE_S)
         before_mb, before_s, began_s = node.resident_mb(), node.cpu_s(), time.perf_counter()
         create_partitions(node.bootstrap, curve.size)
         _wait(lambda: node.metric("fenceline_partitions") >= curve.size)
@@ -161,7 +161,7 @@ def partitions(curve: SizeOfCurve) -> None:
         curve.add("CPU until all are created", node.cpu_s() - before_s, "s")
         time.sleep(_SETTLING_S)
         curve.add("memory of one", (node.resident_mb() - before_mb) * 1e6 / curve.size, "bytes")
-        curve.add("idle: share of a core", node.idle_percent(_IDLE_S), "%")
+        curve.add_idle(node.idle_percent(IDLE_S), empty_percent)
         curve.add_pause(node)
         _restart_cleanly(curve, node)
         curve.add("memory after it", node.resident_mb(), "MB")
@@ -268,6 +268,8 @@ async def _join_and_beat(node: MeasuredNode, curve: SizeOfCurve, before_mb: floa
 
 
 _OFFSETS_A_GROUP: Final = 1_000
+_COMPACTING_PERCENT: Final = 8.0
+"""Of a core: a node that uses more compacts its log of offsets."""
 
 
 def offsets(curve: SizeOfCurve) -> None:
@@ -276,12 +278,13 @@ def offsets(curve: SizeOfCurve) -> None:
         create_topic(node.bootstrap, "read", _OFFSETS_A_GROUP)
         wait_coordinator(node.bootstrap, GROUP, "group-0")
         time.sleep(_SETTLING_S)
+        empty_percent = node.idle_percent(IDLE_S)
         before_mb, before_s = node.resident_mb(), node.cpu_s()
         asyncio.run(_commit_all(node.bootstrap, curve.size // _OFFSETS_A_GROUP))
         curve.add("CPU of a commit", (node.cpu_s() - before_s) * 1e6 / curve.size, "us")
-        time.sleep(_SETTLING_S)
+        _wait(lambda: node.idle_percent(2) < _COMPACTING_PERCENT)
         curve.add("memory of one", (node.resident_mb() - before_mb) * 1e6 / curve.size, "bytes")
-        curve.add("idle: share of a core", node.idle_percent(_IDLE_S), "%")
+        curve.add_idle(node.idle_percent(IDLE_S), empty_percent)
         curve.add_pause(node)
         node.stop()
         began_s = time.perf_counter()
@@ -364,6 +367,7 @@ def segments(curve: SizeOfCurve) -> None:
     with measured_node() as node:
         create_topic(node.bootstrap, PROBED, 1, config)
         time.sleep(_SETTLING_S)
+        empty_percent = node.idle_percent(IDLE_S)
         before_mb, before_s = node.resident_mb(), node.cpu_s()
         with client_process("segments", node.port, curve.size) as client:
             client.result()
@@ -372,7 +376,7 @@ def segments(curve: SizeOfCurve) -> None:
         curve.add("CPU of a segment", (node.cpu_s() - before_s) * 1e6 / curve.size, "us")
         time.sleep(_SETTLING_S)
         curve.add("memory of one", (node.resident_mb() - before_mb) * 1e6 / curve.size, "bytes")
-        curve.add("idle: share of a core", node.idle_percent(_IDLE_S), "%")
+        curve.add_idle(node.idle_percent(IDLE_S), empty_percent)
         curve.add_pause(node)
         _restart_cleanly(curve, node)
         _kill_and_start(curve, node)

@@ -20,7 +20,7 @@ import psutil
 
 from benchmarks.clusters import PATIENCE_S, ClusterUnderTest
 from benchmarks.harness import cpu_seconds, resident_mb, scratch
-from benchmarks.scale_measuring import SizeOfCurve, read_metric
+from benchmarks.scale_measuring import IDLE_S, SizeOfCurve, read_metric
 from benchmarks.workloads import create_topic
 from fenceline.controller.controller import Controller
 from fenceline.controller.partition_requests import AlterPartition, BalanceLeaders, IsrChange, IsrMember
@@ -49,7 +49,6 @@ _CLUSTER_ID: Final = "AAAAAAAAQACAAAAAAAAAAA"
 PARTITIONS_A_BROKER: Final = 1_000
 PARTITIONS_A_TOPIC: Final = 100
 REPLICAS: Final = 3
-_IDLE_S: Final = 5.0
 _NODES: Final = 3
 
 
@@ -67,6 +66,7 @@ def partitions_of_three(curve: SizeOfCurve) -> None:
             node.settings |= {"fenceline.metrics.port": str(port), "fenceline.event.loop.sample.ms": "5"}
         cluster.start_voters()
         time.sleep(1)
+        empty_percent = _idle_percent(cluster)
         before_mb, before_s = _sum(resident_mb, cluster), _sum(cpu_seconds, cluster)
         began_s = time.perf_counter()
         create_partitions(cluster.voters[0].bootstrap, curve.size, replicas=_NODES)
@@ -78,11 +78,7 @@ def partitions_of_three(curve: SizeOfCurve) -> None:
         curve.add(
             "memory of one replica", (_sum(resident_mb, cluster) - before_mb) * 1e6 / curve.size / _NODES, "bytes"
         )
-        before_s = _sum(cpu_seconds, cluster)
-        time.sleep(_IDLE_S)
-        curve.add(
-            "idle: share of a core, of a node", (_sum(cpu_seconds, cluster) - before_s) * 100 / _IDLE_S / _NODES, "%"
-        )
+        curve.add_idle(_idle_percent(cluster), empty_percent)
         for name, kind in (("longest_work", ""), ("longest_delay", ", with waits for disk and cores")):
             longest_s = max(read_metric(port, f"fenceline_event_loop_{name}_seconds") for port in ports.values())
             curve.add(f"longest pause of a loop{kind}", longest_s * 1000, "ms")
@@ -138,6 +134,13 @@ def _wait_for(is_true: Callable[[], bool], what: str) -> None:
         time.sleep(20 * (time.monotonic() - began_s))
 
 
+def _idle_percent(cluster: ClusterUnderTest) -> float:
+    """Of a core, of each node on average."""
+    before_s = _sum(cpu_seconds, cluster)
+    time.sleep(IDLE_S)
+    return (_sum(cpu_seconds, cluster) - before_s) * 100 / IDLE_S / _NODES
+
+
 def _sum(of: Callable[[int], float], cluster: ClusterUnderTest) -> float:
     return sum(of(_pid(node)) for node in cluster.voters)
 
@@ -167,8 +170,8 @@ def nodes_of_a_host(curve: SizeOfCurve) -> None:
             time.sleep(2)
             curve.add("memory, with the supervisor", resident_mb(host.pid), "MB")
             before_s = cpu_seconds(host.pid)
-            time.sleep(_IDLE_S)
-            curve.add("idle: share of a core", (cpu_seconds(host.pid) - before_s) * 100 / _IDLE_S, "%")
+            time.sleep(IDLE_S)
+            curve.add("idle: share of a core", (cpu_seconds(host.pid) - before_s) * 100 / IDLE_S, "%")
             create_topic(f"127.0.0.1:{first}", "host", 4 * curve.size)
             for is_measured in (False, True):
                 before_s, began_s = cpu_seconds(host.pid), time.perf_counter()

@@ -20,6 +20,7 @@ from fenceline.local_cluster import reaper
 from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.node import EmbeddedNode
 
+IDLE_S: Final = 10.0
 _SAMPLE_MS: Final = "5"
 """How often a node measures the delay of its loop; that costs 0.4 % of a core."""
 
@@ -33,6 +34,10 @@ class SizeOfCurve:
 
     def add(self, measure: str, value: float, unit: str) -> None:
         self._figures.add(f"{self._curve}, {self.size:,}: {measure}", self._side, value, unit)
+
+    def add_idle(self, percent: float, empty_percent: float) -> None:
+        """At rest, and before, when the node was empty: shares of a core."""
+        self.add("idle: share of a core, above that of an empty node", max(percent - empty_percent, 0.0), "%")
 
     def add_pause(self, node: MeasuredNode, what: str = "longest pause of the loop") -> None:
         """The longest delay since the node's start, and how long the loop's thread worked in one."""
