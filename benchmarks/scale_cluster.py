@@ -50,6 +50,8 @@ PARTITIONS_A_BROKER: Final = 1_000
 PARTITIONS_A_TOPIC: Final = 100
 REPLICAS: Final = 3
 _NODES: Final = 3
+_FOLLOWING_PERCENT: Final = 10.0
+"""Of a core: a node that uses more has not heard of all partitions yet, or begins to follow them."""
 
 
 # --- three nodes ------------------------------------------------------------------------------------------------------
@@ -73,7 +75,8 @@ def partitions_of_three(curve: SizeOfCurve) -> None:
         for port in ports.values():
             _wait_for_partitions(port, curve.size)
         curve.add("created", time.perf_counter() - began_s, "s")
-        time.sleep(3)
+        while _idle_percent(cluster, 3.0) > _FOLLOWING_PERCENT:
+            pass
         curve.add("CPU of one until all are created", (_sum(cpu_seconds, cluster) - before_s) * 1e6 / curve.size, "us")
         curve.add(
             "memory of one replica", (_sum(resident_mb, cluster) - before_mb) * 1e6 / curve.size / _NODES, "bytes"
@@ -134,11 +137,11 @@ def _wait_for(is_true: Callable[[], bool], what: str) -> None:
         time.sleep(20 * (time.monotonic() - began_s))
 
 
-def _idle_percent(cluster: ClusterUnderTest) -> float:
+def _idle_percent(cluster: ClusterUnderTest, wait_s: float = IDLE_S) -> float:
     """Of a core, of each node on average."""
     before_s = _sum(cpu_seconds, cluster)
-    time.sleep(IDLE_S)
-    return (_sum(cpu_seconds, cluster) - before_s) * 100 / IDLE_S / _NODES
+    time.sleep(wait_s)
+    return (_sum(cpu_seconds, cluster) - before_s) * 100 / wait_s / _NODES
 
 
 def _sum(of: Callable[[int], float], cluster: ClusterUnderTest) -> float:
