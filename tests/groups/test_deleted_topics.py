@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from random import Random
 from uuid import UUID
 
@@ -397,6 +398,10 @@ class _Life(TransactionalWorld):
             expected = {index: offset for (name, index), (_, offset) in self.model.items() if name == group}
             assert _offsets(self, self.current, group=group) == expected
             assert sum(_all_offsets(self, group).values()) >= len(expected)
+        for shard in self.coordinator._active.values():
+            offsets = shard.state.offsets
+            assert offsets._readers == Counter(chain.from_iterable(offsets._by_group.values()))
+        assert ("t" in self.coordinator.committed_topics()) >= bool(self.model)
 
 
 @pytest.mark.parametrize("seed", range(20))

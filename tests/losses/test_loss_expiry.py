@@ -46,7 +46,7 @@ class Coordinator:
         self.keeper: Any = SimpleNamespace(expired=keep)
         self.positions = SimpleNamespace(
             committed=lambda topics: iter([[each for each in self.groups if each[0].topic in topics]]),
-            committed_partitions=lambda: [(TOPIC, {slot.partition}) for slot, _ in self.groups],
+            committed_topics=lambda: {slot.topic for slot, _ in self.groups},
         )
         self.expiry = self.expiry_of(ME)
 

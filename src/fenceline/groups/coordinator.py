@@ -25,7 +25,7 @@ from fenceline.groups.consumer.topics import TopicHashes
 from fenceline.groups.deleted_topics import LOOKS
 from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Duty, GroupAnswer, Now
 from fenceline.groups.names import can_be_stored
-from fenceline.groups.offsets.offsets import OffsetSlot, OffsetStore, StoredOffset
+from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
 from fenceline.groups.timers import TimerKey, TimerKind, Timers
@@ -306,25 +306,19 @@ class GroupCoordinator:
     def committed(self, topics: Collection[str] | None = None) -> Iterator[list[tuple[OffsetSlot, StoredOffset]]]:
         """Every offset stored for groups coordinated here, of these topics if given. Yields group by group, so that
         others can run in between. Concurrent changes may or may not be included."""
-        for offsets, group_id in self._with_offsets():
-            found = list(offsets.slots(group_id, topics))
-            if found:
-                yield found
-
-    def committed_partitions(self) -> Iterator[tuple[str, Collection[int]]]:
-        """Topics, and partitions of them for which a group coordinated here has an offset. Yields group by group, as
-        `committed`."""
-        for offsets, group_id in self._with_offsets():
-            yield from offsets.partitions(group_id)
-
-    def _with_offsets(self) -> Iterator[tuple[OffsetStore, str]]:
         for partition in list(self._active):
             shard = self._active.get(partition)
             for group_id in shard.state.offsets.group_ids if shard is not None else ():
                 if self._active.get(partition) is not shard:
                     break
                 assert shard is not None, "the group has offsets, so it has a slot"
-                yield shard.state.offsets, group_id
+                found = list(shard.state.offsets.slots(group_id, topics))
+                if found:
+                    yield found
+
+    def committed_topics(self) -> set[str]:
+        """Topics for which a group coordinated here has an offset."""
+        return {topic for shard in self._active.values() for topic in shard.state.offsets.topics}
 
     def describe(self, group_id: str) -> messages.DescribedGroup:
         """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""

@@ -84,6 +84,7 @@ class OffsetStore:
         "_open",
         "_open_undos",
         "_pending_writes",
+        "_readers",
         "_undos",
     )
 
@@ -92,6 +93,8 @@ class OffsetStore:
         self._undos: dict[int, Undo] = {}
         self._pending_writes: dict[str, dict[OffsetSlot, list[int]]] = {}
         """By group: the writes that have an undo for a slot, oldest first."""
+        self._readers: dict[str, int] = {}
+        """By topic: how many groups have stored offsets of it."""
         self._open: dict[int, dict[OffsetSlot, StoredOffset]] = {}
         """By producer id. No empty ones."""
         self._open_undos: dict[int, OpenUndo] = {}
@@ -132,9 +135,10 @@ class OffsetStore:
             if value is not None:
                 yield slot, value
 
-    def partitions(self, group_id: str) -> list[tuple[str, Collection[int]]]:
-        """Topics, and their partitions, of which a group has stored offsets. For use at once."""
-        return [(topic, partitions.keys()) for topic, partitions in self._by_group.get(group_id, {}).items()]
+    @property
+    def topics(self) -> Collection[str]:
+        """Of which groups have stored offsets. For use at once."""
+        return self._readers.keys()
 
     @property
     def group_ids(self) -> list[str]:
@@ -317,7 +321,12 @@ class OffsetStore:
     def partition_offsets(self, slot: OffsetSlot) -> PartitionOffsets:
         """The mapping that holds the offsets of the slot's group and topic, for the caller to add to. It stays the same
         object until its last offset is removed."""
-        return self._by_group.setdefault(slot.group_id, {}).setdefault(slot.topic, {})
+        topics = self._by_group.setdefault(slot.group_id, {})
+        partitions = topics.get(slot.topic)
+        if partitions is None:
+            partitions = topics[slot.topic] = {}
+            self._readers[slot.topic] = self._readers.get(slot.topic, 0) + 1
+        return partitions
 
     def pack(self, slot: OffsetSlot, value: bytes) -> None:
         """Store the slot's offset, packed from this record's value if possible."""
@@ -388,7 +397,7 @@ class OffsetStore:
         return order
 
     def _store(self, slot: OffsetSlot, value: StoredOffset) -> None:
-        self._by_group.setdefault(slot.group_id, {}).setdefault(slot.topic, {})[slot.partition] = value
+        self.partition_offsets(slot)[slot.partition] = value
 
     def _drop(self, slot: OffsetSlot) -> None:
         topics = self._by_group.get(slot.group_id)
@@ -398,6 +407,9 @@ class OffsetStore:
         partitions.pop(slot.partition, None)
         if not partitions:
             del topics[slot.topic]
+            self._readers[slot.topic] -= 1
+            if not self._readers[slot.topic]:
+                del self._readers[slot.topic]
         if not topics:
             del self._by_group[slot.group_id]
 

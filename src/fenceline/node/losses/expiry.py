@@ -44,7 +44,7 @@ _DELAY_S: Final = 0.2
 _PAUSE_FACTOR: Final = 20
 """The pause between checks is at least this many times the duration of the last one."""
 _IN_A_TURN: Final = 10_000
-"""Committed positions that are looked at before others have their turn."""
+"""Partitions that are looked at before others have their turn."""
 _KEEP_DELETED_S: Final = 1_200.0
 """How long the bounds of a deleted topic are kept: longer than transactions, which may hold up an offset's deletion."""
 _MAX_BATCH: Final = 1_000
@@ -70,7 +70,7 @@ class _Deleted(NamedTuple):
 class CommittedPositions(Protocol):
     """The committed offsets of the groups that are coordinated here (`GroupCoordinator`)."""
 
-    def committed_partitions(self) -> Iterable[tuple[str, Collection[int]]]: ...
+    def committed_topics(self) -> Collection[str]: ...
     def committed(self, topics: Collection[str]) -> Iterable[Iterable[tuple[OffsetSlot, StoredOffset]]]: ...
 
 
@@ -141,17 +141,7 @@ class LossExpiry:
     async def check(self) -> None:
         """Compare committed offsets with log starts that moved; others have their turn in between."""
         self._forget_deleted()
-        read = await self._read_partitions()
-        before, self._bounds = (
-            self._bounds,
-            await self._find_bounds(
-                [
-                    TopicPartition(topic, each)
-                    for topic, partitions in sorted(read.items())
-                    for each in sorted(partitions)
-                ]
-            ),
-        )
+        before, self._bounds = self._bounds, await self._find_bounds(self._read_partitions())
         moved = {
             where: (before.get(where, (0, 0))[0], start)
             for where, (start, _) in self._bounds.items()
@@ -174,17 +164,13 @@ class LossExpiry:
             await asyncio.sleep(0)
         await self._keep(receipts)
 
-    async def _read_partitions(self) -> dict[str, set[int]]:
-        """By topic."""
-        found: dict[str, set[int]] = defaultdict(set)
-        looked_at = 0
-        for topic, partitions in self._positions.committed_partitions():
-            found[topic].update(partitions)
-            looked_at += len(partitions)
-            if looked_at >= _IN_A_TURN:
-                looked_at = 0
-                await asyncio.sleep(0)
-        return found
+    def _read_partitions(self) -> list[TopicPartition]:
+        """All of the topics that groups read."""
+        topics = self._image().topics_by_name
+        found = [
+            topic for name in sorted(self._positions.committed_topics()) if (topic := topics.get(name)) is not None
+        ]
+        return [TopicPartition(topic.name, index) for topic in found for index in range(len(topic.partitions))]
 
     def topics_deleted(self, topics: Iterable[TopicImage]) -> None:
         """Must be called before the logs are deleted, and before the groups' offsets are (`positions_dropped`)."""
@@ -300,13 +286,14 @@ class LossExpiry:
             return None
         return replica.log.log_start_offset, replica.high_watermark
 
-    async def _find_bounds(self, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, _Bounds]:
+    async def _find_bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, _Bounds]:
         """Of all logs whose offsets are known; a log that this node leads and has not opened has not moved."""
         # Unknown now means unchanged; a move is found by the next check.
-        wanted = list(wanted)
         found = {each: self._bounds[each] for each in wanted if each in self._bounds}
         elsewhere: dict[int, list[TopicPartition]] = defaultdict(list)
-        for topic_partition in wanted:
+        for position, topic_partition in enumerate(wanted):
+            if position % _IN_A_TURN == _IN_A_TURN - 1:
+                await asyncio.sleep(0)
             here = self._local_bounds(topic_partition)
             if here is not None:
                 found[topic_partition] = here
