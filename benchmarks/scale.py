@@ -268,8 +268,6 @@ async def _join_and_beat(node: MeasuredNode, curve: SizeOfCurve, before_mb: floa
 
 
 _OFFSETS_A_GROUP: Final = 1_000
-_COMPACTING_PERCENT: Final = 8.0
-"""Of a core: a node that uses more compacts its log of offsets."""
 
 
 def offsets(curve: SizeOfCurve) -> None:
@@ -282,7 +280,7 @@ def offsets(curve: SizeOfCurve) -> None:
         before_mb, before_s = node.resident_mb(), node.cpu_s()
         asyncio.run(_commit_all(node.bootstrap, curve.size // _OFFSETS_A_GROUP))
         curve.add("CPU of a commit", (node.cpu_s() - before_s) * 1e6 / curve.size, "us")
-        _wait(lambda: node.idle_percent(2) < _COMPACTING_PERCENT)
+        _wait(lambda: node.idle_percent(IDLE_S) < empty_percent + 1)  # the log of offsets is compacted
         curve.add("memory of one", (node.resident_mb() - before_mb) * 1e6 / curve.size, "bytes")
         curve.add_idle(node.idle_percent(IDLE_S), empty_percent)
         curve.add_pause(node)
