@@ -15,6 +15,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.clusters import ClusterUnderTest
 from benchmarks.harness import SIDES, STARTERS, Figures, Side, both, cpu_of, cpu_seconds, resident_mb, run_rows, scratch
+from fenceline.client.admin.admin import Admin
+from fenceline.ids import TopicPartition
 
 TOPICS = 100
 PARTITIONS_EACH = 100
@@ -25,7 +27,7 @@ FULL_TOPICS: Final = 99
 """Of 1,000 partitions each: too many for Apache Kafka in reasonable time."""
 REPLICATED: Final = 3
 KILLS: Final = int(os.environ.get("BENCH_KILLS", "5"))
-LEADERS: Final[dict[str, int]] = {"fenceline": 20_000, "before": 20_000, "kafka": 2_000}
+LEADERS: Final[dict[str, int]] = {"fenceline": 100_000, "before": 100_000, "kafka": 2_000}
 """Of the killed broker of a cluster; what both sides do is compared at the smallest number."""
 
 
@@ -172,13 +174,11 @@ def killed_leader(figures: Figures, side: Side, cluster: ClusterUnderTest, count
 
 def elect_preferred(bootstrap: str) -> None:
     """In requests of few partitions: one for all of them has too many records."""
-    from confluent_kafka import ElectionType, TopicPartition
-
-    admin = AdminClient({"bootstrap.servers": bootstrap, "socket.timeout.ms": 120_000})
-    for name in admin.list_topics(timeout=60).topics:
-        if name.startswith("many-"):
-            wanted = [TopicPartition(name, index) for index in range(1000)]
-            admin.elect_leaders(ElectionType.PREFERRED, wanted, request_timeout=120).result()
+    topics = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=60).topics
+    with Admin({"bootstrap.servers": bootstrap, "default.api.timeout.ms": 120_000}) as admin:
+        for name in topics:
+            if name.startswith("many-"):
+                admin.elect_leaders([TopicPartition(name, index) for index in range(1000)])
 
 
 def highest_mb(pid: int) -> float:
