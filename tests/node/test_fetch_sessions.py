@@ -21,13 +21,13 @@ class Session:
     def __init__(self, desk: Desk, count: int, reader: dict[str, Any]) -> None:
         self.desk, self.reader = desk, reader
         self.reads: list[int] = []
-        read_partition = desk.fetching.reads._read_partition
+        read = desk.fetching.reads.read
 
-        def counted(request: Any, wanted: Any, *others: Any) -> None:
-            self.reads.append(wanted.asked.index)
-            read_partition(request, wanted, *others)
+        def counted(request: Any, answer: Any, reader: Any, **others: Any) -> Any:
+            self.reads += [wanted.asked.index for wanted in answer.to_read()]
+            return read(request, answer, reader, **others)
 
-        desk.fetching.reads._read_partition = counted  # type: ignore[method-assign, assignment]
+        desk.fetching.reads.read = counted  # type: ignore[method-assign]
         wanted = [desk.wanted(index=index, log_start_offset=0) for index in range(count)]
         self.id = desk.fetch(*wanted, session_epoch=0, **reader).response.session_id
         self.epoch = 0
