@@ -92,7 +92,6 @@ class FutureLog:
             target.offsets.forget(where)
             path = f"{target.path}/{future_name(where, target.draws.name_id().hex)}"
         log = target.open_at(path, where, current.topic_id, config, now_ms, files)
-        log.jitter_ms = target.draws.jitter_ms
         future = cls(source, target, log)
         future._times_emptied = current.times_emptied
         if not log.segments:

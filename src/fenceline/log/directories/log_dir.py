@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from fenceline.errors import OperatorError
@@ -245,12 +245,9 @@ class LogDir:
     ) -> PartitionLog:
         """Open a log that could not be opened before, in a thread of its own; call `add_open_log` afterwards. Raises
         CorruptLog."""
-        directory = self.partition_path(topic_partition)
-        found = self._found_at(directory)
-        _check_id(directory, found, topic_id)
-        log = self._open_at(directory, found, topic_partition, topic_id, config, now_ms, self.files)
-        log.jitter_ms = self.draws.jitter_ms
-        return log
+        return self.open_at(
+            self.partition_path(topic_partition), topic_partition, topic_id, config, now_ms, self.files
+        )
 
     def missing_first_segments(self) -> list[TopicPartition]:
         """Partitions whose first segment file disappeared since the clean shutdown. One stat each. Raises OSError."""
@@ -278,23 +275,8 @@ class LogDir:
     ) -> PartitionLog:
         """Open the log in a directory below this one, with the checkpointed offsets of this very directory; for a new
         one there are none. Raises CorruptLog, OSError, StorageError."""
-        found = self._found_at(directory)
-        return self._open_at(directory, found, topic_partition, topic_id, config, now_ms, files)
-
-    def _found_at(self, directory: str) -> DirectoryIdentity | None:
-        """None if it does not exist. Raises OSError."""
-        return self.identity_of(directory) if self.disk.stat(directory) is not None else None
-
-    def _open_at(
-        self,
-        directory: str,
-        found: DirectoryIdentity | None,
-        topic_partition: TopicPartition,
-        topic_id: UUID | None,
-        config: LogConfig,
-        now_ms: int,
-        files: OpenFiles,
-    ) -> PartitionLog:
+        found = self.identity_of(directory) if self.disk.stat(directory) is not None else None
+        _check_id(directory, found, topic_id)
         try:
             self.begin()
         except OSError as error:
@@ -311,6 +293,7 @@ class LogDir:
                 files=files,
             )
             log.last_flush_ms = now_ms
+            log.jitter_ms = self.draws.jitter_ms
             return log
         has_identity = found.topic_id is not None
         clean = self.clean and known.describes_directory
@@ -332,6 +315,7 @@ class LogDir:
             files=files,
         )
         log.durable_recovery_point = known.recovery_point
+        log.jitter_ms = self.draws.jitter_ms
         if not has_identity:
             log.mark_identity_unsaved()
         return log
@@ -482,7 +466,7 @@ class LogDir:
         safe = self.offsets.recovery_points
         return any(log.recovery_point < safe.get(where, 0) for where, log in self.open_logs.items())
 
-    def checkpoint_steps(self) -> Generator[None, None, Callable[[], None]]:
+    def checkpoint_steps(self) -> Iterator[Callable[[], None] | None]:
         """See `LogDirOffsets`."""
         return self.offsets.checkpoint_steps([*self.open_logs.values(), *self.future_logs.values()], self._is_in_use)
 
@@ -491,12 +475,9 @@ class LogDir:
 
     def checkpoint_work(self) -> Callable[[], None]:
         """The work of `checkpoint_steps`, in one step."""
-        steps = self.checkpoint_steps()
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                return cast("Callable[[], None]", done.value)
+        *_, work = self.checkpoint_steps()
+        assert work is not None, "the last step"
+        return work
 
     def give_back(self) -> None:
         """Use it instead of `close`, before `begin`: the directory stays unchanged, except for the epoch of a broker

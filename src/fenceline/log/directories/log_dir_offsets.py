@@ -27,7 +27,7 @@ used the directory, or after a crash, retention may have moved the starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -184,12 +184,12 @@ class LogDirOffsets:
 
     def checkpoint_steps(
         self, logs: Iterable[PartitionLog], is_in_use: Callable[[PartitionLog], bool]
-    ) -> Generator[None, None, Callable[[], None]]:
-        """Looks at one log in each step, unless it is not in use any more. Returns work for a thread that writes the
-        checkpoints that have changed; it raises StorageError."""
+    ) -> Iterator[Callable[[], None] | None]:
+        """Looks at one log in each step, unless it is not in use any more. The last step is work for a thread that
+        writes the checkpoints that have changed; it raises StorageError."""
         lowered: list[tuple[PartitionLog, int]] = []
         for log in logs:
-            yield
+            yield None
             if not log.is_written or not is_in_use(log):
                 continue
             self.note(log.topic_partition, log)
@@ -198,7 +198,7 @@ class LogDirOffsets:
                 lowered.append((log, recovery_point))
             else:
                 log.durable_recovery_point = recovery_point
-        return self._writing_work(lowered)
+        yield self._writing_work(lowered)
 
     def _writing_work(self, lowered: Sequence[tuple[PartitionLog, int]]) -> Callable[[], None]:
         """`lowered`: logs with a recovery point below the durable one, which it then becomes."""

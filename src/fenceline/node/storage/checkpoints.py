@@ -7,10 +7,10 @@ others from being written. What they contain is `log.directories.log_dir_offsets
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from fenceline.log.core.errors import StorageError
 
@@ -23,17 +23,14 @@ _AT_ONCE: Final = 1_000
 """Logs that are looked at in one iteration of the event loop: a millisecond."""
 
 
-async def _in_turns(steps: Generator[None, None, Callable[[], None]]) -> Callable[[], None]:
-    left = _AT_ONCE
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return cast("Callable[[], None]", done.value)
-        left -= 1
-        if not left:
+async def _last_of(steps: Iterator[Callable[[], None] | None]) -> Callable[[], None]:
+    """The last of `steps`, which are taken in turns."""
+    for number, step in enumerate(steps, 1):
+        if step is not None:
+            return step
+        if number % _AT_ONCE == 0:
             await asyncio.sleep(0)
-            left = _AT_ONCE
+    raise AssertionError("the last step is work")
 
 
 class Checkpoints:
@@ -53,7 +50,7 @@ class Checkpoints:
         async with self._writing:
             for log_dir in self._log_dirs:
                 try:
-                    work = await _in_turns(log_dir.checkpoint_steps())
+                    work = await _last_of(log_dir.checkpoint_steps())
                     await asyncio.get_running_loop().run_in_executor(self._executor, work)
                 except StorageError as error:
                     failure = failure or error
