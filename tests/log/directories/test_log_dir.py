@@ -341,6 +341,27 @@ def test_invalid_directory_id_is_rejected(path: Path) -> None:
         LogDir.open(str(path), OsDisk())
 
 
+def test_checkpoint_looks_only_at_logs_with_files(log_dir: LogDir) -> None:
+    started: list[TopicPartition] = []
+    log_dir.on_segment = started.append
+    logs = {where: partition(log_dir, where) for where in (TopicPartition("snow", index) for index in range(5))}
+    assert len(list(log_dir.checkpoint_steps())) == 1
+    for where in (TopicPartition("snow", 1), TopicPartition("snow", 3)):
+        append(logs[where])
+        append(logs[where])
+    assert started == [TopicPartition("snow", 1), TopicPartition("snow", 3)]
+    assert len(list(log_dir.checkpoint_steps())) == 3
+    log_dir.delete_partition(TopicPartition("snow", 1))
+    assert len(list(log_dir.checkpoint_steps())) == 2
+    partition(log_dir, TopicPartition("snow", 1))
+    assert len(list(log_dir.checkpoint_steps())) == 2
+    log_dir.close()
+    again = LogDir.open(log_dir.path, OsDisk())
+    partition(again, TopicPartition("snow", 3))
+    assert len(list(again.checkpoint_steps())) == 2, "it was found with files"
+    again.close()
+
+
 def test_log_that_is_deleted_while_a_checkpoint_is_prepared_has_no_entry(log_dir: LogDir) -> None:
     """Its topic may be made anew under the same name before the file is written."""
     other = TopicPartition("snow", 0)

@@ -46,9 +46,8 @@ def test_others_have_their_turn_while_due_flushes_are_looked_for() -> None:
     async def run() -> list[int]:
         maintenance: Any = Maintenance.__new__(Maintenance)
         maintenance._clock = SimpleNamespace(now_ms=lambda: 1)
-        maintenance._in_service = [
-            SimpleNamespace(log=Log(index), is_being_cut=index == 107) for index in range(PARTITIONS)
-        ]
+        replicas = [SimpleNamespace(log=Log(index), is_being_cut=index == 107) for index in range(PARTITIONS)]
+        maintenance._in_service = SimpleNamespace(watched=dict(enumerate(replicas)))
         maintenance._timed = {}
         maintenance._flushes = SimpleNamespace(flush=flush)
         maintenance._trouble = None
@@ -88,6 +87,7 @@ def test_of_many_logs_each_pass_looks_at_some_and_at_those_with_a_time_limit() -
         def __init__(self, index: int) -> None:
             self.index = index
             self.topic_partition = TopicPartition("many", index)
+            self.topic_id_bytes = b"many"
             self.config = LogConfig(flush_ms=5) if index == timed else LogConfig()
             self.log = self
 
@@ -98,7 +98,7 @@ def test_of_many_logs_each_pass_looks_at_some_and_at_those_with_a_time_limit() -
     in_service = OpenReplicas()
     for index in range(count):
         replica: Any = Replica(index)
-        in_service.by_name["many", index] = replica
+        in_service.by_name["many", index] = in_service.watched[replica.topic_partition] = replica
     maintenance: Any = Maintenance.__new__(Maintenance)
     maintenance._clock = SimpleNamespace(now_ms=lambda: 1)
     maintenance._in_service, maintenance._trouble = in_service, None
@@ -112,7 +112,7 @@ def test_of_many_logs_each_pass_looks_at_some_and_at_those_with_a_time_limit() -
         assert len(looked) == len(set(looked)) <= 1 + count / passes + 1
     assert set().union(*found[:passes]) == set(range(count))
     assert all(timed in each for each in found[passes:])
-    del in_service.by_name["many", timed]
+    in_service.remove(in_service.by_name["many", timed].topic_partition)
     looked.clear()
     asyncio.run(maintenance._flush_overdue())
     assert timed not in looked

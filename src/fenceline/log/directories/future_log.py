@@ -299,14 +299,13 @@ class FutureLog:
 
     def _hand_over(self, current: PartitionLog, removed: RemovedPartition | None) -> None:
         where = self.topic_partition
-        self.source.open_logs.pop(where, None)
+        self.source.remove_open_log(where)
         cleaned = self.source.offsets.cleaned.get(where)
         self.source.offsets.forget(where)
         if cleaned is not None:
             self.target.offsets.cleaned[where] = cleaned
-        self.log.on_sealed = current.on_sealed
         self.target.future_logs.pop(where, None)
-        self.target.open_logs[where] = self.log
+        self.target.add_open_log(self.log)
         if removed is not None:
             # Readers that open by name find the files here until they are deleted.
             _rename_paths(current, removed.path)

@@ -102,6 +102,10 @@ class LogDir:
         self.broker_epoch = -1
         """Written into the clean mark; the node sets it once it is registered."""
         self.open_logs: dict[TopicPartition, PartitionLog] = {}
+        self._written: dict[TopicPartition, PartitionLog] = {}
+        """Those of the open logs that have files."""
+        self.on_segment: Callable[[TopicPartition], None] = lambda _: None
+        """Called when one of the open logs has started a segment, in the thread that did it."""
         self.future_logs: dict[TopicPartition, PartitionLog] = {}
         """Open copies of logs in another directory that move here (`future_log.py`)."""
         self.offline: dict[TopicPartition, CorruptLog] = {}
@@ -115,6 +119,7 @@ class LogDir:
         """Partitions in the checkpoints after a crash that have no directory."""
         self._first_segments: dict[TopicPartition, SegmentsAtStop] = {}
         """At the clean shutdown, of logs that were open in that session or before."""
+        self._on_segment = self._segment_started  # one object for all logs
         self._lock = -1
         self._has_begun = False
         self.offsets = LogDirOffsets(disk, path)
@@ -237,7 +242,7 @@ class LogDir:
         except CorruptLog as error:
             self.offline[topic_partition] = error
             raise
-        self.open_logs[topic_partition] = log
+        self.add_open_log(log)
         return log
 
     def open_detached(
@@ -245,9 +250,7 @@ class LogDir:
     ) -> PartitionLog:
         """Open a log that could not be opened before, in a thread of its own; call `add_open_log` afterwards. Raises
         CorruptLog."""
-        return self.open_at(
-            self.partition_path(topic_partition), topic_partition, topic_id, config, now_ms, self.files
-        )
+        return self.open_at(self.partition_path(topic_partition), topic_partition, topic_id, config, now_ms, self.files)
 
     def missing_first_segments(self) -> list[TopicPartition]:
         """Partitions whose first segment file disappeared since the clean shutdown. One stat each. Raises OSError."""
@@ -263,6 +266,19 @@ class LogDir:
         """Add a log that `open_detached` opened to the open ones."""
         self.offline.pop(log.topic_partition, None)
         self.open_logs[log.topic_partition] = log
+        if log.is_written:
+            self._written[log.topic_partition] = log
+
+    def remove_open_log(self, topic_partition: TopicPartition) -> PartitionLog | None:
+        """The log, if it was open; it is not closed."""
+        self._written.pop(topic_partition, None)
+        return self.open_logs.pop(topic_partition, None)
+
+    def _segment_started(self, topic_partition: TopicPartition) -> None:
+        log = self.open_logs.get(topic_partition)
+        if log is not None:  # and not a copy that moves here
+            self._written[topic_partition] = log
+            self.on_segment(topic_partition)
 
     def open_at(
         self,
@@ -294,6 +310,7 @@ class LogDir:
             )
             log.last_flush_ms = now_ms
             log.jitter_ms = self.draws.jitter_ms
+            log.on_segment = self._on_segment
             return log
         has_identity = found.topic_id is not None
         clean = self.clean and known.describes_directory
@@ -316,6 +333,7 @@ class LogDir:
         )
         log.durable_recovery_point = known.recovery_point
         log.jitter_ms = self.draws.jitter_ms
+        log.on_segment = self._on_segment
         if not has_identity:
             log.mark_identity_unsaved()
         return log
@@ -422,7 +440,7 @@ class LogDir:
             high_watermark = self.high_watermark(topic_partition)
         except OSError:
             high_watermark = 0  # the rename below shows whether the directory is usable
-        log = self.open_logs.pop(topic_partition, None)
+        log = self.remove_open_log(topic_partition)
         if log is not None:
             log.close(clean=False)
         self.offline.pop(topic_partition, None)
@@ -468,7 +486,7 @@ class LogDir:
 
     def checkpoint_steps(self) -> Iterator[Callable[[], None] | None]:
         """See `LogDirOffsets`."""
-        return self.offsets.checkpoint_steps([*self.open_logs.values(), *self.future_logs.values()], self._is_in_use)
+        return self.offsets.checkpoint_steps([*self._written.values(), *self.future_logs.values()], self._is_in_use)
 
     def _is_in_use(self, log: PartitionLog) -> bool:
         return log in (self.open_logs.get(log.topic_partition), self.future_logs.get(log.topic_partition))
@@ -533,6 +551,7 @@ class LogDir:
             raise StorageError.of(f"closing {self.path}", error) from error
         finally:
             self.open_logs.clear()
+            self._written.clear()
             self.future_logs.clear()
             self._unlock()
         if failure is not None:

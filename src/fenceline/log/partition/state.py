@@ -77,7 +77,7 @@ class LogState(LogTail):
         "incarnation",
         "jitter_ms",
         "last_flush_ms",
-        "on_sealed",
+        "on_segment",
         "recovery",
         "recovery_point",
         "saved_complete_from",
@@ -111,8 +111,8 @@ class LogState(LogTail):
         """Of the directory; None if Fenceline did not create it, or if it belongs to no `LogDir`."""
         self.jitter_ms: Callable[[int], int] | None = None
         """Draws a segment's share of `segment.jitter.ms`; None: no jitter."""
-        self.on_sealed: Callable[[TopicPartition], None] | None = None
-        """Called when a segment is sealed."""
+        self.on_segment: Callable[[TopicPartition], None] | None = None
+        """Called when a segment was started, in the thread that did it."""
         self.high_watermark = log_start_offset
         """Set by `advance_high_watermark`."""
         self.recovery_point = log_start_offset
@@ -282,8 +282,8 @@ class LogState(LogTail):
             self.unsaved.snapshots.append((self.log_end_offset, self.producers.encode()))
         self.segments.append(segment)
         self.bases.append(base)
-        if self.on_sealed is not None and len(self.segments) > 1:
-            self.on_sealed(self.topic_partition)
+        if self.on_segment is not None:
+            self.on_segment(self.topic_partition)
         return segment
 
     def _make_directory(self) -> None:

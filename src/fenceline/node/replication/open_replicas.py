@@ -25,6 +25,9 @@ class OpenReplicas:
         """By topic name and partition."""
         self.by_id: dict[tuple[bytes, int], Replica] = {}
         """The same replicas by the 16 bytes of the topic id and partition."""
+        self.watched: dict[TopicPartition, Replica] = {}
+        """Those that periodic work visits. The others have no files, and no follower of theirs is waited for. All
+        changes that end this make a replica watched again."""
         self.offline: dict[TopicPartition, str] = {}
         """Partitions of this node that cannot be served, and why."""
         self.storage_failed: Signal[Replica, StorageError] = Signal()
@@ -44,6 +47,29 @@ class OpenReplicas:
     def __iter__(self) -> Iterator[Replica]:
         """A snapshot, safe against changes."""
         return iter(list(self.by_name.values()))
+
+    def add(self, replica: Replica) -> None:
+        topic_partition = replica.topic_partition
+        self.by_name[topic_partition] = self.watched[topic_partition] = replica
+        self.by_id[replica.topic_id_bytes, topic_partition.partition] = replica
+
+    def remove(self, topic_partition: TopicPartition) -> Replica | None:
+        """The replica, if it was in service. `stopped` is the caller's to emit."""
+        self.watched.pop(topic_partition, None)
+        replica = self.by_name.pop(topic_partition, None)
+        if replica is not None:
+            self.by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
+        return replica
+
+    def watch(self, topic_partition: TopicPartition) -> None:
+        """Periodic work visits the replica, if it is in service. In any thread."""
+        replica = self.by_name.get(topic_partition)
+        if replica is not None:
+            self.watched[topic_partition] = replica
+
+    def unwatch(self, replica: Replica) -> None:
+        if self.watched.get(replica.topic_partition) is replica:
+            del self.watched[replica.topic_partition]
 
     def holds(self, replica: Replica) -> bool:
         """Whether this replica object is in service, neither deleted nor taken offline."""

@@ -140,6 +140,8 @@ class Replicas:
         self.in_service.storage_failed.listen(self.storage_failed)
         self.in_service.thread_ended.listen(self.thread_ended)
         self.in_service.cut_ended.listen(self.cut_ended)
+        for log_dir in log_dirs.opened:
+            log_dir.on_segment = self._segment_started
         self.open_by_name = self.in_service.by_name
         self.open_by_id = self.in_service.by_id
         self.offline = self.in_service.offline
@@ -378,6 +380,7 @@ class Replicas:
             if not is_as_recorded:
                 self._check_assignment(topic, changed.index)
         if replica is not None:
+            self.in_service.watch(replica.topic_partition)
             self._role_of.apply(replica, changed.after)
         elif self._has_work(changed.after):
             if topic is not None and topic.partitions[changed.index] is changed.after:
@@ -410,6 +413,7 @@ class Replicas:
         self.thread_ended(replica)
         topic = self._image().topics_by_id.get(replica.topic_id)
         if topic is not None and self.in_service.holds(replica):
+            self.in_service.watch(replica.topic_partition)
             self._role_of.apply(replica, topic.partitions[replica.topic_partition.partition])
 
     async def vacated(self, topics: Collection[str], timeout_s: float) -> None:
@@ -480,15 +484,22 @@ class Replicas:
             self._configs.clear()
         else:
             self._configs.pop(topic, None)
-        for replica in self.in_service:
-            if topic is None or replica.topic_partition.topic == topic:
-                replica.config = self._config_of(replica.topic_partition.topic)
-                replica.log.config = replica.config
-                self.in_service.dirty(replica)
+        for replica in self.in_service if topic is None else self._open_of(topic):
+            replica.config = self._config_of(replica.topic_partition.topic)
+            replica.log.config = replica.config
+            self.in_service.watch(replica.topic_partition)
+            self.in_service.dirty(replica)
 
-    def _sealed(self, topic_partition: TopicPartition) -> None:
+    def _open_of(self, topic: str) -> Iterable[Replica]:
+        found = self._image().topics_by_name.get(topic)
+        replicas = (self.open_by_name.get((topic, index)) for index in range(len(found.partitions) if found else 0))
+        return [each for each in replicas if each is not None]
+
+    def _segment_started(self, topic_partition: TopicPartition) -> None:
+        """In any thread for the first segment of a log."""
+        self.in_service.watch(topic_partition)
         replica = self.open_by_name.get(topic_partition)
-        if replica is not None:
+        if replica is not None and len(replica.log.segments) > 1:
             self.in_service.dirty(replica)
 
     def _config_of(self, topic: str) -> LogConfig:
@@ -503,9 +514,7 @@ class Replicas:
             return None
         topic_partition = TopicPartition(topic.name, index)
         replica = Replica(topic_partition, topic.id, partition_log, self._config_of(topic.name), self._clock)
-        self.open_by_name[topic_partition.topic, index] = replica
-        self.open_by_id[topic.id.bytes, index] = replica
-        partition_log.on_sealed = self._sealed
+        self.in_service.add(replica)
         self.in_service.dirty(replica)
         if not self.directories.is_as_recorded(topic.partitions[index]):
             self.directories.check_assignment(topic, index)
@@ -578,12 +587,11 @@ class Replicas:
 
     def _stop(self, topic_partition: TopicPartition, reason: str) -> None:
         self.offline[topic_partition] = reason
-        replica = self.open_by_name.pop(topic_partition, None)
+        replica = self.in_service.remove(topic_partition)
         if replica is None and (topic := self._image().topics_by_name.get(topic_partition.topic)) is not None:
             self._roles.stops_following_unused(topic.id, topic_partition.partition)
         self.in_service.stopped(topic_partition, False)
         if replica is not None:
-            self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.stops_following(replica)
             replica.end_leadership(ErrorCode.KAFKA_STORAGE_ERROR)
             if _is_busy(replica):
@@ -600,12 +608,11 @@ class Replicas:
         """The partition no longer belongs to this node: its topic was deleted, or its replica was moved away."""
         self.offline.pop(topic_partition, None)
         self._without_directory.discard(topic_partition)
-        replica = self.open_by_name.pop(topic_partition, None)
+        replica = self.in_service.remove(topic_partition)
         self.in_service.stopped(topic_partition, True)
         if topic_partition in self._held:
             self._leaving[topic_partition] = None
         if replica is not None:
-            self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.stops_following(replica)
             replica.end_leadership()
         replica = replica or self._stopped.pop(topic_partition, None)

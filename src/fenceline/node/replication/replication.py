@@ -320,11 +320,14 @@ class Replication:
         """The same, in steps of one partition."""
         now_ms = self._clock.monotonic_ms()
         too_few: dict[str, tuple[int, int]] = {}
-        for replica in self._in_service:
+        for topic_partition, replica in list(self._in_service.watched.items()):
             yield
             leader = replica.leader
+            if _is_at_rest(replica):
+                self._in_service.unwatch(replica)
+                continue
             if leader is not None and len(leader.replicas) < replica.config.min_insync_replicas:
-                too_few[replica.topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)
+                too_few[topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)
             if leader is not None and leader.is_recovering:
                 self._propose_recovered_again(replica)
             if leader is None or leader.is_only_replica or leader.is_settled:
@@ -532,6 +535,19 @@ class Replication:
 
     def cut_ended(self, replica: Replica) -> None:
         self._in_service.cut_ended(replica)
+
+
+def _is_at_rest(replica: Replica) -> bool:
+    """Whether periodic work has nothing to do for it until something changes (`OpenReplicas.watched`)."""
+    leader = replica.leader
+    if replica.log.is_written or replica.is_being_cut:
+        return False
+    return leader is None or (
+        (leader.is_only_replica or leader.is_settled)
+        and leader.proposal is None
+        and not leader.is_recovering
+        and len(leader.replicas) >= replica.config.min_insync_replicas
+    )
 
 
 def _open_producers(replica: Replica) -> list[ProducerEntry]:

@@ -1,7 +1,7 @@
 """The periodic work of a node: heartbeats, retention, timed flushes, checkpoints, expiry.
 
-Owns a handful of timers for the whole node; there are none per partition. Each pass visits the replicas in use, in
-slices, so that the event loop is never blocked for long; slow disk operations run in the disk threads.
+Owns a handful of timers for the whole node; there are none per partition. Each pass visits the replicas that are
+watched, in slices, so that the event loop is never blocked for long; slow disk operations run in the disk threads.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Maintenance:
 
     async def _in_slices(self, work: Callable[[Replica], None]) -> None:
         """A failure affects one partition only: the others are still processed."""
-        for position, replica in enumerate(self._in_service):
+        for position, replica in enumerate(list(self._in_service.watched.values())):
             if replica.is_being_cut:
                 continue
             if position % _SLICE == _SLICE - 1:
@@ -184,7 +184,7 @@ class Maintenance:
     def _to_look_at(self) -> list[Replica]:
         """Most logs of a node with many have nothing to flush: each is looked at in every tenth pass at least, those
         with a time limit in all of them."""
-        replicas = list(self._in_service)
+        replicas = list(self._in_service.watched.values())
         passes = min(1 + len(replicas) // _LOOKED_AT, _MOST_PASSES)
         if passes == 1:
             return replicas
