@@ -104,7 +104,9 @@ def test_a_muted_connection_is_read_again_after_its_time(node: EmbeddedNode, ses
 
 
 def test_a_throttled_fetch_is_empty_and_loses_no_record(node: EmbeddedNode, session: DataSession) -> None:
-    for _ in range(3):
+    """One record fits into a window. On a busy machine a window may pass between two requests, but not each time."""
+    most = 30
+    for _ in range(most):
         session.produced("t", records=session.batch(size_bytes=RECORD_BYTES))
     with (
         quotas(node, "reader", consumer_byte_rate=RECORD_BYTES * 1.9 // WINDOW_S),
@@ -112,14 +114,14 @@ def test_a_throttled_fetch_is_empty_and_loses_no_record(node: EmbeddedNode, sess
     ):
         told = []
         offset = 0
-        while offset < 3:
+        while offset < 3 or (offset < most and (False, True) not in told):
             asked = session.fetch([("t", 0, offset, {"partition_max_bytes": 1})])
             answer = reader.call(ApiKey.FETCH, 11, asked)
             records = [each.records for topic in answer.responses for each in topic.partitions]
             told.append((bool(records), throttle_ms(answer) > 0))
             offset += bool(records)
     assert {(True, False), (False, True)} == set(told), "all of it or nothing"
-    assert told[:2] == [(True, False), (False, True)], "one record fits into a window"
+    assert told[0] == (True, False)
 
 
 def test_a_fetch_answers_at_most_what_its_quota_allows_in_all_windows(node: EmbeddedNode, session: DataSession) -> None:
