@@ -9,7 +9,7 @@ import pytest
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.compaction_bound import CompleteFrom
 from fenceline.replica.fetch_session import FetchSessions
-from fenceline.replica.fetcher import FetchLimits, ReplicaFetcher
+from fenceline.replica.fetcher import MOST_FORGOTTEN, FetchLimits, ReplicaFetcher
 from fenceline.replica.follower import (
     AppendFetchedBatches,
     ApplyOffsets,
@@ -161,14 +161,14 @@ def test_records_of_a_lost_history_are_truncated_where_the_leader_deleted_its_ow
 
 def test_only_changed_partitions_are_requested_again() -> None:
     """KIP-227: idle partitions cost nothing in a request."""
-    leading = {index: MemoryLog() for index in range(50)}
+    leading = {index: MemoryLog() for index in range(30)}
     following, leader = fetcher(), Leader(leading, 1)
-    for index in range(50):
+    for index in range(30):
         follow(following, MemoryLog(), epoch=1, index=index)
     run(following, leader)
     leading[7].append([1])
     run(following, leader)
-    assert leader.read == [50, 0, 0, 1, 0]
+    assert leader.read == [30, 0, 0, 1, 0]
 
 
 def test_lost_session_is_reopened_with_all_partitions() -> None:
@@ -413,3 +413,37 @@ def test_broker_epoch_is_that_of_the_current_registration() -> None:
     request = following.next_request(0)
     assert request is not None
     assert request.replica_epoch == 205
+
+
+def test_a_large_session_is_left_in_parts() -> None:
+    """What is left but still in the session is ignored; a partition that is followed again is asked for again."""
+    count = 2 * MOST_FORGOTTEN + 10
+    mine = fetcher()
+    logs = {index: MemoryLog() for index in range(count)}
+    leader = Leader(logs, epoch=1)
+    for index in range(count):
+        follow(mine, MemoryLog(), epoch=1, index=index)
+    run(mine, leader)
+    follow(mine, MemoryLog(), epoch=1, index=count)
+    logs[count] = MemoryLog()
+    for index in range(count):
+        assert mine.leave((TOPIC, index)) is not None
+    logs[count - 1].append([1])
+    first = mine.next_request(0)
+    assert first is not None
+    assert (len(first.forgotten), first.max_wait_ms) == (MOST_FORGOTTEN, 0)
+    assert not list(mine.on_answer(FetchResponse([_row(count - 1, 1)], session_id=77), 0))
+    follow(mine, MemoryLog(), epoch=2, index=count - 1)
+    told = []
+    while (request := mine.next_request(0)) is not None:
+        told.append((len(request.forgotten), request.max_wait_ms))
+        asked = {each.index: each.current_leader_epoch for each in request.partitions}
+        assert asked.get(count - 1, 2) == 2
+        assert not list(mine.on_answer(FetchResponse([], session_id=77), 0))
+        if request.max_wait_ms:
+            break
+    assert told == [(MOST_FORGOTTEN, 0), (9, LIMITS.max_wait_ms)]
+
+
+def _row(index: int, records: int) -> FetchedPartition:
+    return FetchedPartition(topic=None, topic_id=TOPIC, index=index, high_watermark=records, records=b"x")

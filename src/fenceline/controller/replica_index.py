@@ -52,8 +52,8 @@ class ReplicaIndex:
 
     def update(self, delta: Delta) -> None:
         for topic in delta.deleted_topics:
-            for index, partition in enumerate(topic.partitions):
-                self._remove(topic.id, 1 << index, 1, partition)
+            for bits, count, partition in _equal(topic.partitions):
+                self._remove(topic.id, bits, count, partition)
         for topic in delta.created_topics:
             self._add_topic(topic)
         for topic_id, before, after, indexes in _alike(delta.changed_partitions):
@@ -118,21 +118,19 @@ class ReplicaIndex:
             yield self._elr[broker]
 
     def _add_topic(self, topic: TopicImage) -> None:
-        """Same as `_add` for each partition, but cheaper: a topic id is hashed once for each broker."""
+        """Same as `_add` for its partitions, but cheaper: a topic id is hashed once for each broker."""
         isr: dict[int, int] = {}
         leads: dict[int, int] = {}
-        bit = 1
-        for partition in topic.partitions:
+        for bits, count, partition in _equal(topic.partitions):
             for broker in partition.isr:
-                isr[broker] = isr.get(broker, 0) | bit
+                isr[broker] = isr.get(broker, 0) | bits
             leader = partition.leader
             if leader != NO_LEADER:
-                leads[leader] = leads.get(leader, 0) | bit
-            self._preferred[partition.preferred_leader] += 1
+                leads[leader] = leads.get(leader, 0) | bits
+            self._preferred[partition.preferred_leader] += count
             if partition.replicas[:1] != (leader,) or partition.elr or partition.adding or partition.removing:
                 for place in self._places(partition):
-                    place[topic.id] = place.get(topic.id, 0) | bit
-            bit <<= 1
+                    _insert(place, topic.id, bits)
         for broker, held in isr.items():
             self._isr[broker][topic.id] = held
         for broker, held in leads.items():
@@ -178,6 +176,18 @@ def _alike(
             group[2].append(change.index)
     if topic_id is not None:
         yield from ((topic_id, *group) for group in groups.values())
+
+
+def _equal(partitions: Sequence[PartitionImage]) -> Iterator[tuple[int, int, PartitionImage]]:
+    """The partitions of a topic, those that share an image together: (bits, count, image)."""
+    indexes: dict[int, list[int]] = {}
+    for index, partition in enumerate(partitions):
+        found = indexes.get(id(partition))
+        if found is None:
+            indexes[id(partition)] = [index]
+        else:
+            found.append(index)
+    return ((_bits_at(each), len(each), partitions[each[0]]) for each in indexes.values())
 
 
 def _bits_at(indexes: Sequence[int]) -> int:

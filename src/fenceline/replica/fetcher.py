@@ -6,7 +6,8 @@ reports the result of a duty.
 
 The work depends on what changed: a partition without news, or in back-off, is neither sent again nor checked. A
 session of many partitions is opened in parts: a request names at most `MOST_NAMED` that the leader has not heard of,
-and the next one follows at once. Otherwise both sides would do nothing else meanwhile.
+and the next one follows at once; it is left in parts as well (`MOST_FORGOTTEN`). Otherwise both sides would do nothing
+else meanwhile.
 
 A response counts only for the state that requested it: with the same leader epoch and offset as in the session, and
 still FETCHING (`epochs.md E26`, `gaps.md G10`).
@@ -29,8 +30,10 @@ Key: TypeAlias = tuple[bytes, int]
 """Topic id, partition index."""
 
 FIRST_BACKOFF_MS: Final = 20
-MOST_NAMED: Final = 100
+MOST_NAMED: Final = 40
 """New partitions in one request: some milliseconds for the follower, and for the leader."""
+MOST_FORGOTTEN: Final = 1_000
+"""Partitions that one request removes from the session. Responses about the others are ignored."""
 _FIRST_TOO_LARGE_BACKOFF_MS: Final = 1_000
 _LONGEST_TOO_LARGE_BACKOFF_MS: Final = 60_000
 _LAST_SESSION_EPOCH: Final = 2**31 - 1
@@ -123,6 +126,8 @@ class ReplicaFetcher:
                 if self._sent.get(key) != asked:
                     self._sent[key] = asked
                     wanted.append(asked)
+            elif len(forgotten) == MOST_FORGOTTEN and key in self._sent:
+                has_more = True
             else:
                 is_waiting = state is not None and state.phase is FollowerPhase.WAITING
                 if is_waiting or not to_compare:

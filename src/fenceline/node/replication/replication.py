@@ -320,14 +320,14 @@ class Replication:
         """The same, in steps of one partition."""
         now_ms = self._clock.monotonic_ms()
         too_few: dict[str, tuple[int, int]] = {}
-        for topic_partition, replica in list(self._in_service.watched.items()):
+        for replica in list(self._in_service.watched.values()):
             yield
             leader = replica.leader
             if _is_at_rest(replica):
                 self._in_service.unwatch(replica)
                 continue
             if leader is not None and len(leader.replicas) < replica.config.min_insync_replicas:
-                too_few[topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)
+                too_few[replica.topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)
             if leader is not None and leader.is_recovering:
                 self._propose_recovered_again(replica)
             if leader is None or leader.is_only_replica or leader.is_settled:
