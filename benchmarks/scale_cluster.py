@@ -247,16 +247,19 @@ class _Simulated:
         self.ask(BrokerHeartbeat(broker, self.epochs[broker], self.controller.next_offset - 1))
 
     def ask(self, request: Request) -> object:
-        """Decide, encode the records, apply them."""
-        self.now_ms += 1
-        decision = self.controller.decide(request, self.now_ms, self._rng)
-        version = self.controller.image.metadata_version or 30
-        self.records = len(decision.records)
-        for record in decision.records:
-            encode_record(record, version)
-        if decision.records:
-            self.controller.replay(decision.records, self.controller.next_offset + len(decision.records) - 1, 1)
-        return decision.answer
+        """Decide, encode the records, apply them, in as many steps as it takes."""
+        self.records = 0
+        while True:
+            self.now_ms += 1
+            decision = self.controller.decide(request, self.now_ms, self._rng)
+            version = self.controller.image.metadata_version or 30
+            self.records += len(decision.records)
+            for record in decision.records:
+                encode_record(record, version)
+            if decision.records:
+                self.controller.replay(decision.records, self.controller.next_offset + len(decision.records) - 1, 1)
+            if not decision.more:
+                return decision.answer
 
 
 def measure_controller(brokers: int) -> dict[str, tuple[float, str]]:
