@@ -6,8 +6,8 @@ process of its own, `python -m benchmarks.scale_cluster BROKERS`, which prints J
 
 from __future__ import annotations
 
-import gc
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -42,6 +42,7 @@ from fenceline.local_cluster.ports import free_ports
 from fenceline.metadata.features import SUPPORTED, fresh_levels
 from fenceline.metadata.image import EMPTY_IMAGE, Endpoint
 from fenceline.metadata.records import encode_record
+from fenceline.node.garbage import begin_service
 from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.mixed_cluster import MixedNode
 
@@ -266,7 +267,7 @@ def measure_controller(brokers: int) -> dict[str, tuple[float, str]]:
     found: dict[str, tuple[float, str]] = {}
     process = psutil.Process()
     _Simulated(3)
-    gc.collect()
+    begin_service()  # a controller's process collects garbage in its own way
     before = process.memory_info().rss
     world = _Simulated(brokers)
     total = brokers * PARTITIONS_A_BROKER
@@ -275,12 +276,10 @@ def measure_controller(brokers: int) -> dict[str, tuple[float, str]]:
     for number in range(topics):
         world.ask(CreateTopics((TopicToCreate(f"topic-{number:06}", PARTITIONS_A_TOPIC, REPLICAS),)))
     found["all partitions created: one"] = ((time.process_time() - began_s) * 1e6 / total, "us")
-    gc.collect()
     found["memory of one partition, with the controller's indexes"] = (
         (process.memory_info().rss - before) / total,
         "bytes",
     )
-    gc.freeze()
 
     def timed(what: str, request: Callable[[int], Request], times: int = 20) -> None:
         taken = []
@@ -311,11 +310,16 @@ def measure_controller(brokers: int) -> dict[str, tuple[float, str]]:
     began_s = time.process_time()
     world.register(5)
     found["the broker returns"] = ((time.process_time() - began_s) * 1000, "ms")
+    taken = []
+    for each in range(5):
+        other = Controller(ControllerSettings(_CLUSTER_ID))
+        began_s = time.process_time()
+        other.activate(world.controller.image, world.controller.next_offset, 1_000_000 + each)
+        taken.append(time.process_time() - began_s)
+    found["another controller becomes active"] = (statistics.median(taken) * 1000, "ms")
     began_s = time.process_time()
-    Controller(ControllerSettings(_CLUSTER_ID)).activate(
-        world.controller.image, world.controller.next_offset, 1_000_000
-    )
-    found["another controller becomes active"] = ((time.process_time() - began_s) * 1000, "ms")
+    other.decide(BalanceLeaders(), 1_000_000, Random(7))
+    found["its first decision, which builds its indexes"] = ((time.process_time() - began_s) * 1000, "ms")
     return found
 
 
