@@ -89,20 +89,27 @@ def connections(curve: SizeOfCurve) -> None:
 
 
 def connections_in_3_s(curve: SizeOfCurve) -> None:
-    """While a producer writes a record each 2 ms."""
-    with measured_node() as node:
+    """While a producer writes a record each 2 ms: first at another node than it, which shows what the two cores of the
+    machine allow, then at the same."""
+    with measured_node() as node, measured_node() as another:
         create_topic(node.bootstrap, PROBED, 1)
         with client_process("probe", node.port, 2_000) as probe:
             time.sleep(2)
             probe.next()
             time.sleep(3)
             quiet = probe.next()
+            with client_process("connections", another.port, curve.size, 3_000) as client:
+                client.result()
+                beside = probe.next()
+            time.sleep(1)
+            probe.next()
             with client_process("connections", node.port, curve.size, 3_000) as client:
                 opened = client.result()
                 busy = probe.next()
                 curve.add("opened", opened["opened_s"], "s")
                 curve.add("slowest connection", opened["slowest_s"] * 1000, "ms")
                 curve.add("active producer before: p99", percentile(quiet, 0.99), "ms")
+                curve.add("active producer while another node opens them: p99", percentile(beside, 0.99), "ms")
                 curve.add("active producer meanwhile: p99", percentile(busy, 0.99), "ms")
                 curve.add_pause(node)
 
