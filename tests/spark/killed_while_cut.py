@@ -20,6 +20,8 @@ WIDER: Final = "wider"
 ENOUGH: Final = "enough"
 """A file that signals that the query may end after it has read everything."""
 _LOOK_S: Final = 0.1
+_TOO_LATE: Final = "Python worker failed to connect back"
+"""Spark waits 10 seconds for a Python process that it has started, which cannot be changed."""
 
 
 def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, plans_folder: str) -> None:
@@ -47,10 +49,10 @@ def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, p
                     query.processAllAvailable()
                     query.stop()
                     is_over = True
-        except StreamingQueryException:
-            if not (orders / DEAD).exists():
+        except StreamingQueryException as error:
+            if not (orders / DEAD).exists() and _TOO_LATE not in str(error):
                 raise
-            (orders / DEAD).unlink()
+            (orders / DEAD).unlink(missing_ok=True)
     spark.stop()
 
 
