@@ -23,6 +23,7 @@ from fenceline.node.api.handlers import offsets
 from fenceline.node.replication.leader_link import LeaderLink
 from fenceline.node.replication.replica import Replica
 from fenceline.node.replication.replica_roles import ReplicaRoles
+from fenceline.node.replication.replicas import Replicas
 from fenceline.node.replication.replication import Replication
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import ReplicaFetcher
@@ -352,3 +353,9 @@ def _e49_a_consumer_validates_its_epoch(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(SimulatedConsumer, "_validate", trust)
     patch.setattr(SimulatedConsumer, "_last_epoch", lambda self, position: NO_EPOCH)
+
+
+@breaks(0, "periodic work", "2026-11-29", scenario="operations")
+def _the_first_segment_of_a_log_makes_its_replica_watched(patch: pytest.MonkeyPatch) -> None:
+    """Without it a partition that was empty for a while would not be flushed by time, nor lose old segments."""
+    patch.setattr(Replicas, "_segment_started", lambda self, topic_partition: None)

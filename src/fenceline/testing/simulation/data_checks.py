@@ -333,6 +333,9 @@ class DataChecks:
         log, leader = replica.log, replica.leader
         start, end, high_watermark = log.log_start_offset, log.log_end_offset, log.high_watermark
         where = f"{node.process.name} {history.name}"
+        has_work = log.is_written or (leader is not None and len(leader.isr) < len(leader.replicas))
+        if has_work and replica.topic_partition not in node.broker.partitions.in_service.watched:
+            raise InvariantBroken(f"{where}: periodic work does not visit it, though it has files or lagging followers")
         was_emptied = start < copy.start and log.times_emptied != copy.times_emptied
         was_cut = copy.was_cut or end < copy.end or was_emptied
         began = leader is not None and leader is not copy.leader
