@@ -263,9 +263,10 @@ class LogDir:
         ]
 
     def add_open_log(self, log: PartitionLog) -> None:
-        """Add a log that `open_detached` opened to the open ones."""
+        """Add a log that `open_detached` opened, or a copy that has become the log, to the open ones."""
         self.offline.pop(log.topic_partition, None)
         self.open_logs[log.topic_partition] = log
+        log.on_segment = self._on_segment
         if log.is_written:
             self._written[log.topic_partition] = log
 
@@ -276,7 +277,7 @@ class LogDir:
 
     def _segment_started(self, topic_partition: TopicPartition) -> None:
         log = self.open_logs.get(topic_partition)
-        if log is not None:  # and not a copy that moves here
+        if log is not None:
             self._written[topic_partition] = log
             self.on_segment(topic_partition)
 
@@ -310,7 +311,6 @@ class LogDir:
             )
             log.last_flush_ms = now_ms
             log.jitter_ms = self.draws.jitter_ms
-            log.on_segment = self._on_segment
             return log
         has_identity = found.topic_id is not None
         clean = self.clean and known.describes_directory
@@ -333,7 +333,6 @@ class LogDir:
         )
         log.durable_recovery_point = known.recovery_point
         log.jitter_ms = self.draws.jitter_ms
-        log.on_segment = self._on_segment
         if not has_identity:
             log.mark_identity_unsaved()
         return log
