@@ -8,6 +8,7 @@ Rules: security.md A57 to A61.
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -112,16 +113,19 @@ def test_a_throttled_fetch_is_empty_and_loses_no_record(node: EmbeddedNode, sess
         quotas(node, "reader", consumer_byte_rate=RECORD_BYTES * 1.9 // WINDOW_S),
         RawConnection(node.port, client_id="reader") as reader,
     ):
-        told = []
-        offset = 0
+        told, answered_s = [], []
+        offset, began_s = 0, time.monotonic()
         while offset < 3 or (offset < most and (False, True) not in told):
             asked = session.fetch([("t", 0, offset, {"partition_max_bytes": 1})])
             answer = reader.call(ApiKey.FETCH, 11, asked)
             records = [each.records for topic in answer.responses for each in topic.partitions]
             told.append((bool(records), throttle_ms(answer) > 0))
+            answered_s.append(time.monotonic() - began_s)
             offset += bool(records)
     assert {(True, False), (False, True)} == set(told), "all of it or nothing"
     assert told[0] == (True, False)
+    if answered_s[1] < WINDOW_S:
+        assert told[1] == (False, True), "one record fits into a window"
 
 
 def test_a_fetch_answers_at_most_what_its_quota_allows_in_all_windows(node: EmbeddedNode, session: DataSession) -> None:
