@@ -84,7 +84,7 @@ def _kafka_9672_an_in_sync_member_is_a_replica(patch: pytest.MonkeyPatch) -> Non
 # -- replicas that leave -----------------------------------------------------------------------------------------------
 
 
-@breaks(36, "E64", "2026-11-23")
+@breaks(108, "WeakIsr", "2026-11-29")
 def _kafka_12403_the_state_of_a_deleted_topic_is_removed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replicas, "_drop", lambda self, topic: None)
 

@@ -96,7 +96,7 @@ def _any_epoch(known: Any, identity: Any) -> None:
         raise PeerError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
 
-@breaks(29, "NOT_REQUESTED", "2026-11-29", scenario=_IN, transaction_version="1")
+@breaks(40, "LOST_WRITE", "2026-11-29", scenario=_IN, transaction_version="1")
 def _kafka_9600_an_end_is_of_the_current_epoch(patch: pytest.MonkeyPatch) -> None:
     end = decisions.end_transaction
 
@@ -269,7 +269,7 @@ def _a_new_coordinator_goes_on_with_time_outs(patch: pytest.MonkeyPatch) -> None
 # --- end markers ----------------------------------------
 
 
-@breaks(81, "coordinator", "2026-11-29", scenario=_IN)
+@breaks(23, "coordinator", "2026-11-29", scenario=_IN)
 def _a_transaction_is_complete_when_all_markers_are_written(patch: pytest.MonkeyPatch) -> None:
     written = StatePartition.markers_written
 

@@ -9,7 +9,8 @@ import pytest
 from tests.simulation.broken_silence_rules import NO_SEED, RULES
 from tests.simulation.rules_table import DOCUMENT, NO_VERDICT, SEEDS, first_that_detects, played, table
 
-pytestmark = pytest.mark.long
+# If the breach has moved, a minute's worth of seeds is searched; on a busy machine that takes several.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 NEARBY = 60
 """Where a change of the code has moved the breach to another seed."""

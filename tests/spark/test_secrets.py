@@ -88,11 +88,10 @@ def assert_readable_events(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("login", ["own", "jaas", "token"])
-def test_no_secret_leaves_its_place(cluster: LocalCluster, tmp_path: Path, login: str) -> None:
+def test_no_secret_leaves_its_place(cluster: LocalCluster, tmp_path: Path, topic: str, login: str) -> None:
     security = cluster.layout.root / "security"
     properties = security / "librdkafka.properties"
     client = read_properties(properties)
-    topic = f"flights-{login}"
     prepared(client, topic)
     folder = tmp_path / "driver"
     folder.mkdir()
@@ -124,13 +123,13 @@ def test_no_secret_leaves_its_place(cluster: LocalCluster, tmp_path: Path, login
     assert not processes.found
 
 
-def test_spark_connect_writes_options_to_its_event_log(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_spark_connect_writes_options_to_its_event_log(cluster: LocalCluster, tmp_path: Path, topic: str) -> None:
     """Spark does, not this project. With a config provider they name the password's place."""
     pytest.importorskip("grpc")
     properties = cluster.layout.root / "security" / "librdkafka.properties"
     client = read_properties(properties)
-    prepared(client, "connect")
-    with driver("secret_connect", tmp_path, properties, "connect") as running:
+    prepared(client, topic)
+    with driver("secret_connect", tmp_path, properties, topic) as running:
         running.await_success(300)
     assert "--- done" in running.printed
     assert_readable_events(tmp_path)
