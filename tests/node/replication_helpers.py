@@ -42,3 +42,12 @@ class NoRoles:
 
     def followed_unused(self) -> list[TopicPartition]:
         return []
+
+    def stops_resting(self, topic_id: UUID, index: int) -> None:
+        pass
+
+    def directory_failed(self) -> None:
+        pass
+
+    def opened(self, replica: Replica) -> None:
+        pass

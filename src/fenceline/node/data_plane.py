@@ -130,6 +130,7 @@ class DataPlane:
             flush_up_to=self.flushes.up_to,
             cut_log=self.losses.cut,
             open_unused=lambda topic, index: self.partitions.get(topic, index),
+            is_unused=lambda topic, index: self.partitions.is_unused(topic, index),
             checkpoint=self.checkpoints.write,
             rejected=partial(rejected_by_follower, trouble),
             fence_transactions=fence_transactions,

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple, TypeAlias
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.progress import FollowerProgress
-from fenceline.replica.waiters import Waiters
+from fenceline.replica.waiters import Registry, Waiters
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
 FINAL_EPOCH: Final = -1
@@ -75,9 +75,13 @@ class SessionPartition:
         self.sent = _NOTHING_SENT
         self.is_known = False
         """The topic has existed in this session."""
-        self._waiters: Waiters | None = None
+        self._waiters: Registry | None = None
         self._progress: FollowerProgress | None = None
         self._unheard: Waiters | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self._waiters is not None
 
     def record_sent(self, now: SentState) -> None:
         """The response has records of this partition, so it is served last in the next response."""
@@ -87,7 +91,7 @@ class SessionPartition:
         self.place = session.take_place()
 
     def mark_idle(
-        self, waiters: Waiters, progress: FollowerProgress | None = None, *, unheard: Waiters | None = None
+        self, waiters: Registry, progress: FollowerProgress | None = None, *, unheard: Waiters | None = None
     ) -> None:
         """The reader knows everything: do not read the partition again until `waiters` are called.
 
@@ -141,7 +145,6 @@ class FetchSession:
     __slots__ = (
         "_next_place",
         "changed",
-        "is_replica",
         "isolation_level",
         "last_used_ms",
         "listeners",
@@ -149,14 +152,15 @@ class FetchSession:
         "opened_ms",
         "partitions",
         "replica_epoch",
+        "replica_id",
         "session_id",
         "uses_topic_ids",
     )
 
-    def __init__(self, session_id: int, *, uses_topic_ids: bool, is_replica: bool, now_ms: int) -> None:
+    def __init__(self, session_id: int, *, uses_topic_ids: bool, replica_id: int, now_ms: int) -> None:
         self.session_id = session_id
         self.uses_topic_ids = uses_topic_ids
-        self.is_replica = is_replica
+        self.replica_id = replica_id
         self.next_epoch = 1
         self.replica_epoch = NO_EPOCH
         """Broker epoch of the follower, as of its last request."""
@@ -170,6 +174,10 @@ class FetchSession:
         self.opened_ms = now_ms
         self.last_used_ms = now_ms
         self._next_place = 0
+
+    @property
+    def is_replica(self) -> bool:
+        return self.replica_id >= 0
 
     def update(self, added: Iterable[FetchPartition], forgotten: Iterable[PartitionKey]) -> None:
         """Add or replace partitions, then drop the forgotten ones."""
@@ -353,7 +361,7 @@ class FetchSessions:
             return None
         while fresh_id in self.by_id or fresh_id == NO_SESSION_ID:
             fresh_id = fresh_id % _LAST_EPOCH + 1
-        session = FetchSession(fresh_id, uses_topic_ids=uses_topic_ids, is_replica=is_replica, now_ms=now_ms)
+        session = FetchSession(fresh_id, uses_topic_ids=uses_topic_ids, replica_id=request.replica_id, now_ms=now_ms)
         session.replica_epoch, session.isolation_level = request.replica_epoch, request.isolation_level
         session.update(request.partitions, ())
         self.by_id[fresh_id] = session

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
+
+
+class Registry(Protocol):
+    """Where a callback waits."""
+
+    def add(self, callback: Callable[[], None]) -> None: ...
+    def discard(self, callback: Callable[[], None]) -> None: ...
 
 
 class Waiters(dict[Callable[[], None], None]):

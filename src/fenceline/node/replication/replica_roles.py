@@ -53,6 +53,15 @@ class Roles(Protocol):
     def followed_unused(self) -> list[TopicPartition]:
         """The partitions that are followed without a replica object."""
 
+    def stops_resting(self, topic_id: UUID, index: int) -> None:
+        """Something about the partition, which has no replica object, has changed."""
+
+    def directory_failed(self) -> None:
+        """The same for all partitions without one: a directory has failed, which they may be in."""
+
+    def opened(self, replica: Replica) -> None:
+        """The partition has this replica object now, with its role."""
+
 
 class ReplicaRoles:
     """The roles of one node."""

@@ -312,17 +312,17 @@ class Replicas:
             partition.leader == self._node_id
             and partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
             and partition.isr == (self._node_id,)
-            and self._is_unused(topic, index)
+            and self.is_unused(topic, index)
         )
 
     def _is_unused_follower(self, topic: TopicImage, index: int) -> bool:
         """Whether the replica here follows, and has no files in the directory that it would get."""
-        return self._is_follower(topic.partitions[index]) and self._is_unused(topic, index)
+        return self._is_follower(topic.partitions[index]) and self.is_unused(topic, index)
 
     def _is_follower(self, partition: PartitionImage) -> bool:
         return partition.leader not in (NO_LEADER, self._node_id) and self._node_id in partition.replicas
 
-    def _is_unused(self, topic: TopicImage, index: int) -> bool:
+    def is_unused(self, topic: TopicImage, index: int) -> bool:
         """Whether the replica here can be opened at any time, and would be empty."""
         topic_partition = TopicPartition(topic.name, index)
         return (
@@ -363,8 +363,10 @@ class Replicas:
 
     def _apply_change(self, changed: ChangedPartition) -> None:
         replica = self.open_by_name.get((changed.topic, changed.index))
-        if replica is None and not self._is_follower(changed.after):
-            self._roles.stops_following_unused(changed.topic_id, changed.index)
+        if replica is None:
+            self._roles.stops_resting(changed.topic_id, changed.index)
+            if not self._is_follower(changed.after):
+                self._roles.stops_following_unused(changed.topic_id, changed.index)
         if replica is None and changed.after is self._idle and not self.offline:
             return
         is_as_recorded = self.directories.is_as_recorded(changed.after)
@@ -519,6 +521,7 @@ class Replicas:
         if not self.directories.is_as_recorded(topic.partitions[index]):
             self.directories.check_assignment(topic, index)
         self._role_of.apply(replica, topic.partitions[index])
+        self._roles.opened(replica)
         return replica
 
     def _open_log(self, topic: TopicImage, index: int) -> PartitionLog | None:
@@ -577,6 +580,7 @@ class Replicas:
         held = [each for each in served if self._log_dirs.holder(TopicPartition(*each)) is log_dir]
         for topic, index in held:
             self._stop(TopicPartition(topic, index), f"{log_dir.path} is offline: {reason}")
+        self._roles.directory_failed()
         return len(held)
 
     def set_offline(self, topic_partition: TopicPartition, reason: str, advice: str = _OFFLINE_ADVICE) -> None:
@@ -590,6 +594,7 @@ class Replicas:
         replica = self.in_service.remove(topic_partition)
         if replica is None and (topic := self._image().topics_by_name.get(topic_partition.topic)) is not None:
             self._roles.stops_following_unused(topic.id, topic_partition.partition)
+            self._roles.stops_resting(topic.id, topic_partition.partition)
         self.in_service.stopped(topic_partition, False)
         if replica is not None:
             self._roles.stops_following(replica)
@@ -602,6 +607,7 @@ class Replicas:
         for index in range(len(topic.partitions)):
             self._moved_away.pop(TopicPartition(topic.name, index), None)
             self._roles.stops_following_unused(topic.id, index)
+            self._roles.stops_resting(topic.id, index)
             self._remove(TopicPartition(topic.name, index))
 
     def _remove(self, topic_partition: TopicPartition) -> None:

@@ -28,6 +28,7 @@ from fenceline.node.replication.absent_brokers import Absent, AbsentBrokers
 from fenceline.node.replication.deletions import RecordDeletions
 from fenceline.node.replication.isr_changes import IsrChanges
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
+from fenceline.node.replication.resting_leaders import RestingLeaders
 from fenceline.node.replication.silent_brokers import SilentBrokers
 from fenceline.node.replication.unused_leaders import UnusedLeaders
 from fenceline.records.markers import end_marker
@@ -100,6 +101,7 @@ class Replication:
         flush_up_to: FlushUpTo,
         cut_log: Callable[[Replica, LogCut], None],
         open_unused: Callable[[str, int], Replica | None],
+        is_unused: Callable[[TopicImage, int], bool],
         checkpoint: Callable[[], Awaitable[None]],
         rejected: Callable[[Replica, StorageError], None],
         fence_transactions: FenceTransactions,
@@ -108,7 +110,7 @@ class Replication:
     ) -> None:
         """`submit` sends a request to the controller; `next_change` completes with the next change of its metadata.
         `report_silent` is called with all leaders that do not answer. `cut_log`, `open_unused`: see `link_work.Host`.
-        `checkpoint` writes the offset checkpoints; raises StorageError. `rejected`: records of a follower were not
+        `is_unused`: whether a partition has neither files nor a replica object here. `checkpoint` writes the offset checkpoints; raises StorageError. `rejected`: records of a follower were not
         appended, because the disk is full."""
         self.node_id = node_id
         self._config = config
@@ -156,6 +158,7 @@ class Replication:
             fence_transactions,
             is_open=lambda topic, index: (topic, index) in in_service.by_name,
         )
+        self.resting = RestingLeaders(node_id, image, self.rules, is_unused)
         self.deletions = RecordDeletions(self.is_alive)
         self._recoveries: dict[Replica, asyncio.Task[None]] = {}
         self._waits_for_others: set[Replica] = set()
@@ -273,6 +276,16 @@ class Replication:
 
     def followed_unused(self) -> list[TopicPartition]:
         return [TopicPartition(state.topic, state.index) for state in self.fetchers.unused()]
+
+    def stops_resting(self, topic_id: UUID, index: int) -> None:
+        if self.resting:
+            self.resting.end((self._id_bytes(topic_id), index))
+
+    def directory_failed(self) -> None:
+        self.resting.end_all()
+
+    def opened(self, replica: Replica) -> None:
+        self.resting.end((replica.topic_id_bytes, replica.topic_partition.partition), replica)
 
     def _id_bytes(self, topic_id: UUID) -> bytes:
         """One object for all partitions of a topic: they mostly come one after the other."""
