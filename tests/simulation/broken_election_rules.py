@@ -105,7 +105,7 @@ def _v39_a_recovering_leader_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None
         recovering = {
             (replica.topic_id, replica.topic_partition.partition)
             for replica, proposal in asked.items()
-            if replica.leader.is_recovering and proposal.growth
+            if replica.replica is not None and replica.is_recovering and proposal.growth
         }
         return tuple(
             (

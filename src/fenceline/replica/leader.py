@@ -95,6 +95,13 @@ _FINAL: Final = frozenset(
 )
 
 
+def rejection_of(code: ErrorCode) -> Rejection:
+    """What an error of the controller does to the current proposal of a partition (E39)."""
+    if code in _REVERTING:
+        return Rejection.REVERTED
+    return Rejection.STANDS if code in _FINAL else Rejection.ASK_AGAIN
+
+
 @dataclass(slots=True)
 class LeaderState:
     """A partition that this broker leads. Created for every leader epoch."""
@@ -366,7 +373,7 @@ class LeaderState:
         """The controller rejected a proposal (E39). One that is not the current one is dropped."""
         if proposal is not self.proposal:
             return Rejection.REVERTED
-        if code in _REVERTING:
+        rejection = rejection_of(code)
+        if rejection is Rejection.REVERTED:
             self.proposal = None
-            return Rejection.REVERTED
-        return Rejection.STANDS if code in _FINAL else Rejection.ASK_AGAIN
+        return rejection

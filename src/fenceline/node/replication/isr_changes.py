@@ -1,7 +1,7 @@
 """AlterPartition requests of this broker's leaders, on their way to the controller and back.
 
 Owns the proposed changes and one request in flight (`epochs.md E35`, E39): proposals that arrive meanwhile are batched
-into the next requests, which the controller decides without a long pause each. Decides nothing: `LeaderState` proposes,
+into the next requests, which the controller decides without a long pause each. Decides nothing: a `Proposer` proposes,
 and handles the result.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import UUID
 
 from fenceline.controller.partition_requests import AlteredPartition, AlterPartition, IsrChange, IsrMember
@@ -21,6 +21,7 @@ from fenceline.replica.leader import IsrProposal, Rejection
 
 if TYPE_CHECKING:
     from fenceline.controller.requests import Request
+    from fenceline.ids import TopicPartition
     from fenceline.node.replication.replica import Replica
 
 log = Logger("replication")
@@ -29,6 +30,28 @@ MAX_CHANGES: Final = 500
 """Partitions in one request to the controller, which decides it without a pause that others notice."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
+
+
+class Proposer(Protocol):
+    """A partition that this broker leads. Compared by identity."""
+
+    @property
+    def topic_id(self) -> UUID: ...
+    @property
+    def topic_partition(self) -> TopicPartition: ...
+    @property
+    def replica(self) -> Replica | None:
+        """Its object, if it has one."""
+
+    @property
+    def proposal(self) -> IsrProposal | None:
+        """The current one. Any other is void."""
+
+    def on_rejected(self, proposal: IsrProposal, code: ErrorCode) -> Rejection:
+        """The controller rejected the current proposal (E39)."""
+
+    def wake(self) -> None:
+        """The followers are checked again."""
 
 
 class IsrChanges:
@@ -41,20 +64,21 @@ class IsrChanges:
         submit: Callable[[Request], Awaitable[Any]],
         applied: Callable[[Replica, AlteredPartition], None],
     ) -> None:
-        """`applied` is called for each partition that the controller changed."""
+        """`applied` is called for each replica object of which the controller changed the partition. The others are
+        changed by the metadata log."""
         self._node_id = node_id
         self._broker_epoch = broker_epoch
         self._submit = submit
         self._applied = applied
-        self._wanted: dict[Replica, IsrProposal] = {}
+        self._wanted: dict[Proposer, IsrProposal] = {}
         self._task: asyncio.Task[None] | None = None
         self.expands = 0
         self.shrinks = 0
         self.failures = 0
 
-    def ask(self, replica: Replica, proposal: IsrProposal) -> None:
+    def ask(self, proposer: Proposer, proposal: IsrProposal) -> None:
         """Send a proposal with the next request."""
-        self._wanted[replica] = proposal
+        self._wanted[proposer] = proposal
         if self._task is None:
             self._task = asyncio.ensure_future(self._run())
 
@@ -71,12 +95,12 @@ class IsrChanges:
                 # Wait one iteration of the event loop: changes with one cause are sent together.
                 await asyncio.sleep(0)
                 some = list(islice(self._wanted, MAX_CHANGES))
-                asked = {replica: self._wanted.pop(replica) for replica in some}
-                asked = {replica: each for replica, each in asked.items() if _stands(replica, each)}
+                asked = {proposer: self._wanted.pop(proposer) for proposer in some}
+                asked = {proposer: each for proposer, each in asked.items() if proposer.proposal is each}
                 again = await self._ask(asked) if asked else {}
                 if again:
-                    for replica, proposal in again.items():
-                        self._wanted.setdefault(replica, proposal)
+                    for proposer, proposal in again.items():
+                        self._wanted.setdefault(proposer, proposal)
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 else:
@@ -84,7 +108,7 @@ class IsrChanges:
         finally:
             self._task = None
 
-    async def _ask(self, asked: dict[Replica, IsrProposal]) -> dict[Replica, IsrProposal]:
+    async def _ask(self, asked: dict[Proposer, IsrProposal]) -> dict[Proposer, IsrProposal]:
         """The proposals to send again."""
         try:
             answer = await self._submit(AlterPartition(self._node_id, self._broker_epoch(), _topics(asked)))
@@ -96,55 +120,50 @@ class IsrChanges:
                 advice="The request is retried. A majority of the controllers must be running and reachable.",
             )
             return asked
-        by_id = {(replica.topic_id, replica.topic_partition.partition): replica for replica in asked}
-        again: dict[Replica, IsrProposal] = {}
+        by_id = {(each.topic_id, each.topic_partition.partition): each for each in asked}
+        again: dict[Proposer, IsrProposal] = {}
         for topic_id, partitions in answer.topics:
             for altered in partitions:
-                replica = by_id.pop((topic_id, altered.index), None)
-                if replica is not None and self._is_to_ask_again(replica, asked[replica], altered):
-                    again[replica] = asked[replica]
-        again.update((replica, asked[replica]) for replica in by_id.values())  # left out of the answer
+                proposer = by_id.pop((topic_id, altered.index), None)
+                if proposer is not None and self._is_to_ask_again(proposer, asked[proposer], altered):
+                    again[proposer] = asked[proposer]
+        again.update((each, asked[each]) for each in by_id.values())  # left out of the answer
         return again
 
-    def _is_to_ask_again(self, replica: Replica, proposal: IsrProposal, altered: AlteredPartition) -> bool:
-        leader = replica.leader
+    def _is_to_ask_again(self, proposer: Proposer, proposal: IsrProposal, altered: AlteredPartition) -> bool:
         if altered.code is ErrorCode.NONE:
             # Also counted if the metadata log showed the change before the response.
             self.expands += max(proposal.growth, 0)
             self.shrinks += max(-proposal.growth, 0)
-        if leader is None or not _stands(replica, proposal):
+        if proposer.proposal is not proposal:
             return False
         if altered.code is ErrorCode.NONE:
-            if altered.leader_epoch == leader.leader_epoch:
-                self._applied(replica, altered)
+            if proposer.replica is not None and altered.leader_epoch == proposal.leader_epoch:
+                self._applied(proposer.replica, altered)
             return False
         self.failures += 1
-        refused = leader.on_rejected(proposal, altered.code)
+        refused = proposer.on_rejected(proposal, altered.code)
         log.info(
             "ISR change rejected",
-            partition=str(replica.topic_partition),
+            partition=str(proposer.topic_partition),
             reason=altered.code.name,
             wanted=[member.broker_id for member in proposal.members],
             proposal=refused.value,
         )
         if refused is Rejection.REVERTED:
-            replica.wake()  # the follower is checked again
+            proposer.wake()
         return refused is Rejection.ASK_AGAIN
 
 
-def _stands(replica: Replica, proposal: IsrProposal) -> bool:
-    return replica.leader is not None and replica.leader.proposal is proposal
-
-
-def _topics(asked: dict[Replica, IsrProposal]) -> tuple[tuple[UUID, tuple[IsrChange, ...]], ...]:
+def _topics(asked: dict[Proposer, IsrProposal]) -> tuple[tuple[UUID, tuple[IsrChange, ...]], ...]:
     topics: dict[UUID, list[IsrChange]] = {}
-    for replica, proposal in asked.items():
+    for proposer, proposal in asked.items():
         change = IsrChange(
-            replica.topic_partition.partition,
+            proposer.topic_partition.partition,
             proposal.leader_epoch,
             proposal.partition_epoch,
             tuple(IsrMember(*member) for member in proposal.members),
             LeaderRecoveryState.RECOVERED,
         )
-        topics.setdefault(replica.topic_id, []).append(change)
+        topics.setdefault(proposer.topic_id, []).append(change)
     return tuple((topic_id, tuple(changes)) for topic_id, changes in topics.items())

@@ -14,13 +14,14 @@ from uuid import UUID
 from fenceline.errors import ErrorCode
 from fenceline.ids import INTERNAL_TOPICS, TopicPartition
 from fenceline.log.partition.partition_log import NO_LIMIT
+from fenceline.replica.leader import Rejection
 from fenceline.replica.waiters import Waiters
 
 if TYPE_CHECKING:
     from fenceline.log.core.config import LogConfig
     from fenceline.log.partition.partition_log import PartitionLog
     from fenceline.node.clock import Clock
-    from fenceline.replica.leader import LeaderState
+    from fenceline.replica.leader import IsrProposal, LeaderState
 
 
 _NEVER_SEEN: Final = -2
@@ -154,6 +155,18 @@ class Replica:
     @property
     def is_leader(self) -> bool:
         return self.leader is not None
+
+    @property
+    def replica(self) -> Replica:
+        """See `isr_changes.Proposer`, as the next two."""
+        return self
+
+    @property
+    def proposal(self) -> IsrProposal | None:
+        return self.leader.proposal if self.leader is not None else None
+
+    def on_rejected(self, proposal: IsrProposal, code: ErrorCode) -> Rejection:
+        return self.leader.on_rejected(proposal, code) if self.leader is not None else Rejection.REVERTED
 
     @property
     def is_recovering(self) -> bool:

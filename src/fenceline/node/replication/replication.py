@@ -110,8 +110,9 @@ class Replication:
     ) -> None:
         """`submit` sends a request to the controller; `next_change` completes with the next change of its metadata.
         `report_silent` is called with all leaders that do not answer. `cut_log`, `open_unused`: see `link_work.Host`.
-        `is_unused`: whether a partition has neither files nor a replica object here. `checkpoint` writes the offset checkpoints; raises StorageError. `rejected`: records of a follower were not
-        appended, because the disk is full."""
+        `is_unused`: whether a partition has neither files nor a replica object here. `checkpoint` writes the offset
+        checkpoints; raises StorageError. `rejected`: records of a follower were not appended, because the disk is
+        full."""
         self.node_id = node_id
         self._config = config
         self._in_service = in_service
@@ -158,7 +159,7 @@ class Replication:
             fence_transactions,
             is_open=lambda topic, index: (topic, index) in in_service.by_name,
         )
-        self.resting = RestingLeaders(node_id, image, self.rules, is_unused)
+        self.resting = RestingLeaders(node_id, image, broker_epoch, self.rules, is_unused, self.isr_changes.ask)
         self.deletions = RecordDeletions(self.is_alive)
         self._recoveries: dict[Replica, asyncio.Task[None]] = {}
         self._waits_for_others: set[Replica] = set()
@@ -278,8 +279,7 @@ class Replication:
         return [TopicPartition(state.topic, state.index) for state in self.fetchers.unused()]
 
     def stops_resting(self, topic_id: UUID, index: int) -> None:
-        if self.resting:
-            self.resting.end((self._id_bytes(topic_id), index))
+        self.resting.end((self._id_bytes(topic_id), index))
 
     def directory_failed(self) -> None:
         self.resting.end_all()

@@ -1,14 +1,15 @@
 """Partitions that this broker leads and that have no records: their followers fetch from them without a replica object.
 
-Owns the answers to in-sync followers of such partitions, and the followers that wait for a first record. Everything that
-is not plain is left to the replica object, which is opened for it: a follower that is not in sync or has records,
-another leader epoch, an earlier process of a broker, a client, a first record. Never changes an in-sync set.
+Owns the answers to followers of such partitions, the followers that wait for a first record, and the proposals to add
+followers to in-sync sets. Everything that is not plain is left to the replica object, which is opened for it: a
+follower with records, another leader epoch, an earlier process of a broker, a client, a first record.
 
-An empty log without files has nothing to fence, to compare or to commit, and an in-sync follower that fetches at offset
-0 knows everything: its place in its session is all that the partition costs. It is read again whenever something about
-the partition changes. When the object is opened, it gets the progress that it would have recorded.
+An empty log without files has nothing to fence, to compare or to commit, and a follower that fetches at offset 0 knows
+everything: its place in its session is all that the partition costs. It is read again whenever something about the
+partition changes. When the object is opened, it gets the progress that it would have recorded, and a proposal that is
+not decided yet: a new member is waited for from the first record on (E37).
 
-Rules: `epochs.md E30-E34`.
+Rules: `epochs.md E30-E37`, `E39`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from fenceline.ids import TopicPartition
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetch_session import SentState
+from fenceline.replica.leader import IsrProposal, ProposedReplica, Rejection, rejection_of
 from fenceline.wire.fetch import FetchedPartition
 
 if TYPE_CHECKING:
+    from fenceline.errors import ErrorCode
     from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
+    from fenceline.node.replication.isr_changes import Proposer
     from fenceline.node.replication.replica import Replica
     from fenceline.replica.fetch_session import PartitionKey, SessionPartition
     from fenceline.replica.leader import InSyncRules
@@ -44,6 +49,43 @@ class _Followers(list["SessionPartition"]):
         """As `add`."""
 
 
+class _Expansion:
+    """The proposal to add a follower (E35), until it is decided or void. See `isr_changes.Proposer`."""
+
+    __slots__ = ("_proposal", "_read_again", "replica", "topic_id", "topic_partition")
+
+    def __init__(self, topic: TopicImage, index: int, proposal: IsrProposal, read_again: Callable[[], None]) -> None:
+        self.topic_id = topic.id
+        self.topic_partition = TopicPartition(topic.name, index)
+        self.replica: Replica | None = None
+        self._proposal: IsrProposal | None = proposal
+        self._read_again = read_again
+
+    @property
+    def proposal(self) -> IsrProposal | None:
+        return self.replica.proposal if self.replica is not None else self._proposal
+
+    def end(self, opened: Replica | None) -> None:
+        """The partition has changed, or has been opened unchanged: then it waits for the decision."""
+        proposal, self._proposal = self._proposal, None
+        leader = opened.leader if opened is not None else None
+        if proposal is None or leader is None or leader.proposal is not None:
+            return
+        if (leader.leader_epoch, leader.partition_epoch) == (proposal.leader_epoch, proposal.partition_epoch):
+            leader.proposal, self.replica = proposal, opened
+
+    def on_rejected(self, proposal: IsrProposal, code: ErrorCode) -> Rejection:
+        if self.replica is not None:
+            return self.replica.on_rejected(proposal, code)
+        return rejection_of(code)
+
+    def wake(self) -> None:
+        if self.replica is not None:
+            self.replica.wake()
+        else:
+            self._read_again()
+
+
 class RestingLeaders:
     """Of one broker. Event loop only."""
 
@@ -51,21 +93,29 @@ class RestingLeaders:
         self,
         node_id: int,
         image: Callable[[], MetadataImage],
+        broker_epoch: Callable[[], int],
         rules: InSyncRules,
         is_unused: Callable[[TopicImage, int], bool],
+        propose: Callable[[Proposer, IsrProposal], None],
     ) -> None:
-        """`is_unused`: whether the partition has neither files nor a replica object."""
+        """`is_unused`: whether the partition has neither files nor a replica object. `propose` sends a proposal to the
+        controller."""
         self._node_id = node_id
         self._image = image
+        self._broker_epoch = broker_epoch
         self._rules = rules
         self._is_unused = is_unused
+        self._propose = propose
         self._followers: dict[PartitionKey, _Followers] = {}
+        self._expansions: dict[PartitionKey, _Expansion] = {}
         self._last_topic: tuple[bytes, UUID] | None = None
 
     def __len__(self) -> int:
         return len(self._followers)
 
-    def read(self, request: FetchRequest, wanted: SessionPartition) -> FetchedPartition | None:
+    def read(
+        self, request: FetchRequest, wanted: SessionPartition, *, has_just_arrived: bool
+    ) -> FetchedPartition | None:
         """The answer to a follower; None: this fetch of the partition needs a replica object."""
         asked = wanted.asked
         if wanted.session is None or asked.topic_id is None or asked.fetch_offset or asked.last_fetched_epoch >= 0:
@@ -76,9 +126,11 @@ class RestingLeaders:
         partition = topic.partitions[asked.index]
         if (
             asked.current_leader_epoch != partition.leader_epoch
-            or not self._may_fetch(request, partition)
+            or not self._may_join(request, partition)
             or not (wanted.key in self._followers or self._is_unused(topic, asked.index))
         ):
+            return None
+        if request.replica_id not in partition.isr and not self._joins(request, wanted.key, topic, has_just_arrived):
             return None
         if wanted.sent == _NOTHING or request.max_wait_ms <= 0:
             # A follower that does not know of the partition yet is told of it, before it waits for a change.
@@ -91,14 +143,28 @@ class RestingLeaders:
             self._last_topic = topic_id, UUID(bytes=topic_id)
         return self._image().topics_by_id.get(self._last_topic[1])
 
-    def _may_fetch(self, request: FetchRequest, partition: PartitionImage) -> bool:
-        """Whether this broker leads, and the follower is in sync by its current process (E30, E31)."""
+    def _may_join(self, request: FetchRequest, partition: PartitionImage) -> bool:
+        """Whether this broker leads, and the follower is assigned (E30) and eligible by its current process (E36)."""
         return (
             partition.leader == self._node_id
             and partition.leader_recovery_state is LeaderRecoveryState.RECOVERED
-            and request.replica_id in partition.isr
+            and request.replica_id in partition.replicas
             and NO_EPOCH != request.replica_epoch == self._rules.eligible(request.replica_id)
         )
+
+    def _joins(self, request: FetchRequest, key: PartitionKey, topic: TopicImage, has_just_arrived: bool) -> bool:
+        """Whether a follower that is not in sync is proposed. One at a time (E35), and once for each of its fetches."""
+        expansion = self._expansions.get(key)
+        if expansion is None and has_just_arrived:
+            partition = topic.partitions[key[1]]
+            epochs = {self._node_id: self._broker_epoch(), request.replica_id: request.replica_epoch}
+            isr = frozenset((*partition.isr, request.replica_id))
+            members = tuple(ProposedReplica(each, epochs.get(each, NO_EPOCH)) for each in sorted(isr))
+            proposal = IsrProposal(partition.leader_epoch, partition.partition_epoch, members, isr, growth=1)
+            expansion = self._expansions[key] = _Expansion(topic, key[1], proposal, lambda: self.end(key))
+            self._propose(expansion, proposal)
+        proposed = expansion.proposal if expansion is not None else None
+        return proposed is not None and request.replica_id in proposed.maximal_isr
 
     def _wait(self, wanted: SessionPartition) -> None:
         followers = self._followers.get(wanted.key)
@@ -109,19 +175,21 @@ class RestingLeaders:
         wanted.mark_idle(followers)
 
     def end(self, key: PartitionKey, opened: Replica | None = None) -> None:
-        """Something about the partition has changed: its followers are read again. `opened`: it has this object now."""
-        followers = self._followers.pop(key, None)
-        if followers is None:
-            return
-        for each in followers:
+        """Something about the partition has changed: its followers are read again. `opened`: nothing has, but it has
+        this object from now on."""
+        leader = opened.leader if opened is not None else None
+        if (expansion := self._expansions.pop(key, None)) is not None:
+            expansion.end(opened)
+        for each in self._followers.pop(key, ()):
             if not each.is_idle or (session := each.session) is None:
                 continue
-            if opened is not None and opened.leader is not None:
-                progress = opened.leader.followers.get(session.replica_id)
-                if progress is not None and opened.leader_epoch == each.asked.current_leader_epoch:
+            if leader is not None and leader.leader_epoch == each.asked.current_leader_epoch:
+                progress = leader.followers.get(session.replica_id)
+                if progress is not None:
                     progress.fetched(0, 0, session.replica_epoch, 0, session.last_used_ms)
             each.mark_changed()
 
     def end_all(self) -> None:
-        for key in list(self._followers):
+        """As `end`, of all of them."""
+        for key in [*self._followers, *self._expansions]:
             self.end(key)

@@ -162,7 +162,7 @@ class FetchReads:
             if result.from_disk_bytes and self.is_limited(result):
                 left = min(left, ANSWER_BYTES - result.from_disk_bytes)
             if result.is_for_replica and reader.read_fault is None and wanted.key not in self.replicas.open_by_id:
-                resting = self._replication.resting.read(request, wanted)
+                resting = self._replication.resting.read(request, wanted, has_just_arrived=has_just_arrived)
                 if resting is not None:
                     result.fetched.append(resting)
                     continue
