@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from immutables import Map
@@ -18,13 +18,12 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedPartition:
+class ChangedPartition(NamedTuple):
     """A partition of a topic that existed before. `before` is None for a partition added to it."""
 
     topic: str
     topic_id: UUID
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     before: PartitionImage | None
     after: PartitionImage
 

@@ -93,10 +93,10 @@ class PartitionImage(NamedTuple):
 
     def directory_of(self, broker_id: int) -> UUID | None:
         """The log directory of the replica on `broker_id`, or None if the record has no directories."""
-        for replica, directory in zip(self.replicas, self.directories, strict=False):
-            if replica == broker_id:
-                return directory
-        return None
+        if broker_id not in self.replicas:
+            return None
+        place = self.replicas.index(broker_id)
+        return self.directories[place] if place < len(self.directories) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,9 @@ class Broker:
         expiration = effective_broker_config(configs, self.config, PRODUCER_EXPIRATION)
         return {**effective_topic_config(configs, topic, self.config), PRODUCER_EXPIRATION: expiration}
 
+    def _min_in_sync(self, topic: str) -> int:
+        return int(effective_topic_config(self.image.configs, topic, self.config)["min.insync.replicas"])
+
     async def auto_create(self, names: Sequence[str]) -> dict[str, RequestOutcome]:
         """Create requested topics automatically; internal topics get their required configs."""
         topics = tuple(topic_to_create(name, self.config) for name in names)
@@ -407,6 +410,8 @@ class Broker:
                     self.plane.in_service,
                     self.replication,
                     self.clock,
+                    image=lambda: self.image,
+                    min_in_sync=self._min_in_sync,
                     max_transaction_ms=config.get_int("transaction.max.timeout.ms"),
                 ),
                 LossCollector(self.losses),

@@ -12,17 +12,25 @@ from fenceline.log.core.producer_state import Origin
 from fenceline.node.replication.metrics import ReplicaSums, ReplicationCollector
 from fenceline.records.build import build_batch
 from fenceline.records.markers import end_marker
-from tests.node.desk import Desk, run_story, turns
+from tests.node.desk import TOPIC, Desk, run_story, turns
 
 MAX_TRANSACTION_MS = 900_000
 
 
+def _collector(desk: Desk) -> ReplicationCollector:
+    return ReplicationCollector(
+        desk.plane.in_service,
+        desk.replication,
+        desk.clock,
+        image=lambda: desk.image,
+        min_in_sync=lambda _: int(desk.topic_settings.get("min.insync.replicas", "1")),
+        max_transaction_ms=MAX_TRANSACTION_MS,
+    )
+
+
 def _figures(desk: Desk) -> dict[str, float]:
     found = {}
-    collector = ReplicationCollector(
-        desk.plane.in_service, desk.replication, desk.clock, max_transaction_ms=MAX_TRANSACTION_MS
-    )
-    for family in collector.collect():
+    for family in _collector(desk).collect():
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
             found[sample.name.removeprefix("fenceline_") + (f"{{{labels}}}" if labels else "")] = sample.value
@@ -36,15 +44,17 @@ def test_led_partitions_are_counted() -> None:
         desk.lead(1, isr=(1, 2), index=1)
         desk.lead(1, isr=(1,), index=2)
         desk.follow(1, index=3)
+        desk.tell(4, leader=1, leader_epoch=1, isr=(1, 3))
+        assert (TOPIC, 4) not in desk.partitions.open_by_name, "nobody needs its object"
         figures = _figures(desk)
         assert {name: figures[f"{name}_partitions"] for name in ("led", "under_replicated", "at_min_isr")} == {
-            "led": 3,
-            "under_replicated": 2,
-            "at_min_isr": 1,
+            "led": 4,
+            "under_replicated": 3,
+            "at_min_isr": 2,
         }
         assert figures["under_min_isr_partitions"] == 1
 
-    run_story(story, partitions=4)
+    run_story(story, partitions=5)
 
 
 def test_lagging_followers_are_counted() -> None:
@@ -174,7 +184,7 @@ def test_long_sums_are_not_computed_for_each_scrape(took_ms: int, monkeypatch: p
 
         monkeypatch.setattr(ReplicaSums, "add", slow)
         desk.lead(1)
-        collector = ReplicationCollector(desk.plane.in_service, desk.replication, desk.clock, max_transaction_ms=0)
+        collector = _collector(desk)
         for _ in range(3):
             list(collector.collect())
         assert computed == (1 if took_ms == 5 else 3)

@@ -7,7 +7,7 @@ in `docs/metrics.md`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.node.metric_families import counters, gauge_by, gauges
@@ -28,6 +28,7 @@ _PHASES: Final = (
 )
 
 if TYPE_CHECKING:
+    from fenceline.metadata.image import MetadataImage, TopicImage
     from fenceline.node.clock import Clock
     from fenceline.node.replication.open_replicas import OpenReplicas
     from fenceline.node.replication.replica import Replica
@@ -39,11 +40,20 @@ class ReplicationCollector:
     """Yields a broker's replication metrics to prometheus-client."""
 
     def __init__(
-        self, in_service: OpenReplicas, replication: Replication, clock: Clock, *, max_transaction_ms: int
+        self,
+        in_service: OpenReplicas,
+        replication: Replication,
+        clock: Clock,
+        *,
+        image: Callable[[], MetadataImage],
+        min_in_sync: Callable[[str], int],
+        max_transaction_ms: int,
     ) -> None:
-        """`max_transaction_ms`: `transaction.max.timeout.ms`."""
+        """`min_in_sync`: `min.insync.replicas` of a topic; `max_transaction_ms`: `transaction.max.timeout.ms`."""
         self._in_service = in_service
         self._replication = replication
+        self._image = image
+        self._min_in_sync = min_in_sync
         self._clock = clock
         self._late_ms = max_transaction_ms + _LATE_TRANSACTION_MS
         self._sums: ReplicaSums | None = None
@@ -52,7 +62,7 @@ class ReplicationCollector:
     def collect(self) -> Iterator[Any]:
         sums = self._summed()
         yield from gauges(
-            ("fenceline_led_partitions", "Open partitions that this broker leads", sums.led),
+            ("fenceline_led_partitions", "Partitions that this broker leads", sums.led),
             ("fenceline_under_replicated_partitions", "Led, with a replica out of sync", sums.under_replicated),
             ("fenceline_at_min_isr_partitions", "Led, with exactly min.insync.replicas in sync", sums.at_min_isr),
             ("fenceline_under_min_isr_partitions", "Led, with too few in sync for acks=all", sums.under_min_isr),
@@ -113,6 +123,9 @@ class ReplicationCollector:
             return self._sums
         late_before_ms = self._clock.now_ms() - self._late_ms
         sums = ReplicaSums()
+        node_id = self._replication.node_id
+        for topic in self._image().topics_by_id.values():
+            sums.add_led(topic, node_id, self._min_in_sync)
         for replica in self._in_service:
             leader = replica.leader
             is_used = replica.log.log_end_offset > 0
@@ -128,7 +141,8 @@ class ReplicationCollector:
 
 
 class ReplicaSums:
-    """Over all partitions that this broker leads."""
+    """Over all partitions that this broker leads. Those without records may have no replica object, so what the metadata
+    tells is counted there."""
 
     def __init__(self) -> None:
         self.led = 0
@@ -145,13 +159,24 @@ class ReplicaSums:
         """By follower: the maximum over partitions."""
         self.lag_ms: dict[int, int] = {}
 
+    def add_led(self, topic: TopicImage, node_id: int, min_in_sync: Callable[[str], int]) -> None:
+        """Those of one topic. Most equal ones share an image, which is looked at once."""
+        counts = Counter(id(each) for each in topic.partitions if each.leader == node_id)
+        if not counts:
+            return
+        shared = {id(each): each for each in topic.partitions}
+        configured = min_in_sync(topic.name)
+        for identity, count in counts.items():
+            partition = shared[identity]
+            least = min(configured, len(partition.replicas))
+            in_sync = len(partition.isr)
+            self.led += count
+            self.under_replicated += count * (in_sync < len(partition.replicas))
+            self.at_min_isr += count * (in_sync == least)
+            self.under_min_isr += count * (in_sync < least)
+
     def add(self, replica: Replica, leader: LeaderState, now_ms: int) -> None:
-        least = min(replica.config.min_insync_replicas, len(leader.replicas))
-        in_sync = len(leader.isr)
-        self.led += 1
-        self.under_replicated += in_sync < len(leader.replicas)
-        self.at_min_isr += in_sync == least
-        self.under_min_isr += in_sync < least
+        """An open one."""
         self.hidden += leader.high_watermark < leader.epoch_start_offset
         end_offset = replica.log.log_end_offset
         for broker_id, progress in leader.followers.items():

@@ -159,7 +159,16 @@ class Replication:
             fence_transactions,
             is_open=lambda topic, index: (topic, index) in in_service.by_name,
         )
-        self.resting = RestingLeaders(node_id, image, broker_epoch, self.rules, is_unused, self.isr_changes.ask)
+        self.resting = RestingLeaders(
+            node_id,
+            image,
+            broker_epoch,
+            self.rules,
+            clock,
+            is_unused=is_unused,
+            open_it=open_unused,
+            propose=self.isr_changes.ask,
+        )
         self.deletions = RecordDeletions(self.is_alive)
         self._recoveries: dict[Replica, asyncio.Task[None]] = {}
         self._waits_for_others: set[Replica] = set()
@@ -331,6 +340,7 @@ class Replication:
 
     def shrink_isrs_of_each(self) -> Iterator[None]:
         """The same, in steps of one partition."""
+        yield from self.resting.open_incomplete()
         now_ms = self._clock.monotonic_ms()
         too_few: dict[str, tuple[int, int]] = {}
         for replica in list(self._in_service.watched.values()):

@@ -7,14 +7,15 @@ follower with records, another leader epoch, an earlier process of a broker, a c
 An empty log without files has nothing to fence, to compare or to commit, and a follower that fetches at offset 0 knows
 everything: its place in its session is all that the partition costs. It is read again whenever something about the
 partition changes. When the object is opened, it gets the progress that it would have recorded, and a proposal that is
-not decided yet: a new member is waited for from the first record on (E37).
+not decided yet: a new member is waited for from the first record on (E37). If a member of the in-sync set does not come
+while others do, the object is opened, to remove it (E38).
 
-Rules: `epochs.md E30-E37`, `E39`.
+Rules: `epochs.md E30-E39`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -23,11 +24,13 @@ from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetch_session import SentState
 from fenceline.replica.leader import IsrProposal, ProposedReplica, Rejection, rejection_of
+from fenceline.replica.progress import UNKNOWN_OFFSET
 from fenceline.wire.fetch import FetchedPartition
 
 if TYPE_CHECKING:
     from fenceline.errors import ErrorCode
     from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
+    from fenceline.node.clock import Clock
     from fenceline.node.replication.isr_changes import Proposer
     from fenceline.node.replication.replica import Replica
     from fenceline.replica.fetch_session import PartitionKey, SessionPartition
@@ -95,19 +98,26 @@ class RestingLeaders:
         image: Callable[[], MetadataImage],
         broker_epoch: Callable[[], int],
         rules: InSyncRules,
+        clock: Clock,
+        *,
         is_unused: Callable[[TopicImage, int], bool],
+        open_it: Callable[[str, int], Replica | None],
         propose: Callable[[Proposer, IsrProposal], None],
     ) -> None:
-        """`is_unused`: whether the partition has neither files nor a replica object. `propose` sends a proposal to the
-        controller."""
+        """`is_unused`: whether the partition has neither files nor a replica object; `open_it` makes the object.
+        `propose` sends a proposal to the controller."""
         self._node_id = node_id
         self._image = image
         self._broker_epoch = broker_epoch
         self._rules = rules
+        self._clock = clock
         self._is_unused = is_unused
+        self._open = open_it
         self._propose = propose
         self._followers: dict[PartitionKey, _Followers] = {}
         self._expansions: dict[PartitionKey, _Expansion] = {}
+        self._incomplete: dict[PartitionKey, int] = {}
+        """Those that a member of the in-sync set has not fetched yet, and since when others do (ms)."""
         self._last_topic: tuple[bytes, UUID] | None = None
 
     def __len__(self) -> int:
@@ -134,7 +144,7 @@ class RestingLeaders:
             return None
         if wanted.sent == _NOTHING or request.max_wait_ms <= 0:
             # A follower that does not know of the partition yet is told of it, before it waits for a change.
-            self._wait(wanted)
+            self._wait(wanted, len(partition.isr))
         return FetchedPartition(asked.topic, asked.topic_id, asked.index, 0, 0, 0, 0, records=b"")
 
     def _topic(self, topic_id: bytes) -> TopicImage | None:
@@ -166,18 +176,39 @@ class RestingLeaders:
         proposed = expansion.proposal if expansion is not None else None
         return proposed is not None and request.replica_id in proposed.maximal_isr
 
-    def _wait(self, wanted: SessionPartition) -> None:
+    def _wait(self, wanted: SessionPartition, in_sync: int) -> None:
         followers = self._followers.get(wanted.key)
         if followers is None:
             followers = self._followers[wanted.key] = _Followers()
         followers[:] = [each for each in followers if each.is_idle and each is not wanted]
         followers.append(wanted)
         wanted.mark_idle(followers)
+        if len(followers) + 1 < in_sync:
+            self._incomplete.setdefault(wanted.key, self._clock.monotonic_ms())
+        elif self._incomplete:
+            self._incomplete.pop(wanted.key, None)
+
+    def open_incomplete(self) -> Iterator[None]:
+        """Open those that a member has not fetched for `replica.lag.time.max.ms`: the check of in-sync sets, which
+        follows, removes it. In steps of one partition."""
+        now_ms = self._clock.monotonic_ms()
+        for key, since_ms in list(self._incomplete.items()):
+            yield
+            if now_ms - since_ms <= self._rules.max_lag_ms or self._incomplete.pop(key, None) is None:
+                continue
+            topic = self._topic(key[0]) if isinstance(key[0], bytes) else None
+            opened = self._open(topic.name, key[1]) if topic is not None else None
+            if opened is None or opened.leader is None:
+                continue
+            for progress in opened.leader.followers.values():
+                if progress.log_end_offset == UNKNOWN_OFFSET and progress.last_caught_up_ms is not None:
+                    progress.last_caught_up_ms = since_ms
 
     def end(self, key: PartitionKey, opened: Replica | None = None) -> None:
         """Something about the partition has changed: its followers are read again. `opened`: nothing has, but it has
         this object from now on."""
         leader = opened.leader if opened is not None else None
+        self._incomplete.pop(key, None)
         if (expansion := self._expansions.pop(key, None)) is not None:
             expansion.end(opened)
         for each in self._followers.pop(key, ()):
