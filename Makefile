@@ -58,6 +58,7 @@ OPERATIONS := $(BIN)/python -m fenceline.testing.simulation operations
 MEMBERS := $(BIN)/python -m fenceline.testing.simulation members
 RIGHTS := $(BIN)/python -m fenceline.testing.simulation rights
 FREEZES := $(BIN)/python -m fenceline.testing.simulation freezes
+RESTING := $(BIN)/python -m fenceline.testing.simulation resting
 APPLICATION := $(BIN)/python -m fenceline.testing.applications examples/orders/simulated.py
 TRANSACTIONS := $(BIN)/python -m fenceline.testing.simulation transactions
 CORPUS := tests/simulation/corpus.txt
@@ -110,7 +111,8 @@ test-slice: setup java  ## run the part of `make test-all` that this commit choo
 	$(PYTEST) -n $(WORKERS) --answers=live --slice=$$slice --junitxml=$(REPORTS)/slice.xml && \
 	for simulation in all brokers operations transactions rights freezes; do \
 		$(BIN)/python -m fenceline.testing.simulation $$simulation --seeds $$seeds --workers 2 --progress 100 || exit 1; \
-	done
+	done && \
+	$(RESTING) --seeds $$($(BIN)/python -m tests.slices --seeds 0 400) --workers 2 --progress 100
 	@$(SLOWEST)
 
 record: setup java  ## ask Apache Kafka again for the answers in tests/recorded; look at the diff before you commit it
@@ -130,13 +132,14 @@ $(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
 
 SEEDS ?= 0..2000
 
-simulate: setup  ## simulate the corpus and 2,000 seeds of quorums, clusters, operators, transactions, rights, frozen leaders and an application (SEEDS=A..B)
+simulate: setup  ## simulate the corpus and 2,000 seeds of quorums, clusters, operators, transactions, rights, frozen and resting leaders and an application (SEEDS=A..B)
 	@$(OPERATIONS) --corpus $(CORPUS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(SIMULATION) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(CLUSTERS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(MEMBERS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(RIGHTS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(FREEZES) --seeds $(SEEDS) --workers 2 --progress 100
+	@$(RESTING) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(TRANSACTIONS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(APPLICATION) --seeds $(SEEDS) --workers 2 --progress 500
 

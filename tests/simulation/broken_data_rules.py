@@ -359,3 +359,14 @@ def _e49_a_consumer_validates_its_epoch(patch: pytest.MonkeyPatch) -> None:
 def _the_first_segment_of_a_log_makes_its_replica_watched(patch: pytest.MonkeyPatch) -> None:
     """Without it a partition that was empty for a while would not be flushed by time, nor lose old segments."""
     patch.setattr(Replicas, "_segment_started", lambda self, topic_partition: None)
+
+
+@breaks(15, "resting", "2026-11-29", scenario="resting")
+def _e5_followers_of_a_resting_leader_are_read_again_after_a_change(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Replication, "stops_resting", lambda self, topic_id, index: None)
+
+
+@breaks(1, "resting", "2026-11-29", scenario="resting")
+def _followers_of_a_resting_leader_are_read_again_once_it_is_opened(patch: pytest.MonkeyPatch) -> None:
+    """Without it they would not get its first record."""
+    patch.setattr(Replication, "opened", lambda self, replica: None)

@@ -141,7 +141,7 @@ class ReplicationCollector:
 
 
 class ReplicaSums:
-    """Over all partitions that this broker leads. Those without records may have no replica object, so what the metadata
+    """Over all partitions that this broker leads. Those without records may have no replica object: what the metadata
     tells is counted there."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ Rules: `epochs.md E30-E39`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -122,6 +122,13 @@ class RestingLeaders:
 
     def __len__(self) -> int:
         return len(self._followers)
+
+    def __iter__(self) -> Iterator[PartitionKey]:
+        return iter(self._followers)
+
+    def epochs(self, key: PartitionKey) -> Collection[int]:
+        """The leader epochs in which followers of a partition wait; none of any other partition."""
+        return {each.asked.current_leader_epoch for each in self._followers.get(key, ()) if each.is_idle}
 
     def read(
         self, request: FetchRequest, wanted: SessionPartition, *, has_just_arrived: bool

@@ -222,6 +222,7 @@ class DataChecks:
                     self._crashes[process.node_id].untraced.update((key, batch) for batch in closed.log)
                 self._commit_on_close(node, key, closed)
         node.removed.check(broker, self._leader_log, self.receipts_of, process.name)
+        _check_resting(node)
         for key, replica in open_by_id.items():
             copy = copies.get(key)
             if copy is None or copy.replica is not replica:
@@ -635,7 +636,7 @@ class DataChecks:
             for replica in partition.replicas:
                 node = self._nodes.get(replica)
                 copy = node.copies.get(key) if node is not None else None
-                if copy is None and node is not None and _follows_unused(node.broker, key):
+                if copy is None and node is not None and has_no_object(node.broker, key):
                     ends.add((0, 0))
                     continue
                 if copy is None:
@@ -687,7 +688,7 @@ class DataChecks:
             for replica in partition.replicas:
                 copy, where = self._nodes[replica].copies.get(key), f"n{replica} {history.name}"
                 if copy is None:
-                    if _follows_unused(self._nodes[replica].broker, key) and history.end > 0:
+                    if has_no_object(self._nodes[replica].broker, key) and history.end > 0:
                         raise InvariantBroken(f"{where}: was not opened, but the committed end is {history.end}")
                     continue
                 log = copy.replica.log
@@ -750,6 +751,22 @@ def _has_records_of(batch: StoredBatch, sent: bytes) -> bool:
     return batch.content[BATCH_OVERHEAD:] == sent[BATCH_OVERHEAD:]
 
 
-def _follows_unused(broker: SimBroker, key: Key) -> bool:
-    """Whether a broker follows a partition without records, and has no object of it."""
-    return broker.replication.fetchers.unused_epoch(key) is not None
+def has_no_object(broker: SimBroker, key: Key) -> bool:
+    """Whether a broker has a replica of a partition without records, and no object of it."""
+    is_led = bool(broker.replication.resting.epochs(key))
+    return is_led or broker.replication.fetchers.unused_epoch(key) is not None
+
+
+def _check_resting(node: _Node) -> None:
+    """Followers wait without an object of the partition only while the leader has none, and in its epoch (E5)."""
+    resting, broker = node.broker.replication.resting, node.broker
+    for key in list(resting):
+        topic_id, index = key
+        topic = broker.image.topics_by_id.get(UUID(bytes=topic_id)) if isinstance(topic_id, bytes) else None
+        where = f"{node.process.name} {topic.name if topic is not None else topic_id!r}-{index}"
+        if key in broker.partitions.open_by_id:
+            raise InvariantBroken(f"{where}: its followers wait for records although it was opened (resting)")
+        partition = topic.partitions[index] if topic is not None else None
+        epochs = resting.epochs(key)
+        if epochs and (partition is None or partition.leader != broker.node_id or epochs != {partition.leader_epoch}):
+            raise InvariantBroken(f"{where}: followers wait in epochs {sorted(epochs)}, it is {partition} (resting)")

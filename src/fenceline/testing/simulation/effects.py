@@ -27,6 +27,7 @@ from fenceline.log.core.file_names import DELETED_SUFFIX, LOG_SUFFIX
 from fenceline.log.directories.partition_dir import DELETE_SUFFIX
 from fenceline.metadata.image import ConfigResourceType
 from fenceline.replica.fencing import NO_EPOCH
+from fenceline.testing.simulation.data_checks import has_no_object
 from fenceline.testing.simulation.operations import Operation
 
 if TYPE_CHECKING:
@@ -159,8 +160,8 @@ def _leader_epoch(broker: SimBroker, key: Key) -> int:
     replica = broker.partitions.open_by_id.get(key)
     if replica is not None:
         return replica.leader_epoch
-    epoch = broker.replication.fetchers.unused_epoch(key)
-    return NO_EPOCH if epoch is None else epoch
+    followed = broker.replication.fetchers.unused_epoch(key)
+    return max(broker.replication.resting.epochs(key), default=NO_EPOCH) if followed is None else followed
 
 
 def _log_start_offset(broker: SimBroker, key: Key) -> int | None:
@@ -168,4 +169,4 @@ def _log_start_offset(broker: SimBroker, key: Key) -> int | None:
     replica = broker.partitions.open_by_id.get(key)
     if replica is not None:
         return replica.log.log_start_offset
-    return None if broker.replication.fetchers.unused_epoch(key) is None else 0
+    return 0 if has_no_object(broker, key) else None

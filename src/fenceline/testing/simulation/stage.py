@@ -22,6 +22,7 @@ from fenceline.testing.simulation import (
     controllers,
     freezes_scenario,
     quorum_cluster,
+    resting_scenario,
     rights_scenario,
     transactions_scenario,
 )
@@ -65,6 +66,7 @@ SCENARIOS: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
         transactions_scenario.TransactionsScenario,
         transactions_scenario.TransactionsScenario.base_options,
     ),
+    "resting": (resting_scenario.RestingScenario, resting_scenario.RestingScenario.base_options),
     "rights": (rights_scenario.RightsScenario, rights_scenario.RightsScenario.base_options),
     "members": (brokers_members.MembersScenario, brokers_members.MembersScenario.base_options),
     "controller": (controller_of_one.ControllerScenario, controller_of_one.ControllerScenario.base_options),
