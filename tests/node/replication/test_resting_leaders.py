@@ -49,9 +49,9 @@ class Follower:
         return self.ask(*indexes, **fields).response.partitions
 
 
-def _lead(desk: Desk, index: int = 0, isr: tuple[int, ...] = (1, 2, 3), **changes: Any) -> None:
+def _lead(desk: Desk, index: int = 0, isr: tuple[int, ...] = (1, 2, 3), leader: int = ME, **changes: Any) -> None:
     """As a failover does: nothing opens it."""
-    desk.tell(index, leader=ME, leader_epoch=EPOCH, isr=isr, **changes)
+    desk.tell(index, leader=leader, leader_epoch=EPOCH, isr=isr, **changes)
 
 
 def _opened(desk: Desk) -> list[int]:
@@ -88,8 +88,6 @@ def test_followers_in_sync_fetch_without_objects() -> None:
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
-        ({"current_leader_epoch": EPOCH - 1}, ErrorCode.FENCED_LEADER_EPOCH),
-        ({"current_leader_epoch": EPOCH + 1}, ErrorCode.UNKNOWN_LEADER_EPOCH),
         ({"offset": 4}, ErrorCode.OFFSET_OUT_OF_RANGE),
         ({"last_fetched_epoch": 3}, ErrorCode.NONE),
     ],
@@ -99,6 +97,27 @@ def test_what_is_not_plain_is_checked_by_the_object(fields: dict[str, Any], code
         _lead(desk)
         assert _codes(Follower(desk, 2).fetched(0, **fields)) == [code]
         assert _opened(desk) == [0]
+
+    run_story(story)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "leader", "code"),
+    [
+        (EPOCH - 1, ME, ErrorCode.FENCED_LEADER_EPOCH),
+        (EPOCH + 1, ME, ErrorCode.UNKNOWN_LEADER_EPOCH),
+        (EPOCH, 3, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (-1, 3, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (EPOCH - 1, 3, ErrorCode.FENCED_LEADER_EPOCH),
+    ],
+)
+def test_epochs_and_roles_are_checked_without_an_object(epoch: int, leader: int, code: ErrorCode) -> None:
+    """E1-E3."""
+
+    async def story(desk: Desk) -> None:
+        _lead(desk, leader=leader)
+        assert _codes(Follower(desk, 2).fetched(0, current_leader_epoch=epoch)) == [code]
+        assert _opened(desk) == []
 
     run_story(story)
 
@@ -195,6 +214,7 @@ def test_change_of_the_partition_is_noticed_in_the_session() -> None:
             (1, ErrorCode.FENCED_LEADER_EPOCH),
             (2, ErrorCode.UNKNOWN_LEADER_EPOCH),
         ]
+        assert _opened(desk) == [2], "the others only say what the metadata says"
 
     run_story(story, partitions=4)
 

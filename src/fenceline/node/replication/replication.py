@@ -165,6 +165,7 @@ class Replication:
             broker_epoch,
             self.rules,
             clock,
+            offline=in_service.offline,
             is_unused=is_unused,
             open_it=open_unused,
             propose=self.isr_changes.ask,

@@ -2,7 +2,7 @@
 
 Owns the answers to followers of such partitions, the followers that wait for a first record, and the proposals to add
 followers to in-sync sets. Everything that is not plain is left to the replica object, which is opened for it: a
-follower with records, another leader epoch, an earlier process of a broker, a client, a first record.
+follower with records, an earlier process of a broker, a client, a first record.
 
 An empty log without files has nothing to fence, to compare or to commit, and a follower that fetches at offset 0 knows
 everything: its place in its session is all that the partition costs. It is read again whenever something about the
@@ -10,32 +10,32 @@ partition changes. When the object is opened, it gets the progress that it would
 not decided yet: a new member is waited for from the first record on (E37). If a member of the in-sync set does not come
 while others do, the object is opened, to remove it (E38).
 
-Rules: `epochs.md E30-E39`.
+Rules: `epochs.md E1-E3`, `E30-E39`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.metadata.image import LeaderRecoveryState
-from fenceline.replica.fencing import NO_EPOCH
+from fenceline.replica.fencing import NO_EPOCH, check_leader_epoch
 from fenceline.replica.fetch_session import SentState
 from fenceline.replica.leader import IsrProposal, ProposedReplica, Rejection, rejection_of
 from fenceline.replica.progress import UNKNOWN_OFFSET
 from fenceline.wire.fetch import FetchedPartition
 
 if TYPE_CHECKING:
-    from fenceline.errors import ErrorCode
     from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
     from fenceline.node.clock import Clock
     from fenceline.node.replication.isr_changes import Proposer
     from fenceline.node.replication.replica import Replica
     from fenceline.replica.fetch_session import PartitionKey, SessionPartition
     from fenceline.replica.leader import InSyncRules
-    from fenceline.wire.fetch import FetchRequest
+    from fenceline.wire.fetch import FetchPartition, FetchRequest
 
 _NOTHING: Final = SentState(high_watermark=0, log_start_offset=0)
 
@@ -100,17 +100,19 @@ class RestingLeaders:
         rules: InSyncRules,
         clock: Clock,
         *,
+        offline: Container[tuple[str, int]],
         is_unused: Callable[[TopicImage, int], bool],
         open_it: Callable[[str, int], Replica | None],
         propose: Callable[[Proposer, IsrProposal], None],
     ) -> None:
-        """`is_unused`: whether the partition has neither files nor a replica object; `open_it` makes the object.
-        `propose` sends a proposal to the controller."""
+        """`offline`: partitions that cannot be served. `is_unused`: whether the partition has neither files nor a
+        replica object; `open_it` makes the object. `propose` sends a proposal to the controller."""
         self._node_id = node_id
         self._image = image
         self._broker_epoch = broker_epoch
         self._rules = rules
         self._clock = clock
+        self._offline = offline
         self._is_unused = is_unused
         self._open = open_it
         self._propose = propose
@@ -133,16 +135,18 @@ class RestingLeaders:
     def read(
         self, request: FetchRequest, wanted: SessionPartition, *, has_just_arrived: bool
     ) -> FetchedPartition | None:
-        """The answer to a follower; None: this fetch of the partition needs a replica object."""
+        """The answer to a follower; None: this fetch of the partition needs a replica object. Raises PeerError."""
         asked = wanted.asked
-        if wanted.session is None or asked.topic_id is None or asked.fetch_offset or asked.last_fetched_epoch >= 0:
-            return None
-        topic = self._topic(asked.topic_id)
+        topic = self._topic(asked.topic_id) if asked.topic_id is not None else None
         if topic is None or not 0 <= asked.index < len(topic.partitions):
             return None
         partition = topic.partitions[asked.index]
+        self._check_epoch(topic, partition, asked)
         if (
-            asked.current_leader_epoch != partition.leader_epoch
+            wanted.session is None
+            or asked.current_leader_epoch == NO_EPOCH
+            or asked.fetch_offset
+            or asked.last_fetched_epoch >= 0
             or not self._may_join(request, partition)
             or not (wanted.key in self._followers or self._is_unused(topic, asked.index))
         ):
@@ -160,11 +164,20 @@ class RestingLeaders:
             self._last_topic = topic_id, UUID(bytes=topic_id)
         return self._image().topics_by_id.get(self._last_topic[1])
 
+    def _check_epoch(self, topic: TopicImage, partition: PartitionImage, asked: FetchPartition) -> None:
+        """A leader that has lost the partition does not open it to say so (E1-E3)."""
+        if self._node_id not in partition.replicas or (topic.name, asked.index) in self._offline:
+            return
+        code = check_leader_epoch(max(asked.current_leader_epoch, NO_EPOCH), partition.leader_epoch)
+        if code is ErrorCode.NONE and partition.leader != self._node_id:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if code is not ErrorCode.NONE:
+            raise PeerError(code)
+
     def _may_join(self, request: FetchRequest, partition: PartitionImage) -> bool:
-        """Whether this broker leads, and the follower is assigned (E30) and eligible by its current process (E36)."""
+        """Whether followers are served, and this one is assigned (E30) and eligible by its current process (E36)."""
         return (
-            partition.leader == self._node_id
-            and partition.leader_recovery_state is LeaderRecoveryState.RECOVERED
+            partition.leader_recovery_state is LeaderRecoveryState.RECOVERED
             and request.replica_id in partition.replicas
             and NO_EPOCH != request.replica_epoch == self._rules.eligible(request.replica_id)
         )

@@ -161,12 +161,12 @@ class FetchReads:
             left = budget - result.size_bytes
             if result.from_disk_bytes and self.is_limited(result):
                 left = min(left, ANSWER_BYTES - result.from_disk_bytes)
-            if result.is_for_replica and reader.read_fault is None and wanted.key not in self.replicas.open_by_id:
-                resting = self._replication.resting.read(request, wanted, has_just_arrived=has_just_arrived)
-                if resting is not None:
-                    result.fetched.append(resting)
-                    continue
             try:
+                if result.is_for_replica and reader.read_fault is None and wanted.key not in self.replicas.open_by_id:
+                    resting = self._replication.resting.read(request, wanted, has_just_arrived=has_just_arrived)
+                    if resting is not None:
+                        result.fetched.append(resting)
+                        continue
                 replica = self._checked(request, partition, reader)
                 self._read_partition(request, wanted, replica, left, result, reader, has_just_arrived)
             except PeerError as error:
