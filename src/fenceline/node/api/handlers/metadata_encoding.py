@@ -256,22 +256,28 @@ class MetadataEncoder:
         if version >= 1:
             head += b"\1" if is_internal(topic.name) else b"\0"
         parts = [head, self._length(len(topic.partitions))]
-        tails = self._tails
+        shared: dict[int, tuple[bytes, bytes]] = {}  # by identity: most partitions share an image
         for index, partition in enumerate(topic.partitions):
-            key = (
-                partition.leader,
-                partition.leader_epoch,
-                partition.replicas,
-                partition.isr,
-                partition.directories,
-            )
-            tail = tails.get(key)
+            tail = shared.get(id(partition))
             if tail is None:
-                tail = tails[key] = self._encode_partition(partition)
+                tail = shared[id(partition)] = self._tail_of(partition)
             parts += (tail[0], _int32(index), tail[1])
         encoded = b"".join(parts)
         self._topics[topic.id] = (topic, encoded)
         return encoded
+
+    def _tail_of(self, partition: PartitionImage) -> tuple[bytes, bytes]:
+        key = (
+            partition.leader,
+            partition.leader_epoch,
+            partition.replicas,
+            partition.isr,
+            partition.directories,
+        )
+        tail = self._tails.get(key)
+        if tail is None:
+            tail = self._tails[key] = self._encode_partition(partition)
+        return tail
 
     def _encode_partition(self, partition: PartitionImage) -> tuple[bytes, bytes]:
         """The bytes before a partition's index, and those after it."""
