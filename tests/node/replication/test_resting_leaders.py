@@ -147,8 +147,11 @@ def test_follower_that_waits_is_told_of_the_partition_first() -> None:
 
     async def story(desk: Desk) -> None:
         _lead(desk)
-        answer = Follower(desk, 2).ask(0, wait_ms=60_000)
+        follower = Follower(desk, 2)
+        assert [row.high_watermark for row in follower.fetched(0, wait_ms=60_000)] == [0]
+        answer = follower.ask(wait_ms=60_000)
         assert answer.is_pending
+        assert _opened(desk) == []
         desk.append()
         await turns()
         assert [len(row.records or b"") > 0 for row in answer.response.partitions] == [True]
@@ -322,7 +325,34 @@ def test_rejected_follower_is_proposed_again(code: ErrorCode, *, is_open: bool) 
         follower.fetched()
         await turns()
         assert [member.broker_id for member in _changes(desk)[-1].new_isr] == [1, 3]
-        assert _opened(desk) == ([0] if is_open else [])
+        assert _opened(desk) == ([0] if is_open or code is ErrorCode.INELIGIBLE_REPLICA else [])
+
+    run_story(story)
+
+
+def test_two_returned_followers_join_one_after_the_other() -> None:
+    """E35. The second one waits for the decision about the first, and fetches again after it."""
+
+    async def story(desk: Desk) -> None:
+        _lead(desk, isr=(1,))
+        desk.controller.answer = lambda request: SimpleNamespace(
+            topics=tuple((topic_id, tuple(map(_answered, changes))) for topic_id, changes in request.topics)
+        )
+        second, third = Follower(desk, 2), Follower(desk, 3)
+        second.fetched(0)
+        third.fetched(0)
+        waiting = third.ask(wait_ms=60_000)
+        await turns()
+        assert waiting.is_pending
+        assert [tuple(change.new_isr) for change in _changes(desk)] == [((1, 101), (2, 102))]
+        desk.tell(0, isr=(1, 2))
+        await turns()
+        assert waiting.response.partitions == [], "it has to fetch again"
+        third._session = waiting.response.session_id
+        assert third.ask(wait_ms=60_000).is_pending
+        await turns()
+        assert [member.broker_id for member in _changes(desk)[-1].new_isr] == [1, 2, 3]
+        assert _opened(desk) == []
 
     run_story(story)
 

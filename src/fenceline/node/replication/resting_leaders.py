@@ -55,14 +55,16 @@ class _Followers(list["SessionPartition"]):
 class _Expansion:
     """The proposal to add a follower (E35), until it is decided or void. See `isr_changes.Proposer`."""
 
-    __slots__ = ("_proposal", "_read_again", "replica", "topic_id", "topic_partition")
+    __slots__ = ("_open", "_proposal", "replica", "topic_id", "topic_partition")
 
-    def __init__(self, topic: TopicImage, index: int, proposal: IsrProposal, read_again: Callable[[], None]) -> None:
+    def __init__(
+        self, topic: TopicImage, index: int, proposal: IsrProposal, open_it: Callable[[str, int], object]
+    ) -> None:
         self.topic_id = topic.id
         self.topic_partition = TopicPartition(topic.name, index)
         self.replica: Replica | None = None
         self._proposal: IsrProposal | None = proposal
-        self._read_again = read_again
+        self._open = open_it
 
     @property
     def proposal(self) -> IsrProposal | None:
@@ -80,13 +82,17 @@ class _Expansion:
     def on_rejected(self, proposal: IsrProposal, code: ErrorCode) -> Rejection:
         if self.replica is not None:
             return self.replica.on_rejected(proposal, code)
-        return rejection_of(code)
+        rejection = rejection_of(code)
+        if rejection is Rejection.REVERTED:
+            self._proposal = None
+        return rejection
 
     def wake(self) -> None:
+        """Only the object remembers when a rejected follower may be proposed again."""
         if self.replica is not None:
             self.replica.wake()
         else:
-            self._read_again()
+            self._open(*self.topic_partition)
 
 
 class RestingLeaders:
@@ -135,7 +141,8 @@ class RestingLeaders:
     def read(
         self, request: FetchRequest, wanted: SessionPartition, *, has_just_arrived: bool
     ) -> FetchedPartition | None:
-        """The answer to a follower; None: this fetch of the partition needs a replica object. Raises PeerError."""
+        """The answer to a follower; None: this fetch of the partition needs a replica object. If the partition is not
+        idle afterwards, the follower must not wait. Raises PeerError."""
         asked = wanted.asked
         topic = self._topic(asked.topic_id) if asked.topic_id is not None else None
         if topic is None or not 0 <= asked.index < len(topic.partitions):
@@ -151,9 +158,8 @@ class RestingLeaders:
             or not (wanted.key in self._followers or self._is_unused(topic, asked.index))
         ):
             return None
-        if request.replica_id not in partition.isr and not self._joins(request, wanted.key, topic, has_just_arrived):
-            return None
-        if wanted.sent == _NOTHING or request.max_wait_ms <= 0:
+        may_wait = request.replica_id in partition.isr or self._joins(request, wanted.key, topic, has_just_arrived)
+        if may_wait and (wanted.sent == _NOTHING or request.max_wait_ms <= 0):
             # A follower that does not know of the partition yet is told of it, before it waits for a change.
             self._wait(wanted, len(partition.isr))
         return FetchedPartition(asked.topic, asked.topic_id, asked.index, 0, 0, 0, 0, records=b"")
@@ -183,18 +189,18 @@ class RestingLeaders:
         )
 
     def _joins(self, request: FetchRequest, key: PartitionKey, topic: TopicImage, has_just_arrived: bool) -> bool:
-        """Whether a follower that is not in sync is proposed. One at a time (E35), and once for each of its fetches."""
-        expansion = self._expansions.get(key)
-        if expansion is None and has_just_arrived:
-            partition = topic.partitions[key[1]]
-            epochs = {self._node_id: self._broker_epoch(), request.replica_id: request.replica_epoch}
-            isr = frozenset((*partition.isr, request.replica_id))
-            members = tuple(ProposedReplica(each, epochs.get(each, NO_EPOCH)) for each in sorted(isr))
-            proposal = IsrProposal(partition.leader_epoch, partition.partition_epoch, members, isr, growth=1)
-            expansion = self._expansions[key] = _Expansion(topic, key[1], proposal, lambda: self.end(key))
-            self._propose(expansion, proposal)
-        proposed = expansion.proposal if expansion is not None else None
-        return proposed is not None and request.replica_id in proposed.maximal_isr
+        """Whether a follower that is not in sync waits for a decision: it is proposed, or another one is (E35). If not,
+        it has to fetch again: only a fetch that has just arrived shows that it still follows."""
+        if key in self._expansions or not has_just_arrived:
+            return key in self._expansions
+        partition = topic.partitions[key[1]]
+        epochs = {self._node_id: self._broker_epoch(), request.replica_id: request.replica_epoch}
+        isr = frozenset((*partition.isr, request.replica_id))
+        members = tuple(ProposedReplica(each, epochs.get(each, NO_EPOCH)) for each in sorted(isr))
+        proposal = IsrProposal(partition.leader_epoch, partition.partition_epoch, members, isr, growth=1)
+        self._expansions[key] = expansion = _Expansion(topic, key[1], proposal, self._open)
+        self._propose(expansion, proposal)
+        return True
 
     def _wait(self, wanted: SessionPartition, in_sync: int) -> None:
         followers = self._followers.get(wanted.key)

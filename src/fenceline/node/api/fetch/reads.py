@@ -165,6 +165,7 @@ class FetchReads:
                 if result.is_for_replica and reader.read_fault is None and wanted.key not in self.replicas.open_by_id:
                     resting = self._replication.resting.read(request, wanted, has_just_arrived=has_just_arrived)
                     if resting is not None:
+                        result.must_answer |= not wanted.is_idle
                         result.fetched.append(resting)
                         continue
                 replica = self._checked(request, partition, reader)
