@@ -25,6 +25,7 @@ class _Cluster:
         self.topics = {"t0": SimpleNamespace(id=_ID, partitions=(self.partition,))}
         self.folders = {1: ["/data/t0-0"], 2: ["/data/t0-0"]}
         self.unused_epochs: dict[int, int] = {}
+        self.resting_epochs: dict[int, set[int]] = {}
         """By node, the epoch in which it follows without an object."""
         self.processes = {node_id: SimpleNamespace(is_up=True, disk=self._disk(node_id)) for node_id in (1, 2)}
         self.replicas = {
@@ -45,11 +46,12 @@ class _Cluster:
     def _broker(self, node_id: int) -> Any:
         opened = SimpleNamespace(open_by_id={(_ID.bytes, 0): self.replicas[node_id]})
         fetchers = SimpleNamespace(unused_epoch=lambda key: self.unused_epochs.get(node_id))
+        resting = SimpleNamespace(epochs=lambda key: self.resting_epochs.get(node_id, set()))
         return SimpleNamespace(
             has_metadata=True,
             image=self._image(node_id),
             partitions=opened,
-            replication=SimpleNamespace(fetchers=fetchers),
+            replication=SimpleNamespace(fetchers=fetchers, resting=resting),
         )
 
     def lasts(self, operation: Operation) -> bool:
@@ -90,6 +92,11 @@ def test_a_new_leader_is_in_progress_until_each_replica_knows_it(operation: Oper
     assert cluster.lasts(operation)
     cluster.unused_epochs[1] = 3
     assert not cluster.lasts(operation), "it follows without an object"
+    cluster.unused_epochs.clear()
+    cluster.resting_epochs[1] = {2}
+    assert cluster.lasts(operation)
+    cluster.resting_epochs[1] = {3}
+    assert not cluster.lasts(operation), "it leads without an object"
 
 
 def test_a_config_is_in_progress_until_each_broker_has_it() -> None:

@@ -138,7 +138,7 @@ def test_without_a_fault_bytes_go_through_at_once() -> None:
 
 def test_a_delay_keeps_the_order_and_ends_with_the_fault() -> None:
     async def test(stage: Stage) -> None:
-        stage.set(LinkFault(1, delay_s=0.01, jitter_s=0.01))
+        stage.set(LinkFault(1, delay_s=0.5, jitter_s=0.01))
         for number in range(20):
             stage.arrive(bytes([number]))
             stage.link.write(bytes([number]))
