@@ -158,7 +158,7 @@ def _kafka_10706_an_epoch_without_records_is_removed(patch: pytest.MonkeyPatch) 
     patch.setattr(truncation, "truncate_to", keep)
 
 
-@breaks(6, "G14b, E40", "2026-11-21")
+@breaks(2, "G14b, E40", "2026-11-29")
 def _g14b_a_high_watermark_decreases_only_with_the_log(patch: pytest.MonkeyPatch) -> None:
     """Kafka's followers adopt the leader's high watermark, higher or lower (E29)."""
     apply = Replica.apply_leader_offsets
@@ -174,7 +174,7 @@ def _g14b_a_high_watermark_decreases_only_with_the_log(patch: pytest.MonkeyPatch
 
 
 @breaks(
-    51,
+    339,
     "StrongIsr",
     "2026-11-29",
     crash_s="0.5",
@@ -263,7 +263,7 @@ def _e42_acks_all_waits_for_the_high_watermark(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Replica, "when_committed", at_once)
 
 
-@breaks(2, "E36", "2026-11-21")
+@breaks(4, "E36", "2026-11-29")
 def _e36_a_fenced_broker_does_not_join(patch: pytest.MonkeyPatch) -> None:
     """KIP-841."""
 
@@ -275,7 +275,7 @@ def _e36_a_fenced_broker_does_not_join(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(alter_partition, "_is_eligible", lambda state, member: True)
 
 
-@breaks(223, "logs", "2026-11-24")
+@breaks(2, "WeakIsr", "2026-11-29")
 def _g53_the_state_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPatch) -> None:
     """A leader that is elected again continues with the progress of its followers in its previous term."""
     lead, inherit_progress, end = ReplicaRoles._lead, LeaderState.inherit_progress, Replica.end_leadership
@@ -310,7 +310,7 @@ def _kip_207_an_end_offset_is_returned_once_it_is_known(patch: pytest.MonkeyPatc
     patch.setattr(LeaderState, "hides_end_offset", lambda self, replica_id: False)
 
 
-@breaks(20, "E2, E7", "2026-11-21")
+@breaks(2, "E2, E7", "2026-11-29")
 def _e7_a_parked_fetch_is_checked_again(patch: pytest.MonkeyPatch) -> None:
     checked, diverges = FetchReads._checked, FetchReads._divergence
     read = FetchReads.read
@@ -338,7 +338,7 @@ def _e43_consumers_read_committed_records(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetch_reads, "read_bound", lambda **bounds: bounds["log_end_offset"])
 
 
-@breaks(1, "V37", "2026-11-21")
+@breaks(0, "V37", "2026-11-29")
 def _v37_a_recovering_leader_serves_no_requests(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "is_recovering", property(lambda self: False))
 

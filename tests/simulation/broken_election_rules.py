@@ -48,7 +48,7 @@ _CUT_AND_TORN: Final = {
 # -- who is elected ----------------------------------------------------------------------------------------------------
 
 
-@breaks(4, "ELR", "2026-11-21")
+@breaks(9, "ELR", "2026-11-29")
 def _kip_966_the_last_replica_standing_may_have_lost_its_tail(patch: pytest.MonkeyPatch) -> None:
     """A broker that returns after an unclean stop counts as having every record (G47, K23)."""
     leave = PartitionChanges.leave
@@ -131,7 +131,7 @@ def _v39_a_recovering_leader_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None
     patch.setattr(alter_partition, "_fault", takes)
 
 
-@breaks(76, "StrongIsr", "2026-11-29")
+@breaks(30, "E36", "2026-11-29")
 def _v18_an_in_sync_set_changes_only_from_the_newest_version(patch: pytest.MonkeyPatch) -> None:
     fault = alter_partition._fault
 

@@ -155,7 +155,7 @@ def _b2_nothing_is_appended_below_the_durable_recovery_point(patch: pytest.Monke
     patch.setattr(LogState, "_check_recovery_point", lambda self, base: None)
 
 
-@breaks(90, "log start", "2026-11-28", scenario="operations", **_ANEW)
+@breaks(5, "log start", "2026-11-29", scenario="operations", **_ANEW)
 def _b3_a_checkpoint_belongs_to_one_directory(patch: pytest.MonkeyPatch) -> None:
     """It belonged to a name, and a recreated topic took over the offsets of the previous one."""
     patch.setattr(LogDirOffsets, "applies_to", lambda self, topic_partition, directory: True)
@@ -165,7 +165,7 @@ _TORN_APART: Final = {"drop_s": "0.25", "crash_s": "0.8", "down_s": "0.3", "part
 """Responses of coordinators are lost, so that commits are retried while the group rebalances."""
 
 
-@breaks(6, "commits", "2026-11-28", scenario="members", **_TORN_APART)
+@breaks(1, "commits", "2026-11-29", scenario="members", **_TORN_APART)
 def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatch) -> None:
     """Its retry was sent with the generation of the member at that time."""
 
@@ -185,7 +185,7 @@ def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatc
     patch.setattr(AutoCommit, "close", lambda self: None)
 
 
-@breaks(0, "durability", "2026-11-23", flush_each="1")
+@breaks(2, "durability", "2026-11-29", flush_each="1")
 def _a_follower_flushes_before_its_fetch_acknowledges(patch: pytest.MonkeyPatch) -> None:
     """`flush.messages=1`: its next fetch was sent while the flush was in progress."""
     patch.setattr(Duties, "flush_first", lambda self, replica, state: False)
@@ -202,7 +202,7 @@ def _a_flush_of_many_segments_syncs_their_batches(patch: pytest.MonkeyPatch) -> 
     patch.setattr(FlushWork, "_sync_batches", skip)
 
 
-@breaks(9101397, "losses", "2026-11-29", scenario="operations")
+@breaks(NO_SEED, "", "", scenario="operations")
 def _e13_an_epoch_that_the_leader_has_forgotten_ends_at_its_start(patch: pytest.MonkeyPatch) -> None:
     """A removed replica took that end for a common one, and its records below it went without a receipt."""
     patch.setattr(

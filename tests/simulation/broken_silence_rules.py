@@ -58,7 +58,7 @@ def _silence_acks_all_waits_for_the_in_sync_set(patch: pytest.MonkeyPatch) -> No
     _again("e42_acks_all_waits_for_the_high_watermark", patch)
 
 
-@breaks(48, "StrongIsr", "2026-11-29", scenario=_IN, silence_ms="100")
+@breaks(15, "logs", "2026-11-29", scenario=_IN, silence_ms="100")
 def _silence_the_old_leader_cannot_remove_the_others(patch: pytest.MonkeyPatch) -> None:
     """E39: a change of the in-sync set in an old epoch is answered as if it had been made."""
     alter = alter_partition._Requests.alter

@@ -79,7 +79,7 @@ def _a_new_producer_ends_the_open_transaction(patch: pytest.MonkeyPatch) -> None
     patch.setattr(shard, "check_step", lambda before, after: None)
 
 
-@breaks(98, "coordinator", "2026-11-29", scenario=_IN)
+@breaks(18, "NOT_REQUESTED", "2026-11-29", scenario=_IN)
 def _a_new_producer_waits_for_a_decided_transaction(patch: pytest.MonkeyPatch) -> None:
     init = decisions.init_producer
 
@@ -96,7 +96,7 @@ def _any_epoch(known: Any, identity: Any) -> None:
         raise PeerError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
 
-@breaks(40, "LOST_WRITE", "2026-11-29", scenario=_IN, transaction_version="1")
+@breaks(24, "NOT_REQUESTED", "2026-11-29", scenario=_IN, transaction_version="1")
 def _kafka_9600_an_end_is_of_the_current_epoch(patch: pytest.MonkeyPatch) -> None:
     end = decisions.end_transaction
 
@@ -155,7 +155,7 @@ def _kafka_20090_a_producer_id_ends_with_its_epochs(patch: pytest.MonkeyPatch) -
 # --- the coordinator: states ----------------------------------------
 
 
-@breaks(1, "LEFT_OPEN", "2026-11-29", scenario=_IN)
+@breaks(16, "LEFT_OPEN", "2026-11-29", scenario=_IN)
 def _kafka_18575_partitions_are_not_added_while_markers_are_written(patch: pytest.MonkeyPatch) -> None:
     add = decisions.add_partitions
 
@@ -198,7 +198,7 @@ def _a_transaction_times_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StatePartition, "_on_timeout", lambda self, transactional_id, now: None)
 
 
-@breaks(13, "transactions", "2026-11-29", scenario=_IN)
+@breaks(18, "LEFT_OPEN", "2026-11-29", scenario=_IN)
 def _kafka_9777_a_completion_that_is_rejected_is_tried_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StatePartition, "_arm_retry", lambda self, transactional_id, completion, now: None)
     patch.setattr(StatePartition, "_is_armed", lambda self, transactional_id: True)
@@ -269,7 +269,7 @@ def _a_new_coordinator_goes_on_with_time_outs(patch: pytest.MonkeyPatch) -> None
 # --- end markers ----------------------------------------
 
 
-@breaks(23, "coordinator", "2026-11-29", scenario=_IN)
+@breaks(3, "coordinator", "2026-11-29", scenario=_IN)
 def _a_transaction_is_complete_when_all_markers_are_written(patch: pytest.MonkeyPatch) -> None:
     written = StatePartition.markers_written
 
@@ -283,7 +283,7 @@ def _a_transaction_is_complete_when_all_markers_are_written(patch: pytest.Monkey
     patch.setattr(StatePartition, "markers_written", first_is_enough)
 
 
-@breaks(3, "LOST_WRITE", "2026-11-29", scenario=_IN)
+@breaks(1, "LOST_WRITE", "2026-11-29", scenario=_IN)
 def _kafka_17877_a_marker_that_failed_is_written_again(patch: pytest.MonkeyPatch) -> None:
     """Every answer counts, also that of a broker that leads no more."""
     written = StatePartition.markers_written
@@ -316,7 +316,7 @@ def _kafka_16352_the_code_of_one_marker_does_not_hide_the_others(patch: pytest.M
     patch.setattr(MarkerSender, "finished", first_only)
 
 
-@breaks(84, "LOST_WRITE", "2026-11-29", scenario=_IN)
+@breaks(42, "NOT_REQUESTED", "2026-11-29", scenario=_IN)
 def _a_marker_is_answered_when_it_is_replicated(patch: pytest.MonkeyPatch) -> None:
     async def no_wait(self: TransactionMarkers, replica: Any, index: int, acknowledged: Any, flush: Any) -> ErrorCode:
         replica.forget(acknowledged, index)
@@ -353,7 +353,7 @@ def _markers_are_of_the_decision(patch: pytest.MonkeyPatch) -> None:
 # --- partitions: verification and sequences ----------------------------------------
 
 
-@breaks(81, "LEFT_OPEN", "2026-11-29", scenario=_IN)
+@breaks(115, "LEFT_OPEN", "2026-11-29", scenario=_IN)
 def _kafka_12671_a_late_batch_opens_no_transaction(patch: pytest.MonkeyPatch) -> None:
     """No question to the coordinator, as before KIP-890."""
     patch.setattr(VerificationGuards, "valid", lambda self, producer_id, epoch, guard: WITHOUT_VERIFICATION)
@@ -415,7 +415,7 @@ def _an_aborted_transaction_is_found_by_its_last_offset(patch: pytest.MonkeyPatc
 _COMPACTED: Final = {"compaction": "1", "segment_bytes": "500", "tidy_ms": "1000"}
 
 
-@breaks(5, "ABORTED_READ", "2026-11-29", scenario=_IN, **_COMPACTED)
+@breaks(0, "ABORTED_READ", "2026-11-29", scenario=_IN, **_COMPACTED)
 def _kafka_8351_a_transaction_may_span_groups_of_segments(patch: pytest.MonkeyPatch) -> None:
     rewrite = Compaction._rewrite
 
@@ -426,7 +426,7 @@ def _kafka_8351_a_transaction_may_span_groups_of_segments(patch: pytest.MonkeyPa
     patch.setattr(Compaction, "_rewrite", forgetful)
 
 
-@breaks(16, "logs", "2026-11-29", scenario=_IN, **_COMPACTED)
+@breaks(0, "logs", "2026-11-29", scenario=_IN, **_COMPACTED)
 def _kafka_13727_a_marker_stays_while_its_data_do(patch: pytest.MonkeyPatch) -> None:
     is_removable = CleanedTransactions.is_removable_marker
 
@@ -458,12 +458,12 @@ def _offsets_of_an_aborted_transaction_are_dropped(patch: pytest.MonkeyPatch) ->
     patch.setattr(OffsetStore, "end_transaction", kept)
 
 
-@breaks(60, "WRONG_POSITION", "2026-11-29", scenario=_IN)
+@breaks(28, "COPIED_TWICE", "2026-11-29", scenario=_IN)
 def _a_stable_offset_waits_for_open_transactions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OffsetStore, "is_unstable", lambda self, slot: False)
 
 
-@breaks(87, "WRONG_POSITION", "2026-11-29", scenario=_IN)
+@breaks(NO_SEED, "", "", scenario=_IN)
 def _a_group_coordinator_that_loads_does_not_answer_zero(patch: pytest.MonkeyPatch) -> None:
     """As Bufstream 0.1.0, in which a group without a known offset began at 0."""
     fetch = GroupCoordinator.fetch_offsets
@@ -522,7 +522,7 @@ def _kip_704_a_recovering_leader_asks_the_coordinators(patch: pytest.MonkeyPatch
     patch.setattr(TransactionRecovery, "outcomes", unknown)
 
 
-@breaks(41, "receipts", "2026-11-28", scenario=_IN, **_LOSING)
+@breaks(4, "receipts", "2026-11-29", scenario=_IN, **_LOSING)
 def _a_receipt_names_the_transactions_that_lost_records(patch: pytest.MonkeyPatch) -> None:
     async def nothing(self: LostTransactions, receipts: Any) -> bool:
         for receipt in receipts:
