@@ -5,6 +5,7 @@ Rules: `epochs.md E1`, `E2`, `E5`, `E30-E39`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -250,9 +251,16 @@ def test_failed_directory_is_noticed_in_the_session() -> None:
     run_story(story)
 
 
-def _answered(change: Any, code: ErrorCode = ErrorCode.NONE) -> Any:
-    isr = tuple(member.broker_id for member in change.new_isr)
-    return AlteredPartition(change.index, code, ME, change.leader_epoch, isr, 0, change.partition_epoch + 1)
+def _answering(code: ErrorCode = ErrorCode.NONE) -> Callable[[Any], Any]:
+    """A controller that answers each change with this code."""
+
+    def altered(change: Any) -> AlteredPartition:
+        isr = tuple(member.broker_id for member in change.new_isr)
+        return AlteredPartition(change.index, code, ME, change.leader_epoch, isr, 0, change.partition_epoch + 1)
+
+    return lambda request: SimpleNamespace(
+        topics=tuple((topic_id, tuple(map(altered, changes))) for topic_id, changes in request.topics)
+    )
 
 
 def _changes(desk: Desk) -> list[Any]:
@@ -308,11 +316,7 @@ def test_rejected_follower_is_proposed_again(code: ErrorCode, *, is_open: bool) 
     async def story(desk: Desk) -> None:
         _lead(desk, isr=(1, 2))
         follower = Follower(desk, 3)
-        desk.controller.answer = lambda request: SimpleNamespace(
-            topics=tuple(
-                (topic_id, tuple(_answered(each, code) for each in changes)) for topic_id, changes in request.topics
-            )
-        )
+        desk.controller.answer = _answering(code)
         follower.fetched(0)
         if is_open:
             desk.replica()
@@ -335,9 +339,7 @@ def test_two_returned_followers_join_one_after_the_other() -> None:
 
     async def story(desk: Desk) -> None:
         _lead(desk, isr=(1,))
-        desk.controller.answer = lambda request: SimpleNamespace(
-            topics=tuple((topic_id, tuple(map(_answered, changes))) for topic_id, changes in request.topics)
-        )
+        desk.controller.answer = _answering()
         second, third = Follower(desk, 2), Follower(desk, 3)
         second.fetched(0)
         third.fetched(0)
@@ -360,9 +362,7 @@ def test_two_returned_followers_join_one_after_the_other() -> None:
 def test_accepted_change_counts_before_the_metadata_shows_it() -> None:
     async def story(desk: Desk) -> None:
         _lead(desk, isr=(1, 2))
-        desk.controller.answer = lambda request: SimpleNamespace(
-            topics=tuple((topic_id, tuple(map(_answered, changes))) for topic_id, changes in request.topics)
-        )
+        desk.controller.answer = _answering()
         Follower(desk, 3).fetched(0)
         desk.replica()
         await turns()

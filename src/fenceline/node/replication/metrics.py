@@ -161,13 +161,12 @@ class ReplicaSums:
 
     def add_led(self, topic: TopicImage, node_id: int, min_in_sync: Callable[[str], int]) -> None:
         """Those of one topic. Most equal ones share an image, which is looked at once."""
-        counts = Counter(id(each) for each in topic.partitions if each.leader == node_id)
-        if not counts:
+        led = [each for each in topic.partitions if each.leader == node_id]
+        if not led:
             return
-        shared = {id(each): each for each in topic.partitions}
-        configured = min_in_sync(topic.name)
-        for identity, count in counts.items():
-            partition = shared[identity]
+        counts, configured = Counter(map(id, led)), min_in_sync(topic.name)
+        for partition in {id(each): each for each in led}.values():
+            count = counts[id(partition)]
             least = min(configured, len(partition.replicas))
             in_sync = len(partition.isr)
             self.led += count

@@ -160,7 +160,7 @@ class RestingLeaders:
             return None
         may_wait = request.replica_id in partition.isr or self._joins(request, wanted.key, topic, has_just_arrived)
         if may_wait and (wanted.sent == _NOTHING or request.max_wait_ms <= 0):
-            # A follower that does not know of the partition yet is told of it, before it waits for a change.
+            # A follower is first told that the partition exists, and waits for changes of it after that.
             self._wait(wanted, len(partition.isr))
         return FetchedPartition(asked.topic, asked.topic_id, asked.index, 0, 0, 0, 0, records=b"")
 
