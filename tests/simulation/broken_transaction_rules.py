@@ -463,7 +463,9 @@ def _a_stable_offset_waits_for_open_transactions(patch: pytest.MonkeyPatch) -> N
     patch.setattr(OffsetStore, "is_unstable", lambda self, slot: False)
 
 
-@breaks(NO_SEED, "", "", scenario=_IN)
+@breaks(
+    54, "WRONG_POSITION", "2026-11-30", scenario=_IN, crash_s="0.4", power_chance="0", down_s="0.05", max_job_ms="50"
+)
 def _a_group_coordinator_that_loads_does_not_answer_zero(patch: pytest.MonkeyPatch) -> None:
     """As Bufstream 0.1.0, in which a group without a known offset began at 0."""
     fetch = GroupCoordinator.fetch_offsets

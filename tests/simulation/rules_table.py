@@ -1,8 +1,9 @@
 """The tables of broken rules in docs/simulation.md, printed or regenerated.
 
 Owns the search for seeds: `python -m tests.simulation.rules_table RULE...`. With names (or prefixes), or `all`, it
-searches for the first seed that detects each of these, and writes seed, check and date into the modules of the rules
-and both tables into the documentation. A seed that also fails without the breach proves nothing.
+searches for the first seed that detects each of these, and writes seed, check and date into the modules of the rules,
+both tables into the documentation, and the games of the holes into the corpus. A seed that also fails without the
+breach proves nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Final
 import pytest
 
 from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.corpus import CorpusEntry, load, save
 from fenceline.testing.simulation.stage import SeedOutcome, play
+from fenceline.testing.simulation.workers import Game
 from tests.simulation.broken_silence_rules import NO_SEED, RULES
 
 from . import kafka_history
@@ -28,6 +31,7 @@ _MODULES: Final = tuple(
     _HERE / f"broken_{part}_rules.py" for part in ("data", "election", "history", "holes", "transaction", "silence")
 )
 DOCUMENT: Final = _HERE.parents[1] / "docs" / "simulation.md"
+CORPUS: Final = _HERE / "corpus.txt"
 _HEAD: Final = "| Breach | Seed | Noticed by | Last reproduced |\n|---|---|---|---|\n"
 NO_VERDICT: Final = ("AttributeError", "TypeError", "NameError", "KeyError", "Failed")
 """The patch itself is broken, not the rule; or the test exceeded its time limit."""
@@ -87,11 +91,12 @@ def table() -> str:
 
 
 def _write(name: str, seed: int, check: str, seen: str) -> None:
-    pattern = re.compile(rf'@breaks\([^,]+, "[^"]*", "[^"]*"(.*)\)\ndef _{name}\(')
-    arguments = f'{seed}, "{check}", "{seen}"' if seed != NO_SEED else 'NO_SEED, "", ""'
+    others = r"(?:(?!@breaks)[\s\S])*"
+    pattern = re.compile(rf'(@breaks\(\s*)[^,]+(,\s+)"[^"]*"(,\s+)"[^"]*"({others}\)\ndef _{name}\()')
+    number = "NO_SEED" if seed == NO_SEED else seed
     for module in _MODULES:
         text = module.read_text()
-        module.write_text(pattern.sub(rf"@breaks({arguments}\1)\ndef _{name}(", text))
+        module.write_text(pattern.sub(rf'\g<1>{number}\g<2>"{check}"\g<3>"{seen}"\g<4>', text))
     RULES[name] = RULES[name]._replace(seed=seed, check=check, seen=seen)
 
 
@@ -103,6 +108,19 @@ def _write_tables() -> None:
         DOCUMENT.write_text(text[:start] + rows + text[end:])
 
 
+def games_of_holes() -> list[Game]:
+    """Those that detect the holes, which the corpus keeps if their options are not drawn."""
+    rules = [rule for name, rule in RULES.items() if re.match(r"b\d_", name) and rule.seed != NO_SEED]
+    return [Game(rule.scenario, rule.seed, rule.options) for rule in rules]
+
+
+def _write_corpus() -> None:
+    """Entries without triples of their own are the games of the holes, and come first."""
+    games = [game for game in games_of_holes() if game.overrides]
+    found = [entry for entry in load(CORPUS) if entry.first]
+    save(CORPUS, [*(CorpusEntry(game, frozenset()) for game in games), *found])
+
+
 def main(wanted: list[str]) -> None:
     """The command; see the module."""
     names = [name for name in RULES if wanted == ["all"] or name.startswith(tuple(wanted) or ("-",))]
@@ -110,9 +128,11 @@ def main(wanted: list[str]) -> None:
         known = RULES[name].seed
         seeds = [known] if known != NO_SEED else []
         seed, failure = first_that_detects(name, [*seeds, *(each for each in range(SEEDS) if each != known)])
-        _write(name, seed, check_of(failure) if failure else "", datetime.now(UTC).date().isoformat())
+        today = datetime.now(UTC).date().isoformat()
+        _write(name, seed, check_of(failure) if failure else "", today if failure else "")
         print(f"{name}: {seed} {failure[:200]}", flush=True)
         _write_tables()
+        _write_corpus()
     if not names:
         print(table())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,9 @@ from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.search import FAULT_OPTIONS, LIKELY, Search
 from fenceline.testing.simulation.stage import SCENARIOS, SeedOutcome, options_of
 from fenceline.testing.simulation.workers import Game
-from tests.simulation.broken_silence_rules import NO_SEED, RULES
+from tests.simulation.rules_table import CORPUS, games_of_holes
 
-CORPUS = Path(__file__).parent / "corpus.txt"
-HOLES = [rule for name, rule in RULES.items() if re.match(r"b\d_", name) and rule.seed != NO_SEED]
-GAMES = [Game(rule.scenario, rule.seed, rule.options) for rule in HOLES]
+GAMES = games_of_holes()
 SEEDS = 2_000
 """Of each scenario, as the Makefile has it."""
 _GAME = Game("operations", 7, {"crash_s": "0.5", "operations": "delete records,reassign"})
