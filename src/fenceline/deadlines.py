@@ -6,10 +6,11 @@ up. A key therefore needs no task and at most one heap entry in use.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-from typing import Generic, TypeVar
+from heapq import heapify, heappop, heappush
+from typing import Final, Generic, TypeVar
 
 K = TypeVar("K")
+_SPARE_ENTRIES: Final = 64
 
 
 class Deadlines(Generic[K]):
@@ -33,6 +34,14 @@ class Deadlines(Generic[K]):
         if known_ms is None or deadline_ms < known_ms:
             self._in_heap_ms[key] = deadline_ms
             heappush(self._heap, (deadline_ms, key))
+            if len(self._heap) > 2 * len(self._deadline_ms) + _SPARE_ENTRIES:
+                self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Remove stale entries: those of late deadlines would stay until then, however many there are."""
+        self._in_heap_ms = self._deadline_ms.copy()
+        self._heap = [(deadline_ms, key) for key, deadline_ms in self._deadline_ms.items()]
+        heapify(self._heap)
 
     def disarm(self, key: K) -> None:
         self._deadline_ms.pop(key, None)

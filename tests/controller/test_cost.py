@@ -8,9 +8,7 @@ them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, Final
 from uuid import UUID
 
@@ -46,6 +44,7 @@ from fenceline.metadata.acl_index import AclFilter, AclRule
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint
 from tests.controller.helpers import CLUSTER, Cluster
+from tests.counting import lines_of
 
 FEW, MANY = 20, 200
 """Topics that have nothing to do with the request."""
@@ -54,27 +53,15 @@ SLACK: Final = 15
 
 
 def _lines_of(cluster: Cluster, request: Request) -> int:
-    """Lines that run in this package for the request's decision and its records."""
-    count = 0
-
-    def line(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return line
-
-    def call(frame: FrameType, event: str, argument: Any) -> Any:
-        return line if "/fenceline/" in frame.f_code.co_filename else None
-
+    """Of the request's decision and its records."""
     controller = cluster.controller
-    before = sys.gettrace()
-    sys.settrace(call)
-    try:
+
+    def work() -> None:
         decision = controller.decide(request, cluster.now_ms, cluster.rng)
         if decision.records:
             controller.replay(decision.records, controller.next_offset + len(decision.records) - 1, 1)
-    finally:
-        sys.settrace(before)
-    return count
+
+    return lines_of(work)
 
 
 def _cluster(others: int) -> Cluster:

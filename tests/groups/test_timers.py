@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fenceline.groups.timers import TimerKey, TimerKind, Timers
 
+_ALTERNATIONS = 2000
 _KEYS = st.integers(0, 3).map(lambda number: TimerKey(0, TimerKind.SESSION, "g", str(number)))
 _ACTIONS = st.lists(
     st.one_of(
@@ -53,3 +54,15 @@ def test_all_timers_of_a_partition_are_removed() -> None:
     timers.disarm_partition(0)
     assert timers.pop_due(5) == TimerKey(1, TimerKind.JOIN, "h")
     assert timers.pop_due(5) is None
+
+
+def test_deadlines_that_alternate_leave_no_entries_behind() -> None:
+    """A client decides how long it waits: late deadlines that are no longer wanted would stay until then."""
+    timers, key = Timers(), TimerKey(0, TimerKind.SESSION, "g", "m")
+    for at_ms in range(_ALTERNATIONS):
+        timers.arm(key, 10**9)
+        timers.disarm(key)
+        timers.arm(key, at_ms)
+        assert timers.pop_due(at_ms) == key
+    assert len(timers._heap) < _ALTERNATIONS / 10
+    assert timers.next_deadline_ms() is None

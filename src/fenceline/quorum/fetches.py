@@ -1,7 +1,7 @@
 """Fetch and FetchSnapshot on the leader.
 
-Owns the three-way verdict on a fetch and the purgatory of waiting fetches, by token and deadline, bounded. Determines
-which records or bytes a response carries; the driver reads them.
+Owns the three-way verdict on a fetch and the purgatory of waiting fetches, bounded; a request costs the same however
+many fetches wait. Determines which records or bytes a response carries; the driver reads them.
 
 Rules: raft.md Q14, Q24-Q27; snapshots.md N24-N32; since_4_0.md K12, K13; gaps.md G26-G28, G40 (when leadership ends,
 waiting fetches are completed at once).
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from fenceline.deadlines import Deadlines
 from fenceline.errors import ErrorCode
 from fenceline.quorum.core import Core
 from fenceline.quorum.duties import QuorumAnswer, ServePiece, ServeRecords, Token
@@ -76,11 +77,11 @@ def validate_offset_and_epoch(log: LogView, offset: int, epoch: int) -> Verdict:
     return Diverging(end) if end.epoch != epoch or end.end_offset < offset else Valid()
 
 
-@dataclass(frozen=True, slots=True)
-class _Parked:
+class _Parked(NamedTuple):
     token: Token
     request: QuorumFetchRequest
-    deadline_ms: int
+    fetcher: ReplicaKey | None
+    """None: no replica."""
 
 
 class Fetches:
@@ -99,7 +100,11 @@ class Fetches:
         self._fetched = fetched
         self._contacted = contacted
         self._high_watermark = leader_high_watermark
-        self._parked: dict[Token, _Parked] = {}
+        self._parked: dict[int, _Parked] = {}
+        """By number, the oldest first."""
+        self._next_number = 0
+        self._number_of: dict[ReplicaKey, int] = {}
+        self._deadlines: Deadlines[int] = Deadlines()
 
     # -- Fetch -------------------------------------------------------------------------------------------------------
 
@@ -120,11 +125,13 @@ class Fetches:
             case Diverging(at):
                 core.duties.append(QuorumAnswer(token, self._answer(diverging_epoch=at)))
             case Valid():
-                if request.replica_id >= 0:
-                    self._fetched(ReplicaKey(request.replica_id, request.replica_directory_id), request.fetch_offset)
-                self._serve_or_park(token, request)
+                is_replica = request.replica_id >= 0
+                fetcher = ReplicaKey(request.replica_id, request.replica_directory_id) if is_replica else None
+                if fetcher is not None:
+                    self._fetched(fetcher, request.fetch_offset)
+                self._serve_or_park(token, request, fetcher)
 
-    def _serve_or_park(self, token: Token, request: QuorumFetchRequest) -> None:
+    def _serve_or_park(self, token: Token, request: QuorumFetchRequest, fetcher: ReplicaKey | None) -> None:
         core = self._core
         if core.leader_only(request.current_leader_epoch) is not ErrorCode.NONE:
             # This fetch committed the record that ended the leadership (Q42).
@@ -134,21 +141,31 @@ class Fetches:
         elif request.max_wait_ms == 0 or self._lags(request):
             core.duties.append(QuorumAnswer(token, self._answer()))
         else:
-            self._make_room(request)
-            self._parked[token] = _Parked(token, request, core.now_ms + request.max_wait_ms)
+            self._make_room(fetcher)
+            number = self._next_number
+            self._next_number += 1
+            self._parked[number] = _Parked(token, request, fetcher)
+            self._deadlines.arm(number, core.now_ms + request.max_wait_ms)
+            if fetcher is not None:
+                self._number_of[fetcher] = number
 
-    def _make_room(self, request: QuorumFetchRequest) -> None:
+    def _make_room(self, fetcher: ReplicaKey | None) -> None:
         """A replica has at most one waiting fetch; above the limit the oldest fetch is completed early."""
-        for parked in list(self._parked.values()):
-            same = parked.request.replica_id == request.replica_id >= 0
-            if same and parked.request.replica_directory_id == request.replica_directory_id:
-                self._end(parked.token)
+        before = None if fetcher is None else self._number_of.get(fetcher)
+        if before is not None:
+            self._end(before)
         while len(self._parked) >= self._core.settings.max_parked_fetches:
             self._end(next(iter(self._parked)))
 
-    def _end(self, token: Token) -> None:
-        del self._parked[token]
-        self._core.duties.append(QuorumAnswer(token, self._answer()))
+    def _take(self, number: int) -> _Parked:
+        self._deadlines.disarm(number)
+        parked = self._parked.pop(number)
+        if parked.fetcher is not None:
+            del self._number_of[parked.fetcher]
+        return parked
+
+    def _end(self, number: int) -> None:
+        self._core.duties.append(QuorumAnswer(self._take(number).token, self._answer()))
 
     def _lags(self, request: QuorumFetchRequest) -> bool:
         """K12: whether the fetcher's high watermark is behind."""
@@ -186,31 +203,31 @@ class Fetches:
 
     def records_appended(self) -> None:
         """Q26: new records complete every waiting fetch."""
-        for parked in list(self._parked.values()):
-            if self._core.log.end.offset > parked.request.fetch_offset:
-                del self._parked[parked.token]
+        end_offset = self._core.log.end.offset
+        for number, parked in list(self._parked.items()):
+            if end_offset > parked.request.fetch_offset:
+                self._take(number)
                 self._serve(parked.token, parked.request)
 
     def high_watermark_moved(self) -> None:
         """K12."""
-        for parked in list(self._parked.values()):
+        for number, parked in list(self._parked.items()):
             if self._lags(parked.request):
-                self._end(parked.token)
+                self._end(number)
 
     def end_all(self) -> None:
         """Complete all fetches: leadership ended (error 6), or the epoch did (74)."""
-        parked, self._parked = self._parked, {}
-        for each in parked.values():
+        for number in list(self._parked):
+            each = self._take(number)
             error = self._core.leader_only(each.request.current_leader_epoch)
             self._core.duties.append(QuorumAnswer(each.token, self._answer(error)))
 
     def expire(self) -> None:
-        for parked in list(self._parked.values()):
-            if parked.deadline_ms <= self._core.now_ms:
-                self._end(parked.token)
+        while (number := self._deadlines.pop_due(self._core.now_ms)) is not None:
+            self._end(number)
 
     def next_deadline_ms(self) -> int | None:
-        return min([each.deadline_ms for each in self._parked.values()]) if self._parked else None
+        return self._deadlines.next_deadline_ms()
 
     # -- FetchSnapshot -----------------------------------------------------------------------------------------------
 

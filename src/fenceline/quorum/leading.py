@@ -19,6 +19,7 @@ from fenceline.quorum.messages import (
 )
 from fenceline.quorum.replicas import QuorumReplicas
 from fenceline.quorum.roles import Leader, Resigned
+from fenceline.quorum.voter_set import VoterSet
 
 
 class Leading:
@@ -30,6 +31,11 @@ class Leading:
         self.high_watermark: int | None = None
         """Of this term; None until known."""
         self._begin_at_ms: dict[int, int] = {}
+        self._due_ms: int | None = None
+        """Before this time no majority is missed and no announcement is due, since fetches only move both later. None:
+        there is nothing to wait for."""
+        self._due_for: tuple[VoterSet, int] | None = None
+        """Of which voters and replicas (`QuorumReplicas.changes`)."""
         self._successors: tuple[ReplicaKey, ...] = ()
         """Preferred successors, as EndQuorumEpoch names them."""
         self._acknowledged: set[int] = set()
@@ -48,6 +54,7 @@ class Leading:
         self.high_watermark = None
         self.replicas = QuorumReplicas(core.local_id, core.now_ms, core.settings.max_observers)
         self._begin_at_ms = {}
+        self._due_for = None
         records: list[ControlRecord] = [leader_change(core.local_id, voters.ids, granting)]
         changed = voters.offset < 0 or voters.of(core.local_id) != core.local
         if voters.kraft_version >= 1 and changed and core.is_voter:
@@ -114,9 +121,12 @@ class Leading:
     def tick(self) -> None:
         """Q34: a leader that a majority no longer fetches from resigns, so that its clients look for another one."""
         core = self._core
+        if self.replicas is None:
+            return
+        self.replicas.forget_observers(core.voters, core.now_ms - core.settings.observer_forgotten_ms)
+        if not self._may_be_due():
+            return
         lost_at_ms = self.majority_lost_at_ms()
-        if self.replicas is not None:
-            self.replicas.forget_observers(core.voters, core.now_ms - core.settings.observer_forgotten_ms)
         if lost_at_ms is not None and lost_at_ms <= core.now_ms:
             core.log_line(
                 Level.WARNING,
@@ -136,6 +146,8 @@ class Leading:
         """Q21, K11: send BeginQuorumEpoch to voters that have not fetched lately."""
         core = self._core
         assert self.replicas is not None, "a leader tracks its replicas"
+        if not self._may_be_due():
+            return
         for voter in core.others():
             if core.now_ms < self._announce_at_ms(voter):
                 continue
@@ -154,6 +166,17 @@ class Leading:
                     core.local.endpoints,
                 ),
             )
+        times = [self.majority_lost_at_ms(), *map(self._announce_at_ms, core.others())]
+        self._due_ms = min((at_ms for at_ms in times if at_ms is not None), default=None)
+        self._due_for = (core.voters, self.replicas.changes)
+
+    def _may_be_due(self) -> bool:
+        """Whether a majority may be missed, or an announcement be due."""
+        if self._due_for is None or self._due_ms is None or self.replicas is None:
+            return True
+        voters, changes = self._due_for
+        is_known = voters is self._core.voters and changes == self.replicas.changes
+        return not is_known or self._core.now_ms >= self._due_ms
 
     def _announce_at_ms(self, voter: Voter) -> int:
         core = self._core
@@ -184,6 +207,8 @@ class Leading:
         core = self._core
         if not isinstance(core.role, Leader):
             return None
+        if not self._may_be_due():
+            return self._due_ms
         earliest_ms = self.majority_lost_at_ms()
         for voter in core.others():
             at_ms = self._announce_at_ms(voter)

@@ -356,7 +356,8 @@ class Quorum(QuorumStatus):
     def _fetched(self, key: ReplicaKey, offset: int) -> None:
         self._leading.fetched(key, offset)
         self._changes.fetched(key)
-        self._update_high_watermark()
+        if self._core.voters.of(key.replica_id) is not None:
+            self._update_high_watermark()
 
     def _update_high_watermark(self) -> None:
         if self._leading.update_high_watermark():

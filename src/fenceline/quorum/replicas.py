@@ -1,7 +1,8 @@
 """The leader's knowledge of the replicas that fetch from it, and what follows from it: high watermark, check-quorum,
 successors.
 
-Pure arithmetic over fetches. A replica counts as a voter while the newest voter set has its key.
+Pure arithmetic over fetches. A replica counts as a voter while the newest voter set has its key. There may be thousands
+of observers: none of them is looked at when another replica fetches.
 
 Rules: raft.md Q22, Q26, Q27, Q32, Q34, Q37; epochs.md E32; gaps.md G30.
 """
@@ -38,9 +39,14 @@ class QuorumReplicas:
         self._since_ms = since_ms
         self._max = max_observers
         self._all: dict[ReplicaKey, ReplicaProgress] = {}
+        self._of_id: dict[int, list[ReplicaProgress]] = {}
         self._voters: VoterSet | None = None
         self._by_voter: dict[int, ReplicaProgress | None] = {}
         """The keys of `_voters` that name a directory; reset when a replica is added or removed."""
+        self._earliest_contact_ms = since_ms
+        """No observer's contact is earlier."""
+        self.changes = 0
+        """Number of replicas that were added or removed."""
 
     def contact(self, key: ReplicaKey, now_ms: int) -> ReplicaProgress | None:
         """A valid request of `key` arrived. None: the limit of remembered replicas is reached."""
@@ -49,7 +55,8 @@ class QuorumReplicas:
             if len(self._all) >= self._max:
                 return None
             replica = self._all[key] = ReplicaProgress(key)
-            self._by_voter.clear()
+            self._of_id.setdefault(key.replica_id, []).append(replica)
+            self._changed()
         replica.contact_ms = now_ms
         return replica
 
@@ -69,15 +76,22 @@ class QuorumReplicas:
     def of_voter(self, voters: VoterSet, voter: Voter) -> ReplicaProgress | None:
         """If the set names no directory: the replica of that id with the latest contact."""
         if voters is not self._voters:
-            self._voters = voters
-            self._by_voter = {}
+            self._begin_set(voters)
         if voter.voter_id in self._by_voter:
             return self._by_voter[voter.voter_id]
         if not voters.names_no_directory(voter):
             replica = self._by_voter[voter.voter_id] = self._all.get(voters.key_of(voter))
             return replica
-        found = [each for key, each in self._all.items() if key.replica_id == voter.voter_id]
-        return max(found, key=lambda each: each.contact_ms or 0, default=None)
+        return max(self._of_id.get(voter.voter_id, ()), key=lambda each: each.contact_ms or 0, default=None)
+
+    def _begin_set(self, voters: VoterSet) -> None:
+        self._voters = voters
+        self._by_voter = {}
+        self._earliest_contact_ms = self._since_ms  # a voter of before may be an observer now
+
+    def _changed(self) -> None:
+        self._by_voter.clear()
+        self.changes += 1
 
     def of(self, key: ReplicaKey) -> ReplicaProgress | None:
         return self._all.get(key)
@@ -126,10 +140,25 @@ class QuorumReplicas:
         return min((each.end_offset or 0 for each in contacts), default=None)
 
     def forget_observers(self, voters: VoterSet, before_ms: int) -> None:
+        """Those without contact since `before_ms`. They are looked at only when one of them may have none."""
+        if voters is not self._voters:
+            self._begin_set(voters)
+        if before_ms <= self._earliest_contact_ms:
+            return
+        contacts: list[int] = []
         for key, replica in list(self._all.items()):
-            if not voters.has(key) and (replica.contact_ms or 0) < before_ms:
+            if voters.has(key):
+                continue
+            contact_ms = replica.contact_ms or 0
+            if contact_ms < before_ms:
                 del self._all[key]
-                self._by_voter.clear()
+                self._of_id[key.replica_id].remove(replica)
+                if not self._of_id[key.replica_id]:
+                    del self._of_id[key.replica_id]
+                self._changed()
+            else:
+                contacts.append(contact_ms)
+        self._earliest_contact_ms = min(contacts, default=before_ms)
 
     def describe_voters(self, voters: VoterSet, own_end: int, now_ms: int) -> tuple[ReplicaState, ...]:
         """Q37. The leader itself has fetched and caught up now, as in Kafka."""

@@ -40,7 +40,7 @@ class QuorumSettings:
     """Whether this node flushes fetched records: every controller does; a pure broker need not (Q28)."""
     listener: str = ""
     """Name of the voter endpoint that peers connect to; empty: the first one."""
-    max_parked_fetches: int = 1000
+    max_parked_fetches: int = 4096
     max_observers: int = 4000
     observer_forgotten_ms: int = 300_000
 
