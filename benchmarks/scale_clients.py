@@ -288,7 +288,15 @@ def consumers(port: int, count: int) -> None:
     step(delivered_ms=sorted(delivered_ms))
 
 
+def observers(port: int, count: int) -> None:
+    """Brokers that follow the metadata log (`benchmarks.scale_observers`)."""
+    from benchmarks.scale_observers import observers as follow
+
+    follow(port, count)
+
+
 _KINDS: Final = {
+    "observers": observers,
     "producers": producers,
     "segments": segments,
     "consumers": consumers,

@@ -206,9 +206,12 @@ def exchange_random_messages(seed: int, steps: int) -> int:
             match duty:
                 case Send():
                     waiting.append(duty)
-                case QuorumAnswer(token, _) | ServeRecords(token, _, _, _, _) | ServePiece(token, _, _, _, _):
+                case QuorumAnswer(token, _) | ServePiece(token, _, _, _, _):
                     assert token not in answered
                     answered.add(token)
+                case ServeRecords(tokens, _, _, _, _):
+                    assert answered.isdisjoint(tokens)
+                    answered.update(tokens)
                 case BeginDownload(snapshot_id, _):
                     machine.do(quorum.download_begun(machine.now_ms, snapshot_id, rng.choice((0, 0, 3))))
                     waiting += machine.found(Send)

@@ -129,6 +129,24 @@ def test_a_parked_fetch_ends_with_records_high_watermark_timeout_or_resignation(
     assert ended.partition_error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+def test_new_records_are_read_once_and_sent_to_voters_first() -> None:
+    """Q26: their flush commits. Who waits at another offset, or for fewer bytes, has a read of its own."""
+    machine = _leader()
+    machine.log.append(1, ["x"])
+    machine.do(machine.quorum.appended(machine.now_ms))
+    machine.flush()
+    end = machine.log.end_offset
+    for node_id, size in ((11, 100), (2, 100), (12, 50), (13, 100), (3, 100)):
+        fetch = machine.fetch(node_id, end, high_watermark=None, max_bytes=size)
+        machine.do(machine.quorum.request(machine.now_ms, node_id, fetch))
+    machine.log.append(1, ["y"])
+    machine.do(machine.quorum.appended(machine.now_ms))
+    assert [(duty.tokens, duty.offset, duty.max_bytes) for duty in machine.found(ServeRecords)] == [
+        ((2, 3, 11, 13), end, 100),
+        ((12,), end, 50),
+    ]
+
+
 def test_parked_fetches_are_bounded() -> None:
     machine = _leader(max_parked_fetches=2)
     for node_id in (11, 12, 13):

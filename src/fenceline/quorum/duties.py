@@ -104,10 +104,11 @@ class QuorumAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ServeRecords:
-    """Respond to a Fetch with `answer` and records from `offset`: at most `max_bytes`, at least one batch, none at or
+    """Respond to Fetches with `answer` and records from `offset`: at most `max_bytes`, at least one batch, none at or
     past `end_offset`."""
 
-    token: Token
+    tokens: tuple[Token, ...]
+    """In the order in which to respond."""
     offset: int
     max_bytes: int
     end_offset: int

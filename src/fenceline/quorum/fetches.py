@@ -137,7 +137,7 @@ class Fetches:
             # This fetch committed the record that ended the leadership (Q42).
             core.duties.append(QuorumAnswer(token, self._answer(core.leader_only(request.current_leader_epoch))))
         elif core.log.end.offset > request.fetch_offset:
-            self._serve(token, request)
+            self._serve((token,), request.fetch_offset, self._size_of(request))
         elif request.max_wait_ms == 0 or self._lags(request):
             core.duties.append(QuorumAnswer(token, self._answer()))
         else:
@@ -164,19 +164,22 @@ class Fetches:
             del self._number_of[parked.fetcher]
         return parked
 
-    def _end(self, number: int) -> None:
-        self._core.duties.append(QuorumAnswer(self._take(number).token, self._answer()))
+    def _end(self, *numbers: int) -> None:
+        """Complete these fetches without records."""
+        answer = self._answer()
+        self._core.duties += [QuorumAnswer(self._take(number).token, answer) for number in numbers]
 
     def _lags(self, request: QuorumFetchRequest) -> bool:
         """K12: whether the fetcher's high watermark is behind."""
         known = self._high_watermark()
         return known is not None and request.high_watermark is not None and request.high_watermark < known
 
-    def _serve(self, token: Token, request: QuorumFetchRequest) -> None:
-        size = max(1, min(request.max_bytes, self._core.settings.served_max_bytes))
-        self._core.duties.append(
-            ServeRecords(token, request.fetch_offset, size, self._core.log.end.offset, self._answer())
-        )
+    def _serve(self, tokens: tuple[Token, ...], offset: int, size: int) -> None:
+        self._core.duties.append(ServeRecords(tokens, offset, size, self._core.log.end.offset, self._answer()))
+
+    def _size_of(self, request: QuorumFetchRequest) -> int:
+        """At most so many bytes are served."""
+        return max(1, min(request.max_bytes, self._core.settings.served_max_bytes))
 
     def _answer(
         self,
@@ -202,18 +205,25 @@ class Fetches:
     # -- purgatory ---------------------------------------------------------------------------------------------------
 
     def records_appended(self) -> None:
-        """Q26: new records complete every waiting fetch."""
+        """Q26: new records complete every waiting fetch: first those of voters, whose flush commits. One read is for
+        all that wait at the same offset."""
         end_offset = self._core.log.end.offset
-        for number, parked in list(self._parked.items()):
-            if end_offset > parked.request.fetch_offset:
-                self._take(number)
-                self._serve(parked.token, parked.request)
+        due = [number for number, each in self._parked.items() if end_offset > each.request.fetch_offset]
+        due.sort(key=self._is_observer)
+        tokens: dict[tuple[int, int], list[Token]] = {}
+        for number in due:
+            token, request, _ = self._take(number)
+            tokens.setdefault((request.fetch_offset, self._size_of(request)), []).append(token)
+        for (offset, size), each in tokens.items():
+            self._serve(tuple(each), offset, size)
+
+    def _is_observer(self, number: int) -> bool:
+        fetcher = self._parked[number].fetcher
+        return fetcher is None or not self._core.voters.has(fetcher)
 
     def high_watermark_moved(self) -> None:
         """K12."""
-        for number, parked in list(self._parked.items()):
-            if self._lags(parked.request):
-                self._end(number)
+        self._end(*(number for number, parked in self._parked.items() if self._lags(parked.request)))
 
     def end_all(self) -> None:
         """Complete all fetches: leadership ended (error 6), or the epoch did (74)."""
@@ -223,8 +233,10 @@ class Fetches:
             self._core.duties.append(QuorumAnswer(each.token, self._answer(error)))
 
     def expire(self) -> None:
+        due: list[int] = []
         while (number := self._deadlines.pop_due(self._core.now_ms)) is not None:
-            self._end(number)
+            due.append(number)
+        self._end(*due)
 
     def next_deadline_ms(self) -> int | None:
         return self._deadlines.next_deadline_ms()

@@ -175,7 +175,8 @@ class Quorum(QuorumStatus):
     # -- the network ---------------------------------------------------------------------------------------------------
 
     def request(self, now_ms: int, token: Token, message: RequestMessage) -> list[Duty]:
-        """A request arrived; an Answer, ServeRecords or ServePiece with `token` follows now or later, exactly once."""
+        """A request arrived; a QuorumAnswer, ServeRecords or ServePiece with `token` follows now or later, exactly
+        once."""
         core = self._begin(now_ms)
         asker = getattr(message, "replica_id", getattr(message, "leader_id", None))
         if asker is not None:
