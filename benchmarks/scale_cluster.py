@@ -1,4 +1,5 @@
-"""The curves of `benchmarks.scale` about clusters: three nodes, the nodes of a host, a controller of 1,000 brokers.
+"""The curves of `benchmarks.scale` about clusters: three nodes, what 1,000 brokers that follow the metadata log cost
+its leader, the nodes of a host, a controller of 1,000 brokers.
 
 The controller is measured without processes: it decides on images of that size, and does no I/O anyway. Each size is a
 process of its own, `python -m benchmarks.scale_cluster BROKERS`, which prints JSON.
@@ -11,7 +12,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from random import Random
 from typing import Final
 from uuid import UUID
@@ -20,7 +22,7 @@ import psutil
 
 from benchmarks.clusters import PATIENCE_S, ClusterUnderTest
 from benchmarks.harness import cpu_seconds, resident_mb, scratch
-from benchmarks.scale_measuring import IDLE_S, SizeOfCurve, read_metric
+from benchmarks.scale_measuring import IDLE_S, SizeOfCurve, client_process, read_metric
 from benchmarks.workloads import create_topic
 from fenceline.controller.controller import Controller
 from fenceline.controller.partition_requests import AlterPartition, BalanceLeaders, IsrChange, IsrMember
@@ -62,13 +64,7 @@ def partitions_of_three(curve: SizeOfCurve) -> None:
     """Every node has a replica of each, and leads a third."""
     from benchmarks.scale import create_partitions
 
-    with scratch() as directory, ClusterUnderTest("fenceline", directory / "cluster") as cluster:
-        ports = {}
-        for node in cluster.voters:
-            ports[node.node_id] = port = free_port()
-            node.settings |= {"fenceline.metrics.port": str(port), "fenceline.event.loop.sample.ms": "5"}
-        cluster.start_voters()
-        time.sleep(1)
+    with _three_nodes() as (cluster, ports):
         empty_percent = _idle_percent(cluster)
         before_mb, before_s = _sum(resident_mb, cluster), _sum(cpu_seconds, cluster)
         began_s = time.perf_counter()
@@ -83,10 +79,33 @@ def partitions_of_three(curve: SizeOfCurve) -> None:
             "memory of one replica", (_sum(resident_mb, cluster) - before_mb) * 1e6 / curve.size / _NODES, "bytes"
         )
         curve.add_idle(_idle_percent(cluster), empty_percent)
-        for name, kind in (("longest_work", ""), ("longest_delay", ", with waits for disk and cores")):
-            longest_s = max(read_metric(port, f"fenceline_event_loop_{name}_seconds") for port in ports.values())
-            curve.add(f"longest pause of a loop{kind}", longest_s * 1000, "ms")
+        _add_pauses(curve, ports.values())
         _kill_and_return(curve, cluster, ports)
+
+
+@contextmanager
+def _three_nodes() -> Iterator[tuple[ClusterUnderTest, dict[int, int]]]:
+    """Their loops are observed; with the port of each one's metrics."""
+    with scratch() as directory, ClusterUnderTest("fenceline", directory / "cluster") as cluster:
+        ports = {}
+        for node in cluster.voters:
+            ports[node.node_id] = port = free_port()
+            node.settings |= {"fenceline.metrics.port": str(port), "fenceline.event.loop.sample.ms": "5"}
+        cluster.start_voters()
+        for port in ports.values():
+            _longest_s(port, "work")  # the first scrape imports modules
+        time.sleep(1)
+        yield cluster, ports
+
+
+def _add_pauses(curve: SizeOfCurve, ports: Iterable[int]) -> None:
+    """The longest of these nodes."""
+    for kind, more in (("work", ""), ("delay", ", with waits for disk and cores")):
+        curve.add(f"longest pause of a loop{more}", max(_longest_s(port, kind) for port in ports) * 1000, "ms")
+
+
+def _longest_s(port: int, kind: str) -> float:
+    return read_metric(port, f"fenceline_event_loop_longest_{kind}_seconds")
 
 
 def _kill_and_return(curve: SizeOfCurve, cluster: ClusterUnderTest, ports: Mapping[int, int]) -> None:
@@ -153,6 +172,47 @@ def _pid(node: MixedNode) -> int:
     pid = node.pid
     assert pid is not None, "it runs"
     return pid
+
+
+# --- brokers that follow the metadata log -----------------------------------------------------------------------------
+
+
+def metadata_followers(curve: SizeOfCurve) -> None:
+    """Three nodes, from whose leader so many brokers fetch besides. All figures are the leader's."""
+    with _three_nodes() as (cluster, ports):
+        leader = cluster.leader()
+        pid = _pid(leader)
+        before_s = cpu_seconds(pid)
+        time.sleep(IDLE_S)
+        empty_s = (cpu_seconds(pid) - before_s) / IDLE_S
+        before_mb = resident_mb(pid)
+        with client_process("observers", leader.controller_port, curve.size) as client:
+            client.result()
+            time.sleep(1)
+            curve.add("memory of one", (resident_mb(pid) - before_mb) * 1e6 / curve.size, "bytes")
+            client.next()
+            began_s, before_s = time.monotonic(), cpu_seconds(pid)
+            time.sleep(IDLE_S)
+            fetches = client.next()["responses"]
+            used_s = cpu_seconds(pid) - before_s - empty_s * (time.monotonic() - began_s)
+            curve.add("at rest: CPU of a fetch", used_s * 1e6 / fetches, "us")
+            began_s, before_s = time.monotonic(), cpu_seconds(pid)
+            fetches, complete_ms = 0, []
+            for number in range(_CHANGES):
+                changed_s = time.monotonic()
+                create_topic(leader.bootstrap, f"topic-{number}", 1)
+                time.sleep(_BETWEEN_CHANGES_S)
+                found = client.next()
+                fetches += found["responses"]
+                complete_ms.append((found["complete_s"][-1] - changed_s) * 1000)
+            used_s = cpu_seconds(pid) - before_s - empty_s * (time.monotonic() - began_s)
+            curve.add("with a new topic each second: CPU of a fetch", used_s * 1e6 / fetches, "us")
+            curve.add("a new topic until the last broker knows it, median", statistics.median(complete_ms), "ms")
+        _add_pauses(curve, [ports[leader.node_id]])
+
+
+_CHANGES: Final = 20
+_BETWEEN_CHANGES_S: Final = 1.0
 
 
 # --- nodes of a host --------------------------------------------------------------------------------------------------
@@ -333,6 +393,7 @@ def _shrink(world: _Simulated, number: int) -> Request:
 
 CURVES: Final[Mapping[str, tuple[tuple[int, ...], Callable[[SizeOfCurve], None]]]] = {
     "partitions of three": ((37_500, 75_000, 150_000, 300_000), partitions_of_three),
+    "metadata followers": ((125, 250, 500, 1_000), metadata_followers),
     "nodes of a host": ((1, 2, 4), nodes_of_a_host),
     "brokers": ((125, 250, 500, 1_000), controller),
 }

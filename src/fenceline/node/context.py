@@ -3,12 +3,13 @@
 A module of handlers has a function `apis`, which takes the ports that its handlers use and returns their `Api`s; the
 node advertises exactly the registered APIs. A handler receives the decoded request and returns fields for
 `wire.entities.write_response`, or the encoded body. It may be a coroutine function or return an awaitable: the
-connection then waits before it handles the next request.
+connection then waits before it handles the next request. Each coroutine is a task; `AnswerOnce` needs none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -25,6 +26,23 @@ if TYPE_CHECKING:
 Answer: TypeAlias = dict[str, Any] | bytes
 Handler: TypeAlias = Callable[["RequestContext", Any], "Answer | Awaitable[Answer]"]
 """The request is the entity of the API (`wire.requests`)."""
+
+
+class AnswerOnce:
+    """An answer that is built once `ready` is done, from its result or its exception."""
+
+    __slots__ = ("build", "ready")
+
+    def __init__(self, ready: asyncio.Future[Any], build: Callable[[], Answer]) -> None:
+        """`build` may raise PeerError."""
+        self.ready = ready
+        self.build = build
+
+    def __await__(self) -> Generator[Any, Any, Answer]:
+        """`ready` may have other users: it is not cancelled with who waits here."""
+        if not self.ready.done():
+            yield from asyncio.wait((self.ready,)).__await__()
+        return self.build()
 
 
 class Submit(Protocol):

@@ -68,6 +68,8 @@ class Core:
         self._voter_set = VoterSet()
         self._others: list[Voter] = []
         self._is_voter = False
+        self._found_persisted: tuple[Role, ElectionState] | None = None
+        """The last role that `check` compared with what was ordered to be persisted."""
 
     # -- identity ----------------------------------------------------------------------------------------------------
 
@@ -275,8 +277,11 @@ class Core:
         role, end = self.role, self.log.end
         if role.epoch < epoch:
             raise InternalError(f"Q50: the epoch cannot decrease: {epoch} to {role}")
-        if persisted_form(role) != self.persisted:
-            raise InternalError(f"Q2: {role} is not what was ordered to be persisted: {self.persisted}")
+        found = self._found_persisted
+        if found is None or found[0] is not role or found[1] is not self.persisted:
+            if persisted_form(role) != self.persisted:
+                raise InternalError(f"Q2: {role} is not what was ordered to be persisted: {self.persisted}")
+            self._found_persisted = (role, self.persisted)
         if end.epoch > role.epoch:
             raise InternalError(f"Q10: the log ends in epoch {end.epoch}, the quorum is in {role.epoch}")
         if isinstance(role, Leader) and role.epoch_start_offset > end.offset:

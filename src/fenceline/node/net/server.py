@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from fenceline.errors import OperatorError, PeerError
-from fenceline.node.context import Answer, Api, RequestContext
+from fenceline.node.context import Answer, AnswerOnce, Api, RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.net.connection import INITIAL_BUFFER_BYTES, PendingAnswer, ServerConnection
 from fenceline.node.repeated_lines import RepeatedLines, shape
@@ -539,8 +539,7 @@ class Server:
             pending.fail("the node is shutting down")
             raise
         except Exception:
-            log.exception("request failed", api=api.key.name, version=context.api_version, peer=context.peer)
-            pending.fail("internal error, see the previous log message")
+            self._failed(api, context, pending)
             return
         if isinstance(answer, (dict, bytes)):
             pending.complete(self._frame(api.key, context, answer))
@@ -610,7 +609,11 @@ class Server:
         if isinstance(answer, (dict, bytes)):
             return self._frame(api.key, context, answer)
         pending = PendingAnswer()
-        self._start(self._finish(api, context, answer, pending))
+        if isinstance(answer, AnswerOnce):
+            build = answer.build
+            answer.ready.add_done_callback(lambda _: self._complete(api, context, build, pending))
+        else:
+            self._start(self._finish(api, context, answer, pending))
         return pending
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -631,8 +634,23 @@ class Server:
             pending.fail("the node is shutting down")
             raise
         except Exception:
-            log.exception("request failed", api=api.key.name, version=context.api_version, peer=context.peer)
-            pending.fail("internal error, see the previous log message")
+            self._failed(api, context, pending)
+
+    def _complete(self, api: Api, context: RequestContext, build: Callable[[], Answer], pending: PendingAnswer) -> None:
+        """As `_finish`, without a task."""
+        try:
+            try:
+                fields = build()
+            except PeerError as error:
+                fields = _top_level_error(error)
+            pending.complete(self._frame(api.key, context, fields))
+        except Exception:
+            self._failed(api, context, pending)
+
+    def _failed(self, api: Api, context: RequestContext, pending: PendingAnswer) -> None:
+        """Called while the exception is handled."""
+        log.exception("request failed", api=api.key.name, version=context.api_version, peer=context.peer)
+        pending.fail("internal error, see the previous log message")
 
     def _frame(self, key: ApiKey, context: RequestContext, answer: Answer) -> list[Buffer]:
         if context.throttle_ms:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fenceline.errors import PeerError
-from fenceline.node.context import Api, RequestContext
+from fenceline.node.context import Answer, AnswerOnce, Api, RequestContext
 from fenceline.quorum.codec import VERSIONS
 from fenceline.wire.apis import ApiKey
 
@@ -40,7 +40,7 @@ class QuorumPort(Protocol):
 
 def _handle(
     key: ApiKey, controller: QuorumPort, context: RequestContext, request: Entity
-) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+) -> Answer | Awaitable[Answer]:
     from fenceline.quorum.codec.requests import UnexpectedPartition, read_request
     from fenceline.quorum.codec.responses import answer_fields, closing
 
@@ -57,11 +57,7 @@ def _handle(
             return answer_fields(closing(message, known, quorum.epoch), context.api_version, controller.wall_time_ms)
         return answer_fields(answer.result(), context.api_version, controller.wall_time_ms)
 
-    async def later() -> dict[str, Any]:
-        await asyncio.wait((answer,))
-        return fields()
-
-    return fields() if answer.done() else later()
+    return fields() if answer.done() else AnswerOnce(answer, fields)
 
 
 def controller_apis(controller: QuorumPort) -> tuple[Api, ...]:
