@@ -10,11 +10,11 @@ from typing import Any, Final
 import pytest
 
 from fenceline.config.node import NodeConfig
-from fenceline.errors import OperatorError
+from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.node.api.handlers.api_versions import ANY_VERSION, ApiVersions, api_ranges
 from fenceline.node.broker import server_limits
-from fenceline.node.context import Api, NodeView
+from fenceline.node.context import AnswerOnce, Api, NodeView
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection_limits import ConnectionLimits
 from fenceline.node.net.server import Server
@@ -151,5 +151,74 @@ def test_only_large_requests_are_decoded_in_a_thread() -> None:
                 assert (asked[-1], threads.count) == (count, in_threads)
             writer.close()
             await server.close()
+
+    asyncio.run(story())
+
+
+async def _asked_once(handle: Any) -> bytes:
+    """What the client of one DescribeCluster request receives until the connection ends or has a whole answer."""
+    config = NodeConfig.load(None, {}, {})
+    threads: Any = None
+    server = Server(
+        (Api(ApiKey.DESCRIBE_CLUSTER, 0, 0, handle),),
+        {},
+        server_limits(config),
+        ConnectionLimits(config.text, config.of_listener_only, dict, lambda: 0),
+        turns=Turns(asyncio.get_running_loop(), lambda: 0),
+        metrics=NodeMetrics(),
+        threads=threads,
+    )
+    port = await server.bind("PLAINTEXT", "127.0.0.1", 0)
+    await server.start_serving()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = write_request(ApiKey.DESCRIBE_CLUSTER, 0, {})
+    for part in encode_request_frame(ApiKey.DESCRIBE_CLUSTER, 0, 7, "test", body):
+        writer.write(part)
+    size = await reader.read(4)
+    answer = size + (await reader.readexactly(int.from_bytes(size, "big")) if size else b"")
+    writer.close()
+    await server.close()
+    return answer
+
+
+@pytest.mark.parametrize("outcome", [{"cluster_id": "c"}, PeerError(ErrorCode.NOT_CONTROLLER, "no"), ValueError("bug")])
+def test_an_answer_that_is_built_once_something_is_done_is_that_of_a_coroutine(outcome: Any) -> None:
+    """Its fields, the error of a peer, and of a bug an end of the connection."""
+
+    def build() -> dict[str, Any]:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return dict(outcome)
+
+    async def coroutine() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return build()
+
+    def once(*_: object) -> AnswerOnce:
+        ready = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(ready.set_result, None)
+        return AnswerOnce(ready, build)
+
+    async def awaited(*_: object) -> Any:
+        return await once()
+
+    answers = {asyncio.run(_asked_once(handle)) for handle in (lambda *_: coroutine(), once, awaited)}
+    assert len(answers) == 1
+    assert (answers.pop() == b"") is isinstance(outcome, ValueError)
+
+
+def test_waiting_for_an_answer_does_not_cancel_what_it_waits_for() -> None:
+    async def story() -> None:
+        ready = asyncio.get_running_loop().create_future()
+
+        async def wait() -> Any:
+            return await AnswerOnce(ready, dict)
+
+        task = asyncio.get_running_loop().create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert task.cancelled()
+        assert not ready.cancelled()
 
     asyncio.run(story())
