@@ -131,7 +131,7 @@ def _v39_a_recovering_leader_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None
     patch.setattr(alter_partition, "_fault", takes)
 
 
-@breaks(30, "E36", "2026-11-29")
+@breaks(105, "E36", "2026-11-30")
 def _v18_an_in_sync_set_changes_only_from_the_newest_version(patch: pytest.MonkeyPatch) -> None:
     fault = alter_partition._fault
 

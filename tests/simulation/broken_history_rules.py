@@ -45,7 +45,7 @@ def _kafka_9491_a_full_truncation_moves_the_high_watermark(patch: pytest.MonkeyP
 # -- in-sync sets ------------------------------------------------------------------------------------------------------
 
 
-@breaks(31, "StrongIsr", "2026-11-23")
+@breaks(184, "StrongIsr", "2026-11-30")
 def _kafka_7128_a_joining_follower_has_reached_this_epoch(patch: pytest.MonkeyPatch) -> None:
     """Reaching the high watermark was enough, which a new leader does not know yet."""
     patch.setattr(
