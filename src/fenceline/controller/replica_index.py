@@ -2,13 +2,14 @@
 preferred one.
 
 Owns indexes over the image, so that the cost of a decision depends on what it changes and not on the size of the
-cluster (docs/how-it-works.md "Cost"). Built from an image on first use, then updated by deltas. The partitions of a
-topic on a broker are the bits of one integer: a new controller builds little before its first decision, and nothing
-that the garbage collector traverses.
+cluster (docs/how-it-works.md "Cost"). Built from an image, in parts if it is large, then updated by deltas. The
+partitions of a topic on a broker are the bits of one integer: there is little to build, and nothing that the garbage
+collector traverses.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
@@ -35,9 +36,11 @@ class ReplicaIndex:
         "_leads",
         "_preferred",
         "_reassigning",
+        "_to_build",
     )
 
     def __init__(self, image: MetadataImage) -> None:
+        """Empty: `build` adds the topics of `image`."""
         self._isr: defaultdict[int, _Partitions] = defaultdict(dict)
         self._elr: defaultdict[int, _Partitions] = defaultdict(dict)
         self._leads: defaultdict[int, _Partitions] = defaultdict(dict)
@@ -47,8 +50,20 @@ class ReplicaIndex:
         self._leaderless_of: defaultdict[int, _Partitions] = defaultdict(dict)
         self._imbalanced: defaultdict[int, _Partitions] = defaultdict(dict)
         self._reassigning: _Partitions = {}
-        for topic in image.topics_by_id.values():
+        self._to_build: Iterator[TopicImage] | None = iter(image.topics_by_id.values())
+
+    def build(self, partitions: float = math.inf) -> bool:
+        """Add topics, until they have so many partitions. Returns whether the index is complete; before that it must
+        not be used."""
+        if self._to_build is None:
+            return True
+        for topic in self._to_build:
             self._add_topic(topic)
+            partitions -= len(topic.partitions)
+            if partitions <= 0:
+                return False
+        self._to_build = None
+        return True
 
     def update(self, delta: Delta) -> None:
         for topic in delta.deleted_topics:

@@ -6,6 +6,7 @@ sessions, and indexes derived from the image. Changed only by `replay`, `reset` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -132,6 +133,7 @@ class ControllerState:
         broker is heard of again."""
         self._own_resource = ConfigResource(ConfigResourceType.BROKER, str(settings.node_id))
         self._index: ReplicaIndex | None = None
+        self._incomplete_index: ReplicaIndex | None = None
         self._names: NameIndex | None = None
         self._acls: AclIndex | None = None
         self._tokens: TokenIndex | None = None
@@ -148,8 +150,19 @@ class ControllerState:
     @property
     def index(self) -> ReplicaIndex:
         if self._index is None:
-            self._index = ReplicaIndex(self.image)
+            self.prepare()
+        assert self._index is not None, "it was built"
         return self._index
+
+    def prepare(self, partitions: float = math.inf) -> bool:
+        """Build the index, or a part of it for some `partitions`, so that the first decision need not do it in one
+        turn of the event loop. Returns whether it is complete."""
+        if self._index is not None:
+            return True
+        index = self._incomplete_index or ReplicaIndex(self.image)
+        is_complete = index.build(partitions)
+        self._index, self._incomplete_index = (index, None) if is_complete else (None, index)
+        return is_complete
 
     @property
     def names(self) -> NameIndex:
@@ -175,7 +188,7 @@ class ControllerState:
             raise InternalError(f"C2: the image ends at {image.offset}, the next record is to have {next_offset}")
         self.image = image
         self.next_offset = next_offset
-        self._index = self._names = self._acls = self._tokens = None
+        self._index = self._incomplete_index = self._names = self._acls = self._tokens = None
         self.visits.clear()
         self.fencing.clear()
 
@@ -188,6 +201,7 @@ class ControllerState:
             )
         self.image, delta = apply(self.image, records, last_offset, epoch)
         self.next_offset = last_offset + 1
+        self._incomplete_index = None
         if self._index is not None:
             self._index.update(delta)
         if self._acls is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import errno
+import math
 import os
 from collections.abc import Coroutine
 from pathlib import Path
@@ -24,11 +25,13 @@ from fenceline.controller.requests import (
     TopicToCreate,
     WriteNoOp,
 )
+from fenceline.controller.state import ControllerState
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.log.core.disk import Disk, OsDisk
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import MetadataImage
+from fenceline.node.controller import active_controller
 from fenceline.node.controller.driver import ControllerDriver
 from fenceline.node.logs import Logger
 from fenceline.node.metadata.metadata_log import MetadataLog
@@ -109,6 +112,41 @@ def test_requests_during_a_flush_share_the_next_flush() -> None:
         held.let_go()
         await _turns()
         assert all(each.done() for each in rest)
+
+    run(story())
+
+
+def test_partitions_are_indexed_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million of them take seconds, in which other nodes must not miss this one. Requests wait meanwhile."""
+    monkeypatch.setattr(active_controller, "INDEXED_IN_A_TURN", 10)
+    prepare_index = ControllerState.prepare
+    turns, passes = 0, []
+
+    def prepared(state: ControllerState, partitions: float = math.inf) -> bool:
+        is_complete = prepare_index(state, partitions)
+        passes.append((is_complete, turns))
+        return is_complete
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def story() -> None:
+        disk = sim()
+        before = await joined(disk, D)
+        await before.submit(CreateTopics(tuple(TopicToCreate(f"t{number}", 5, 1) for number in range(7))))
+        await before.stop()
+        monkeypatch.setattr(ControllerState, "prepare", prepared)
+        counting = asyncio.get_running_loop().create_task(count_turns())
+        after = await joined(disk, D)
+        counting.cancel()
+        assert [is_complete for is_complete, _ in passes[:4]] == [False, False, False, True]
+        assert len({turn for _, turn in passes[:4]}) == 4
+        await after.submit(DeleteTopics((TopicReference("t3"),)))
+        assert after.partition_count == 30
+        await after.stop()
 
     run(story())
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.controller.controller import Controller
 from fenceline.controller.partition_requests import ElectLeaderless
@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from fenceline.node.quorum.driver import QuorumDriver
     from fenceline.node.storage.storage_trouble import StorageTrouble
     from fenceline.rng import Rng
+
+
+INDEXED_IN_A_TURN: Final = 1_000
+"""Partitions, of which each may be on other brokers."""
 
 
 class ControllerMetrics:
@@ -251,9 +255,12 @@ class ActiveController:
             asyncio.get_running_loop().call_soon(self.turn)
 
     def turn(self) -> None:
-        """Decide all queued requests and append their records."""
+        """Decide all queued requests and append their records; in the first turns of a term, index the partitions."""
         self._is_scheduled = False
         if self._commit_in_progress is not None or not self.is_active:
+            return
+        if not self._controller.state.prepare(INDEXED_IN_A_TURN):
+            self.schedule()
             return
         queue, self._queue = self._queue, []
         if self._checks_leaderless and queue:
