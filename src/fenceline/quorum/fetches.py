@@ -166,8 +166,9 @@ class Fetches:
 
     def _end(self, *numbers: int) -> None:
         """Complete these fetches without records."""
-        answer = self._answer()
-        self._core.duties += [QuorumAnswer(self._take(number).token, answer) for number in numbers]
+        if numbers:
+            answer = self._answer()
+            self._core.duties += [QuorumAnswer(self._take(number).token, answer) for number in numbers]
 
     def _lags(self, request: QuorumFetchRequest) -> bool:
         """K12: whether the fetcher's high watermark is behind."""
