@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import BinaryIO, Final
 
+from benchmarks.scale_observers import observers
 from fenceline.records.build import build_batch
 from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_request
 
@@ -286,13 +287,6 @@ def consumers(port: int, count: int) -> None:
                 burst.sockets[number].send(again)
             time.sleep(0.2)
     step(delivered_ms=sorted(delivered_ms))
-
-
-def observers(port: int, count: int) -> None:
-    """Brokers that follow the metadata log (`benchmarks.scale_observers`)."""
-    from benchmarks.scale_observers import observers as follow
-
-    follow(port, count)
 
 
 _KINDS: Final = {

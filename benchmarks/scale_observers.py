@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import select
 import socket
-import struct
 import sys
 import time
 from typing import Final
@@ -21,6 +20,7 @@ from fenceline.quorum.messages import QuorumFetchRequest, QuorumFetchResponse
 from fenceline.records.batch import iter_headers
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.frame import encode_request_frame
 
 _FETCH_VERSION: Final = 17
 _FIRST_ID: Final = 10_000
@@ -55,8 +55,7 @@ class _Observer:
             high_watermark=self.high_watermark,
         )
         body = entities.write_request(ApiKey.FETCH, _FETCH_VERSION, request_fields(message, _FETCH_VERSION))
-        request = struct.pack(">hhihb", ApiKey.FETCH, _FETCH_VERSION, _CORRELATION, -1, 0) + body
-        self.connection.sendall(struct.pack(">i", len(request)) + request)
+        self.connection.sendall(b"".join(encode_request_frame(ApiKey.FETCH, _FETCH_VERSION, _CORRELATION, None, body)))
 
     def response(self) -> bytes | None:
         """The body of one that is complete."""
