@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from random import Random
 from typing import Final
@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.clusters import PATIENCE_S, ClusterUnderTest
 from benchmarks.harness import cpu_seconds, resident_mb, scratch
-from benchmarks.scale_measuring import IDLE_S, SizeOfCurve, client_process, read_metric
+from benchmarks.scale_measuring import IDLE_S, SizeOfCurve, client_process, longest_delay_s, read_metric
 from benchmarks.workloads import create_topic
 from fenceline.controller.controller import Controller
 from fenceline.controller.partition_requests import AlterPartition, BalanceLeaders, IsrChange, IsrMember
@@ -80,7 +80,7 @@ def partitions_of_three(curve: SizeOfCurve) -> None:
             "memory of one replica", (_sum(resident_mb, cluster) - before_mb) * 1e6 / curve.size / _NODES, "bytes"
         )
         curve.add_idle(_idle_percent(cluster), empty_percent)
-        _add_pauses(curve, ports.values())
+        curve.add_longest(map(longest_delay_s, ports.values()), "longest pause of a loop")
         _kill_and_return(curve, cluster, ports)
 
 
@@ -94,19 +94,9 @@ def _three_nodes() -> Iterator[tuple[ClusterUnderTest, dict[int, int]]]:
             node.settings |= {"fenceline.metrics.port": str(port), "fenceline.event.loop.sample.ms": "5"}
         cluster.start_voters()
         for port in ports.values():
-            _longest_s(port, "work")  # the first scrape imports modules
+            longest_delay_s(port)  # the first scrape imports modules
         time.sleep(1)
         yield cluster, ports
-
-
-def _add_pauses(curve: SizeOfCurve, ports: Iterable[int]) -> None:
-    """The longest of these nodes."""
-    for kind, more in (("work", ""), ("delay", ", with waits for disk and cores")):
-        curve.add(f"longest pause of a loop{more}", max(_longest_s(port, kind) for port in ports) * 1000, "ms")
-
-
-def _longest_s(port: int, kind: str) -> float:
-    return read_metric(port, f"fenceline_event_loop_longest_{kind}_seconds")
 
 
 def _kill_and_return(curve: SizeOfCurve, cluster: ClusterUnderTest, ports: Mapping[int, int]) -> None:
@@ -209,7 +199,7 @@ def metadata_followers(curve: SizeOfCurve) -> None:
             used_s = cpu_seconds(pid) - before_s - empty_s * (time.monotonic() - began_s)
             curve.add("with a new topic each second: CPU of a fetch", used_s * 1e6 / fetches, "us")
             curve.add("a new topic until the last broker knows it, median", statistics.median(complete_ms), "ms")
-        _add_pauses(curve, [ports[leader.node_id]])
+        curve.add_longest([longest_delay_s(ports[leader.node_id])], "longest pause of a loop")
 
 
 _CHANGES: Final = 20

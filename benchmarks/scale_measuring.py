@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +41,11 @@ class SizeOfCurve:
 
     def add_pause(self, node: MeasuredNode, what: str = "longest pause of the loop") -> None:
         """The longest delay since the node's start, and how long the loop's thread worked in one."""
-        delay_s, work_s = node.longest_delay_s()
+        self.add_longest([node.longest_delay_s()], what)
+
+    def add_longest(self, of_nodes_s: Iterable[tuple[float, float]], what: str) -> None:
+        """As `add_pause`, of the node with the longest."""
+        delay_s, work_s = map(max, zip(*of_nodes_s, strict=True))
         self.add(what, work_s * 1000, "ms")
         self.add(f"{what}, with waits for disk and cores", delay_s * 1000, "ms")
 
@@ -93,11 +97,7 @@ class MeasuredNode:
         return read_metric(self._metrics_port, name)
 
     def longest_delay_s(self) -> tuple[float, float]:
-        """As a whole, and with work only."""
-        return (
-            self.metric("fenceline_event_loop_longest_delay_seconds"),
-            self.metric("fenceline_event_loop_longest_work_seconds"),
-        )
+        return longest_delay_s(self._metrics_port)
 
     def restart(self, *, kill: bool) -> tuple[float, float]:
         """Seconds of the stop and of the start, until its ready line."""
@@ -132,6 +132,12 @@ def measured_node(**options: Any) -> Iterator[MeasuredNode]:
         yield node
     finally:
         node.close()
+
+
+def longest_delay_s(port: int) -> tuple[float, float]:
+    """Of a node's loop since its start, from its metrics: as a whole, and with work only."""
+    delay_s, work_s = (read_metric(port, f"fenceline_event_loop_longest_{kind}_seconds") for kind in ("delay", "work"))
+    return delay_s, work_s
 
 
 def read_metric(port: int, name: str) -> float:
