@@ -177,6 +177,11 @@ def metadata_followers(curve: SizeOfCurve) -> None:
         time.sleep(IDLE_S)
         empty_s = (cpu_seconds(pid) - before_s) / IDLE_S
         before_mb = resident_mb(pid)
+
+        def added_s() -> float:
+            """CPU since `began_s`, above that of an empty node."""
+            return cpu_seconds(pid) - before_s - empty_s * (time.monotonic() - began_s)
+
         with client_process("observers", leader.controller_port, curve.size) as client:
             client.result()
             time.sleep(1)
@@ -185,8 +190,7 @@ def metadata_followers(curve: SizeOfCurve) -> None:
             began_s, before_s = time.monotonic(), cpu_seconds(pid)
             time.sleep(IDLE_S)
             fetches = client.next()["responses"]
-            used_s = cpu_seconds(pid) - before_s - empty_s * (time.monotonic() - began_s)
-            curve.add("at rest: CPU of a fetch", used_s * 1e6 / fetches, "us")
+            curve.add("at rest: CPU of a fetch", added_s() * 1e6 / fetches, "us")
             began_s, before_s = time.monotonic(), cpu_seconds(pid)
             fetches, complete_ms = 0, []
             for number in range(_CHANGES):
@@ -196,8 +200,7 @@ def metadata_followers(curve: SizeOfCurve) -> None:
                 found = client.next()
                 fetches += found["responses"]
                 complete_ms.append((found["complete_s"][-1] - changed_s) * 1000)
-            used_s = cpu_seconds(pid) - before_s - empty_s * (time.monotonic() - began_s)
-            curve.add("with a new topic each second: CPU of a fetch", used_s * 1e6 / fetches, "us")
+            curve.add("with a new topic each second: CPU of a fetch", added_s() * 1e6 / fetches, "us")
             curve.add("a new topic until the last broker knows it, median", statistics.median(complete_ms), "ms")
         curve.add_longest([longest_delay_s(ports[leader.node_id])], "longest pause of a loop")
 
