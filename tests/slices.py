@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 import pytest
 
 ROOT: Final = Path(__file__).parents[1]
-COUNT: Final = 4
+COUNT: Final = 8
 LONG: Final = frozenset({"kafka", "long"})
 SECONDS: Final = ROOT / "tests" / "seconds.json"
 """How long the long tests of each module took, together."""

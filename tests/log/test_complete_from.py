@@ -13,6 +13,7 @@ from fenceline.log.core.config import LogConfig
 from fenceline.log.core.disk import replace_file
 from fenceline.log.partition.partition_log import PartitionLog
 from fenceline.records.build import build_batch
+from fenceline.records.crc import crc32c
 from fenceline.testing.sim_disk import SimDisk
 from tests.log.compaction_story import compact_all
 from tests.losses.helpers import DIRECTORY, a_disk, open_log
@@ -107,6 +108,55 @@ def test_a_crash_before_the_flush(has_gap: bool) -> None:
     log.close(clean=False)
     again = open_log(disk, **OURS)
     assert again.complete_from == (CompleteFrom(5, 3) if has_gap else CompleteFrom())
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_gaps_of_a_topic_that_is_not_compacted_any_more(is_known: bool) -> None:
+    """A gap after a crash is compaction's only in a log that is known to have been compacted (`operations`, seed
+    1559)."""
+    disk = a_disk()
+    options = OURS | {"config": LogConfig()}
+    log = open_log(disk, **options)
+    for offset in (0, 4, 8):
+        fetched(log, offset)
+    if is_known:
+        log.raise_complete_from(6, 3)
+        work = log.flush_work(2_000)
+        assert work is not None
+        work.run()
+    log.close(clean=False)
+    again = open_log(disk, **options)
+    assert again.log_end_offset == 9
+    assert again.complete_from == (CompleteFrom(10, 3) if is_known else CompleteFrom())
+
+
+@pytest.mark.parametrize(
+    ("batches", "lacks"),
+    [([(0, 1), (1, 2)], False), ([(0, 1), (2, 2)], True), ([(2, 1)], True), ([(0, 3), (3, 1)], False)],
+)
+def test_an_append_says_whether_the_leader_lacks_records(batches: list[tuple[int, int]], lacks: bool) -> None:
+    """With and without the plain path, which takes the batches after the first append. `batches`: offset, records."""
+    for before in ([], [0]):
+        log = open_log(a_disk(), **OURS)
+        for offset in before:
+            fetched(log, offset)
+        content = b"".join(
+            build_batch([(1_000, b"a", b"v", ())] * records, base_offset=len(before) + offset, leader_epoch=3)
+            for offset, records in batches
+        )
+        made = log.append_as_follower(memoryview(content), leader_epoch=3, now_ms=1_000, epoch_starts=((3, 0),))
+        assert made.lacks_records == lacks
+
+
+def test_an_append_says_that_records_were_removed_from_a_batch() -> None:
+    for before in ([], [0]):
+        log = open_log(a_disk(), **OURS)
+        for offset in before:
+            fetched(log, offset)
+        content = bytearray(build_batch([(1_000, b"a", b"v", ())], base_offset=len(before), leader_epoch=3))
+        content[23:27] = (4).to_bytes(4, "big")  # the last of five offsets
+        content[17:21] = crc32c(content[21:]).to_bytes(4, "big")
+        assert log.append_as_follower(memoryview(content), leader_epoch=3, epoch_starts=((3, 0),)).lacks_records
 
 
 def test_log_of_kafka_may_be_compacted_up_to_the_active_segment() -> None:

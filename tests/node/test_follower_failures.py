@@ -18,6 +18,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
+from fenceline.log.core.compaction_bound import CompleteFrom
 from fenceline.log.core.config import LogConfig
 from fenceline.log.core.errors import StorageError, TruncationPending
 from fenceline.log.partition.partition_log import PartitionLog
@@ -176,6 +177,21 @@ def test_invalid_records_are_fetched_again(records: bytes) -> None:
         await stage.answer(fetched(0, records=bytes(batch(base_offset=5, leader_epoch=5)), high_watermark=6))
         assert stage.replicas[0].log.log_end_offset == 6
         assert stage.state(0).failures == 0
+
+    run_story(story)
+
+
+def test_gaps_of_a_leader_that_was_compacted_are_remembered() -> None:
+    """The topic is not compacted any more: a gap is a loss unless the log says where it comes from (`operations`, seed
+    1559)."""
+
+    async def story(stage: Stage) -> None:
+        await stage.answer(
+            fetched(0, records=bytes(batch(base_offset=7, leader_epoch=4)), high_watermark=20),
+            fetched(1, records=bytes(batch(base_offset=5, leader_epoch=4)), high_watermark=20),
+        )
+        assert [each.log.log_end_offset for each in stage.replicas] == [8, 6]
+        assert [each.log.complete_from for each in stage.replicas] == [CompleteFrom(20, EPOCH), CompleteFrom()]
 
     run_story(story)
 

@@ -181,6 +181,24 @@ def test_durable_records_missing_after_a_power_failure_are_a_loss() -> None:
         machine.opens(LOG[:2])
 
 
+@pytest.mark.parametrize("has_moved", [True, False])
+def test_evidence_of_an_earlier_loss_is_no_file_of_the_log(has_moved: bool) -> None:
+    """Its batches were fetched again, and then lost in a power failure. The receipt names the directory from which the
+    replica was moved since (operations, seed 1230)."""
+    machine = Machine(synced=False)
+    machine.disk.mkdir(f"{DIRECTORY}/lost+found")
+    fd = machine.disk.open_append(f"{DIRECTORY}/lost+found/0.log.0")
+    machine.disk.write(fd, LOG[2].content)
+    machine.disk.fsync(fd)
+    machine.disk.fsync_dir(f"{DIRECTORY}/lost+found")
+    old = receipt(LOG[2:], evidence=(f"{'/data3/t0-0' if has_moved else DIRECTORY}/lost+found/0.log.0",))
+    machine.crashes.log_closed(KEY, DIRECTORY, list(LOG), {old.id: old})
+    machine.disk.crash()
+    machine.disk.unlink(SEGMENT)
+    machine.crashes.life_started()
+    machine.opens([])
+
+
 def test_a_removed_directory_is_no_loss() -> None:
     machine = killed()
     machine.disk.rename(DIRECTORY, "/data/t0-0.x-delete")

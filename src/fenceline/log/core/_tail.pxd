@@ -53,6 +53,7 @@ cdef class LogTail:
     cdef public int64_t log_end_offset
     cdef public int64_t size_bytes
     cdef public int64_t durable_recovery_point
+    cdef public int64_t absent_records
     cdef public object offline
     cdef public object epochs
     cdef public object producers

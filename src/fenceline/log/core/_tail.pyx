@@ -323,6 +323,7 @@ cdef class LogTail:
         cdef const uint8_t* p
         cdef Py_ssize_t at = 0, taken
         cdef int64_t length, base, stamp, producer_id, next_offset = self.log_end_offset, newest_ms = INT64_MIN
+        cdef int64_t absent = 0
         cdef int32_t delta, sequence
         cdef bint transactional
         cdef ProducerEntry producer
@@ -355,6 +356,7 @@ cdef class LogTail:
             stamp = be_int64(p + 35)
             if stamp > newest_ms:
                 newest_ms = stamp
+            absent += base - next_offset + delta + 1 - be_int32(p + 57)
             next_offset = base + delta + 1
             at += length
         taken = at
@@ -380,6 +382,7 @@ cdef class LogTail:
             at += length
         self.log_end_offset = next_offset
         self.size_bytes += taken
+        self.absent_records += absent
         return taken
 
     cpdef newest(self, int64_t offset, int64_t max_bytes, int64_t position):

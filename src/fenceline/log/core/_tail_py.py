@@ -169,6 +169,7 @@ class LogTail:
     """The state of a log that an append changes. See `partition_log.PartitionLog`."""
 
     __slots__ = (
+        "absent_records",
         "config",
         "disk",
         "durable_recovery_point",
@@ -194,6 +195,8 @@ class LogTail:
         self.size_bytes = 0
         self.durable_recovery_point = 0
         """The highest value that the checkpoint on the disk may have for this log: nothing is appended below it."""
+        self.absent_records = 0
+        """Since the log was opened: the number of offsets up to the end of the fetched batches without a record."""
         self.segments: list[Any] = []
         self.offline: StorageError | None = None
         """Why nothing can be written any more; None while the log is writable."""

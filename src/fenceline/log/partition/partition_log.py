@@ -62,6 +62,8 @@ class AppendInfo(NamedTuple):
     log_start_offset: int
     duplicate: bool
     size_bytes: int
+    lacks_records: bool = False
+    """Whether the leader's log has no record at some of the fetched offsets: it was compacted."""
 
 
 class PartitionLog(ReadableLog):
@@ -361,10 +363,13 @@ class PartitionLog(ReadableLog):
         InternalError if the batches do not continue this log (E26), EpochStartUnknown, StorageError; the log is
         unchanged then.
         """
+        absent = self.absent_records
         plain_bytes = self.append_fetched(records, leader_epoch, now_ms)
         if plain_bytes != NOT_PLAIN:
-            base = int.from_bytes(records[:8], "big")
-            return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, plain_bytes)
+            base, lacks_records = int.from_bytes(records[:8], "big"), self.absent_records > absent
+            return AppendInfo(
+                base, self.log_end_offset - 1, -1, self.log_start_offset, False, plain_bytes, lacks_records
+            )
         found = validate_fetched(self, records, leader_epoch, epoch_starts)
         if not found:
             return AppendInfo(-1, -1, -1, self.log_start_offset, False, 0)
@@ -372,11 +377,14 @@ class PartitionLog(ReadableLog):
         if base < self.log_end_offset:
             self._check_recovery_point(base)
             self.truncate_fully_and_start_at(base)
+        lacks_records = found[-1].header.next_offset - self.log_end_offset > sum(
+            batch.header.record_count for batch in found
+        )
         self._append_batches(records[:size_bytes], found, now_ms)
         for batch in found:
             if batch.header.leader_epoch > self.epochs.latest_epoch:
                 self.epochs.begin(batch.header.leader_epoch, batch.header.base_offset, epoch_starts)
-        return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, size_bytes)
+        return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, size_bytes, lacks_records)
 
     def _append_batches(self, records: memoryview, found: list[Found], now_ms: int) -> None:
         config = self.config

@@ -182,8 +182,9 @@ class _Loader:
             producer_snapshots.drop(self._disk, self._directory, names, lambda at: at > end)
         if not self._given.clean:
             self._epochs.changed = True
-        if self._lacks_records and self._given.config.compacted:
-            # The bound that shows where the newer ones lie was in memory only.
+        if self._lacks_records and (self._given.config.compacted or complete_from.offset):
+            # The bound that shows where the newer ones lie was in memory only. In a log that never had one, as its
+            # topic was never compacted, a gap is damage.
             complete_from = complete_from.raised(end + 1, self._epochs.latest_epoch)
         return LoadedLog(segments, log_start_offset, end, self._epochs, self._producers, self._report, complete_from)
 

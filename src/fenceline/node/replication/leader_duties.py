@@ -134,7 +134,8 @@ class Duties:
         except (RecordsError, FencelineError) as error:
             self._work.reject(replica, state, str(error))
             return
-        if appended.base_offset < duty.high_watermark and replica.config.compacted:
+        # The policy may have changed since the leader compacted its log.
+        if (appended.lacks_records or replica.config.compacted) and appended.base_offset < duty.high_watermark:
             replica.log.raise_complete_from(duty.high_watermark, state.leader_epoch)
         replica.apply_leader_offsets(duty.high_watermark, duty.log_start_offset)
         quota = self._shared.quota

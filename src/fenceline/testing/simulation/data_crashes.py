@@ -86,8 +86,14 @@ class Crashes:
 
     def _found(self, before: _Before) -> Iterable[bytes]:
         disk = self._disk
-        named = {path for receipt in before.receipts.values() for path in receipt.evidence}
-        for directory in (before.directory, f"{before.directory}/{EVIDENCE_DIR}"):
+        evidence = f"{before.directory}/{EVIDENCE_DIR}"
+        # The receipt may be older than a move of the replica to this directory.
+        named = {
+            f"{evidence}/{path.rpartition('/')[2]}" if disk.peek(path) is None else path
+            for receipt in before.receipts.values()
+            for path in receipt.evidence
+        }
+        for directory in (before.directory, evidence):
             for name in disk.folder(directory) or ():
                 path = f"{directory}/{name}"
                 # Segments that retention and compaction removed stay for a while, under another name.
