@@ -79,6 +79,21 @@ def test_requests_of_a_turn_that_calls_have_used_up_wait() -> None:
     in_scene(story)
 
 
+def test_requests_wait_if_the_last_call_has_used_up_the_turn() -> None:
+    """Two large requests, one that had waited and one of another socket, were one turn."""
+
+    async def story(scene: Scene) -> None:
+        for number in range(LIMIT_MS):
+            scene.turns.postpone(partial(scene.work, number))
+        await asyncio.sleep(0)
+        assert len(scene.called) == LIMIT_MS
+        assert scene.turns.is_over()
+        await asyncio.sleep(0)
+        assert not scene.turns.is_over()
+
+    in_scene(story)
+
+
 def test_a_call_that_fails_does_not_stop_the_others() -> None:
     async def story(scene: Scene) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)

@@ -69,5 +69,6 @@ class Turns:
                 if now_ms() >= until_ms:
                     break
         finally:
-            if calls and not self._is_marked:
+            # If the calls took all the time, what the sockets have is left to the next turn.
+            if (calls or now_ms() >= until_ms) and not self._is_marked:
                 self._mark(until_ms)

@@ -57,12 +57,21 @@ class StoredOffset(NamedTuple):
 
     def after(self, before: StoredOffset | None, order: int) -> StoredOffset:
         """As the next value of its slot."""
-        if before is None or not before.belongs_to(self.topic_id):
-            return self._replace(order=order)
-        step = self.step_from(before)
-        if step is not None and shows_truncation(step):
-            return self._replace(order=order, rewound=step)
-        return self._replace(order=order, rewound=self.rewound or before.rewound)
+        rewound = self.rewound
+        if before is not None and before.belongs_to(self.topic_id):
+            step = self.step_from(before)
+            rewound = step if step is not None and shows_truncation(step) else rewound or before.rewound
+        # `_replace` takes four times as long.
+        return StoredOffset(
+            self.offset,
+            self.leader_epoch,
+            self.metadata,
+            self.commit_timestamp_ms,
+            self.expire_timestamp_ms,
+            self.topic_id,
+            order,
+            rewound,
+        )
 
 
 PartitionOffsets: TypeAlias = dict[int, "StoredOffset | bytes"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -163,9 +164,17 @@ def offset_tombstone(slot: OffsetSlot) -> KeyValue:
 
 
 def _offset_key(slot: OffsetSlot) -> bytes:
-    group, topic = slot.group_id.encode(), slot.topic.encode()
-    if max(len(group), len(topic)) > MOST_BYTES:
+    group_id, topic, partition = slot
+    beginning = _offset_key_beginning(group_id, topic)
+    if not beginning:
         return _OFFSET_KEY_TYPE + _OFFSET_KEY.encode(0, OffsetCommitKey(*slot))  # which raises the exact error
-    return b"".join(
-        (_KEY_HEAD.pack(OFFSET_KEY, len(group)), group, _INT16.pack(len(topic)), topic, _PARTITION.pack(slot.partition))
-    )
+    return beginning + _PARTITION.pack(partition)
+
+
+@lru_cache(maxsize=1)  # a request has many partitions of one topic
+def _offset_key_beginning(group_id: str, topic: str) -> bytes:
+    """Up to the partition; empty if a name is too long."""
+    group, name = group_id.encode(), topic.encode()
+    if max(len(group), len(name)) > MOST_BYTES:
+        return b""
+    return b"".join((_KEY_HEAD.pack(OFFSET_KEY, len(group)), group, _INT16.pack(len(name)), name))
