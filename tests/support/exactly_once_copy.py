@@ -31,6 +31,9 @@ class Copy(threading.Thread):
     """Runs until `finish`. `restarts` counts errors that ended a life. The name is also that of its group, and its
     transactional id."""
 
+    longest_gap_s: ClassVar[float] = 90.0
+    """Between two commits, whatever happens to the cluster."""
+
     def __init__(self, bootstrap: str, name: str, source: str = SOURCE, target: str = TARGET) -> None:
         super().__init__(daemon=True, name=name)
         self.bootstrap = bootstrap
@@ -128,6 +131,7 @@ class OwnCopy(Copy):
 class ProcessCopy(Copy):
     """A copier in a process of its own, which prints a line for each commit. One that is silent is killed."""
 
+    longest_gap_s = _SILENT_S + Copy.longest_gap_s
     commit_line: ClassVar[str]
     """In the output once for each commit."""
 

@@ -218,9 +218,9 @@ class LogTail:
         NOT_PLAIN with nothing changed. An incomplete batch at the end is left out.
 
         Such batches are data batches without a producer id or of known producers in their current epoch, none of which
-        opens a transaction, in the log's latest leader epoch, with a valid CRC, contiguous with the log end, and they
-        fit into the open segment. `PartitionLog.append_as_follower` handles all others. This twin always returns
-        NOT_PLAIN.
+        opens a transaction, in the log's latest leader epoch, with a valid CRC. They begin at the log end or above it,
+        with gaps if the leader's log has them, and fit into the open segment. `PartitionLog.append_as_follower` handles
+        all others. This twin always returns NOT_PLAIN.
         """
         return NOT_PLAIN
 
