@@ -11,6 +11,8 @@ from typing import Final, Generic, TypeVar
 
 K = TypeVar("K")
 _SPARE_ENTRIES: Final = 64
+_MOVED_AT_ONCE: Final = 200
+"""Of tens of thousands of members, all have moved their deadline when the first of the earlier ones comes up."""
 
 
 class Deadlines(Generic[K]):
@@ -50,9 +52,11 @@ class Deadlines(Generic[K]):
         return self._deadline_ms.get(key)
 
     def next_deadline_ms(self) -> int | None:
-        """A time at or before the next deadline; None if nothing is armed. Removes stale entries from the top."""
+        """A time at or before the next deadline; None if nothing is armed. Moves some stale entries from the top."""
         heap = self._heap
-        while heap:
+        for _ in range(_MOVED_AT_ONCE):
+            if not heap:
+                return None
             at_ms, key = heap[0]
             deadline_ms = self._deadline_ms.get(key)
             if self._in_heap_ms.get(key) != at_ms:
@@ -66,14 +70,18 @@ class Deadlines(Generic[K]):
                 heappush(heap, (deadline_ms, key))
             else:
                 return at_ms
-        return None
+        return heap[0][0] if heap else None
 
     def pop_due(self, now_ms: int) -> K | None:
-        """The next key that is due at `now_ms`, disarmed; None if there is none."""
+        """The next key that is due at `now_ms`, disarmed. None if there is none, or if there are stale entries left at
+        the top: `next_deadline_ms` is still due then."""
         at_ms = self.next_deadline_ms()
         if at_ms is None or at_ms > now_ms:
             return None
-        _, key = heappop(self._heap)
+        key = self._heap[0][1]
+        if self._in_heap_ms.get(key) != at_ms or self._deadline_ms.get(key) != at_ms:
+            return None
+        heappop(self._heap)
         del self._in_heap_ms[key]
         del self._deadline_ms[key]
         return key

@@ -408,22 +408,46 @@ def test_hot_records_are_sent_from_their_files(tmp_path: Path, monkeypatch: pyte
     asyncio.run(story())
 
 
+def test_threads_load_what_the_next_request_will_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        broker = _Broker(_log_on_disk(tmp_path, *[10_000] * 30))
+        fetching = broker.fetching()
+        with monkeypatch.context() as patched:
+            cold = await _cold(patched, broker, fetching, max_bytes=150_000)
+            assert _offsets((await cold.answered())[0]) == list(range(14))
+            broker.disk_threads.shutdown()
+        partition = {"partition": 0, "fetch_offset": 14, "partition_max_bytes": 1 << 20}
+        following = _Peer(broker, fetching, 0, topics=[{"topic": TOPIC, "partitions": [partition]}])
+        assert not following.is_pending
+        assert _offsets((await following.answered())[0]) == list(range(14, 30))
+
+    reported(story)
+
+
+async def _cold(monkeypatch: pytest.MonkeyPatch, broker: _Broker, fetching: FetchHandler, **fields: Any) -> _Peer:
+    """A fetch whose records are not in the page cache."""
+    monkeypatch.setattr(OsMapping, "is_resident", lambda self, start, end: False)
+    monkeypatch.setattr(disk_module._PageCounts, "has_all", lambda fd, start, end: False)
+    peer = _Peer(broker, fetching, 0, **fields)
+    assert peer.is_pending
+    await peer.is_answered.wait()
+    return peer
+
+
 def test_large_reads_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are sent as file ranges, and every descriptor is closed afterwards."""
 
     async def story() -> None:
         broker = _Broker(_log_on_disk(tmp_path, *[10_000] * 30))
         fetching = broker.fetching()
+        disk_module._nowhere()  # is opened once
         before = len(os.listdir("/proc/self/fd"))
         hot = _Peer(broker, fetching, 0)
         assert not hot.is_pending
         assert not any(isinstance(part, FileSlice) for part in hot.parts), "hot data is sent from memory"
         assert _offsets((await hot.answered())[0]) == list(range(30))
         with monkeypatch.context() as patched:
-            patched.setattr(OsMapping, "is_resident", lambda self, start, end: False)
-            cold = _Peer(broker, fetching, 0)
-        assert cold.is_pending
-        await cold.is_answered.wait()
+            cold = await _cold(patched, broker, fetching)
         loaded = _Peer(broker, fetching, 0)
         assert not loaded.is_pending, "it is resident now"
         for peer in (cold, loaded):
@@ -433,6 +457,8 @@ def test_large_reads_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         cold.sent()
         hot.parts = cold.parts = loaded.parts = []
         broker.disk_threads.submit(int).result()
+        log = broker.replicas[0].log
+        log.release(log.segments)
         assert len(os.listdir("/proc/self/fd")) <= before + 2, "the threads of the pool may have been created"
 
     reported(story)
@@ -538,9 +564,7 @@ def test_reads_after_load_ahead_yield_too(tmp_path: Path, monkeypatch: pytest.Mo
         broker = _Broker(_log_on_disk(tmp_path, *[10_000] * 30))
         fetching = broker.fetching()
         with monkeypatch.context() as patched:
-            patched.setattr(OsMapping, "is_resident", lambda self, start, end: False)
-            cold = _Peer(broker, fetching, 0)
-        await cold.is_answered.wait()
+            cold = await _cold(patched, broker, fetching)
         urgent_requests = itertools.count()
         fetching.reads.load_pace = pace = LoadPace(1, urgent_requests.__next__, core_waits=lambda: None)
         first = _Peer(broker, fetching, 0)

@@ -8,13 +8,14 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 
 from fenceline.client.admin.async_admin import AsyncAdmin, NewTopic
 from fenceline.config.node import NodeConfig
 from fenceline.node.broker import Broker
-from fenceline.node.garbage import LONG_S, SurvivorsSetAside
+from fenceline.node.garbage import LONG_S, SurvivorsSetAside, free_in_parts
 
 LIVES = 12
 
@@ -116,3 +117,21 @@ async def _until(is_true: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not is_true():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+def test_many_objects_are_freed_in_several_turns() -> None:
+    class Counted:
+        pass
+
+    async def story() -> list[int]:
+        objects = [Counted() for _ in range(1_200)]
+        alive = WeakSet(objects)
+        free_in_parts(objects)
+        objects = []
+        counts = [len(alive)]
+        while alive:
+            await asyncio.sleep(0)
+            counts.append(len(alive))
+        return counts
+
+    assert asyncio.run(story()) == [700, 200, 0]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from fenceline.node.turns import LIMIT_MS, Turns
+from fenceline.node.turns import DEFERRED_IN_A_TURN, LIMIT_MS, Turns
 
 
 class Scene:
@@ -117,5 +117,34 @@ def test_a_call_that_postpones_itself_does_not_keep_the_turn() -> None:
         for expected in (1, 2, 3):
             await asyncio.sleep(0)
             assert len(scene.called) == expected
+
+    in_scene(story)
+
+
+def test_of_what_is_deferred_each_turn_has_a_few() -> None:
+    async def story(scene: Scene) -> None:
+        count = 2 * DEFERRED_IN_A_TURN + 1
+        for number in range(count):
+            scene.turns.defer(partial(scene.work, number))
+        seen = []
+        for _ in range(3):
+            await asyncio.sleep(0)
+            seen.append(len(scene.called))
+        assert seen == [DEFERRED_IN_A_TURN, 2 * DEFERRED_IN_A_TURN, count]
+        scene.turns.defer(partial(scene.work, count))
+        await asyncio.sleep(0)
+        assert scene.called == list(range(count + 1))
+
+    in_scene(story)
+
+
+def test_a_deferred_call_that_fails_does_not_stop_the_others() -> None:
+    async def story(scene: Scene) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        scene.turns.defer(lambda: scene.called.append(1 // 0))
+        scene.turns.defer(partial(scene.work, 2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert scene.called == [2]
 
     in_scene(story)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.compaction_bound import CompleteFrom
 from fenceline.replica.fetch_session import FetchSessions
-from fenceline.replica.fetcher import MOST_FORGOTTEN, FetchLimits, ReplicaFetcher
+from fenceline.replica.fetcher import MOST_FORGOTTEN, MOST_NAMED, FetchLimits, ReplicaFetcher
 from fenceline.replica.follower import (
     AppendFetchedBatches,
     ApplyOffsets,
@@ -20,7 +22,9 @@ from fenceline.replica.follower import (
     FollowerState,
     RestartAt,
 )
+from fenceline.replica.unused_log import UNUSED_LOG
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse
+from tests.counting import lines_of
 from tests.replica.histories import MemoryLog, answer, histories
 
 TOPIC = bytes(range(16))
@@ -443,6 +447,56 @@ def test_a_large_session_is_left_in_parts() -> None:
         if request.max_wait_ms:
             break
     assert told == [(MOST_FORGOTTEN, 0), (9, LIMITS.max_wait_ms)]
+
+
+def _unused(count: int) -> ReplicaFetcher:
+    following = fetcher()
+    for index in range(count):
+        following.follow(FollowerState("topic", TOPIC, index, 1, UNUSED_LOG))
+    return following
+
+
+def _ask(following: ReplicaFetcher) -> None:
+    assert not following.to_compare(0)
+    assert following.next_request(0) is not None
+
+
+def _lose(following: ReplicaFetcher) -> None:
+    _ask(following)
+    following.on_connection_lost()
+
+
+def _leave_most(following: ReplicaFetcher) -> None:
+    _lose(following)
+    for index in range(1, len(following)):
+        following.leave((TOPIC, index))
+
+
+@pytest.mark.parametrize("before", [_lose, _leave_most, lambda following: None])
+def test_cost_of_a_request_does_not_grow_with_unused_partitions(before: Callable[[ReplicaFetcher], None]) -> None:
+    """A broker that returned followed 150,000 at once: each look at all of them was a pause of 60 to 300 ms."""
+    few, many = _unused(5 * MOST_NAMED), _unused(50 * MOST_NAMED)
+    costs = []
+    for following in (few, many):
+        before(following)
+        costs.append(lines_of(partial(_ask, following)))
+    assert costs[1] <= costs[0] + 10
+
+
+def test_all_unused_partitions_are_named_after_a_lost_connection() -> None:
+    count = 3 * MOST_NAMED
+    following = _unused(count)
+    _ask(following)
+    following.on_connection_lost()
+    assert following.leave((TOPIC, 7)) is not None
+    follow(following, MemoryLog(), epoch=2, index=8)
+    named: list[int] = []
+    while (request := following.next_request(0)) is not None:
+        named += [each.index for each in request.partitions]
+        assert not list(following.on_answer(FetchResponse([], session_id=77), 0))
+        if request.max_wait_ms:
+            break
+    assert sorted(named) == [index for index in range(count) if index != 7]
 
 
 def _row(index: int, records: int) -> FetchedPartition:

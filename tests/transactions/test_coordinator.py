@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.coordination import Now
+from fenceline.coordination import DUE_AT_ONCE, Now
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.transactions.messages import NO_IDENTITY, MarkerRejected, ProducerIdentity
 from fenceline.transactions.model import Transaction
@@ -264,6 +264,23 @@ def test_an_abort_that_the_log_rejects_is_tried_again_later() -> None:
     assert world.state == "CompleteAbort"
 
 
+def test_transactions_that_are_all_late_are_aborted_a_few_in_a_call() -> None:
+    """Their coordinator was away for longer than they may last: other requests have their turn in between."""
+    world = World()
+    names = [f"{ID} {number}" for number in range(2 * DUE_AT_ONCE + 1)]
+    for name in names:
+        world.begun(name=name, timeout_ms=60_000)
+    world.monotonic_ms += HOUR_MS
+    world.wall_ms += HOUR_MS
+    world.move()
+    world.monotonic_ms += world.settings.abort_interval_ms
+    left = []
+    while (at_ms := world.coordinator.next_deadline_ms()) is not None and at_ms <= world.monotonic_ms:
+        world.carry_out(world.coordinator.on_time(world.now))
+        left.append(sum(world.coordinator.describe(name).state == "Ongoing" for name in names))
+    assert left == [DUE_AT_ONCE + 1, 1, 0]
+
+
 def test_a_clock_that_is_set_back_or_forward_aborts_nothing() -> None:
     world = World()
     world.begun(timeout_ms=60_000)
@@ -316,7 +333,7 @@ def test_unused_ids_expire_in_bounded_steps() -> None:
     world.advance(HOUR_MS - 61_000)
     world.holds = True
     world.advance(1_000)
-    assert len(world.held) == 500, "a bounded number at once"
+    assert len(world.held) == 10, "a bounded number at once"
     world.holds = False
     world.commit_all()
     world.advance(60_000)
@@ -327,6 +344,26 @@ def test_unused_ids_expire_in_bounded_steps() -> None:
 
 
 # --- markers ----------------------------------------
+
+
+@pytest.mark.parametrize("why", ["moved", "leaders changed"])
+def test_markers_that_have_waited_are_written_a_few_in_a_call(why: str) -> None:
+    world = World(marker_codes={A: ErrorCode.LEADER_NOT_AVAILABLE})
+    names = [f"{ID} {number}" for number in range(2 * DUE_AT_ONCE + 1)]
+    for name in names:
+        world.end(world.begun(A, name=name), name=name)
+    world.marker_codes = None
+    world.markers.clear()
+    if why == "moved":
+        world.load()
+    else:
+        world.coordinator.on_leaders_changed(world.now)
+    written = []
+    while (at_ms := world.coordinator.next_deadline_ms()) is not None and at_ms <= world.monotonic_ms:
+        world.carry_out(world.coordinator.on_time(world.now))
+        written.append(len(world.markers))
+    assert written == [DUE_AT_ONCE, 2 * DUE_AT_ONCE, len(names)]
+    assert len({each.transactional_id for each in world.markers}) == len(names)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +388,8 @@ def test_markers_are_tried_again(code: ErrorCode, by_event: bool) -> None:
     world.marker_codes = {}
     assert [set(each.partitions) for each in world.markers] == [{A, B}]
     if by_event:
-        world.carry_out(world.coordinator.on_leaders_changed(world.now))
+        world.coordinator.on_leaders_changed(world.now)
+        world.advance(0)
     else:
         world.advance(1_000)
     assert [set(each.partitions) for each in world.markers] == [{A, B}, {B}]

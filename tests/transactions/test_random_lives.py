@@ -105,7 +105,7 @@ class RandomLives(RuleBasedStateMachine):
 
     @rule()
     def leaders_changed(self) -> None:
-        self.world.carry_out(self.world.coordinator.on_leaders_changed(self.world.now))
+        self.world.coordinator.on_leaders_changed(self.world.now)
 
     # --- what holds ----------------------------------------
 

@@ -89,7 +89,13 @@ class World:
     # --- moves and time ----------------------------------------
 
     def move(self) -> None:
-        """Another coordinator loads what is in the log; the old one, with what it holds, is gone."""
+        """Another coordinator loads what is in the log, and does what is due; the old one, with what it holds, is
+        gone."""
+        self.load()
+        self.advance(0)
+
+    def load(self) -> None:
+        """As `move`, without what is due."""
         for partition in range(self.partition_count):
             self.carry_out(self.coordinator.resign(partition))
         self.held.clear()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Final
 from uuid import UUID
 
-from fenceline.coordination import partition_for
+from fenceline.coordination import DUE_AT_ONCE, partition_for
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.consumer.checks import check_request
@@ -26,6 +26,7 @@ from fenceline.groups.deleted_topics import LOOKS
 from fenceline.groups.messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse, Duty, GroupAnswer, Now
 from fenceline.groups.names import can_be_stored
 from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
+from fenceline.groups.removals import RetentionRounds
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
 from fenceline.groups.timers import TimerKey, TimerKind, Timers
@@ -56,6 +57,7 @@ class GroupCoordinator:
         self._epoch_end = epoch_end
         self._image = image
         self._hashes = TopicHashes()
+        self._retention_rounds = RetentionRounds()
         self._timers = Timers()
         self._active: dict[int, Shard] = {}
         self._loading: dict[int, Shard] = {}
@@ -102,6 +104,7 @@ class GroupCoordinator:
             self._epoch_end,
             self._image,
             self._hashes,
+            self._retention_rounds,
         )
         return shard
 
@@ -361,9 +364,12 @@ class GroupCoordinator:
         return self._timers.next_deadline_ms()
 
     def on_time(self, now: Now) -> list[Duty]:
-        """Run everything that is due."""
+        """Run some of what is due; `next_deadline_ms` is still due if there is more."""
         duties: list[Duty] = []
-        while (key := self._timers.pop_due(now.monotonic_ms)) is not None:
+        for _ in range(DUE_AT_ONCE):
+            key = self._timers.pop_due(now.monotonic_ms)
+            if key is None:
+                break
             shard = self._active.get(key.partition)
             if key == _DELETED_TOPICS:
                 duties.extend(self._look_for_deleted(now))

@@ -66,14 +66,16 @@ class OffsetRequests:
         errors: list[ErrorCode] = []
         batch: list[KeyValue] = []
         values: list[tuple[OffsetSlot, StoredOffset]] = []
+        offsets = self._state.offsets
         for each in request.offsets:
             metadata = each.metadata or ""
-            if self._is_too_large(metadata):
+            if metadata and self._is_too_large(metadata):
                 errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
                 continue
             errors.append(ErrorCode.NONE)
             slot = OffsetSlot(request.group_id, each.topic, each.partition)
-            value = StoredOffset(each.offset, each.leader_epoch, metadata, now.wall_ms, expire_ms, each.topic_id)
+            order = offsets.assign_order()
+            value = StoredOffset(each.offset, each.leader_epoch, metadata, now.wall_ms, expire_ms, each.topic_id, order)
             values.append((slot, value))
             batch.append(offset_record(slot, value))
         if not batch:
@@ -91,9 +93,8 @@ class OffsetRequests:
 
         write_id = self._writes.begin(batch, on_complete)
         for slot, value in values:
-            before = self._state.offsets.latest(slot)
-            rewound = self._state.offsets.put(slot, self._with_rewind_mark(slot, before, value), write_id)
-            if rewound is not None and (before is None or rewound is not before.rewound):
+            rewound = offsets.put(slot, value, write_id, marked=self._with_rewind_mark)
+            if rewound is not None:
                 went_back.append(OffsetRewound(*slot, rewound))
 
     def commit_in_transaction(self, ticket: Ticket, request: TransactionalCommit, now: Now) -> None:

@@ -39,7 +39,7 @@ from fenceline.groups.messages import (
     Ticket,
 )
 from fenceline.groups.offset_requests import OffsetRequests
-from fenceline.groups.removals import Removals
+from fenceline.groups.removals import Removals, RetentionRounds
 from fenceline.groups.replay import GroupReplay, replay_record
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.state import ShardState
@@ -61,6 +61,7 @@ class Shard:
         epoch_end: Callable[[str, int, int], int],
         image: Callable[[], MetadataImage],
         hashes: TopicHashes,
+        rounds: RetentionRounds,
     ) -> None:
         state, own_timers = ShardState(), PartitionTimers(timers, partition)
         writes = Writes(partition, epoch, next_write_id, state.offsets)
@@ -81,7 +82,7 @@ class Shard:
         self.offset_requests: Final = OffsetRequests(
             state, settings.offset_metadata_max_chars, rebalance, writes, epoch_end
         )
-        self.removals: Final = Removals(state, settings, consumers, writes, own_timers)
+        self.removals: Final = Removals(state, settings, consumers, writes, own_timers, rounds)
         self.deleted_topics: Final = DeletedTopics(state, writes, image)
         self._timers = own_timers
         self._rebalance = rebalance
@@ -230,4 +231,5 @@ class Shard:
         self.writes.unload(now)
         self.state.classic.clear()
         self._consumers.unload()
+        self.removals.end_round()
         self._timers.disarm_all()

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from fenceline.errors import InternalError
+from fenceline.ids import ZERO_UUID
 from fenceline.metadata.features import partition_record_version
 from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
 from fenceline.metadata.records import (
@@ -44,10 +46,12 @@ _EPOCHS: Final = struct.Struct(">iii")
 _MIDDLE_AT: Final = _HEAD.size
 _PREFIX_SIZE: Final = 3
 _OF_ONE_PARTITION: Final = ("partition_id", "topic_id")
-_CREATED_FIELDS: Final = attrgetter(*(name for name in PartitionRecord.__slots__ if name not in _OF_ONE_PARTITION))
+_CREATED_FIELDS: Final = attrgetter(
+    *(each.name for each in fields(PartitionRecord) if each.name not in _OF_ONE_PARTITION)
+)
 """The state that a record creates, whatever partition it is of."""
 _CHANGED_FIELDS: Final = attrgetter(
-    *(name for name in PartitionChangeRecord.__slots__ if name not in _OF_ONE_PARTITION)
+    *(each.name for each in fields(PartitionChangeRecord) if each.name not in _OF_ONE_PARTITION)
 )
 """What a change changes, whatever partition it is of."""
 _REMEMBERED: Final = 8192
@@ -114,21 +118,24 @@ def encode_records(records: Iterable[MetadataRecord], metadata_version: int) -> 
     """Same as `encode_record` of each."""
     created: dict[Any, tuple[bytes, bytes]] = {}
     changed: dict[Any, tuple[bytes, bytes]] = {}
+    topic_id, id_bytes = ZERO_UUID, ZERO_UUID.bytes
     for record in records:
         if type(record) is PartitionChangeRecord:
-            fields, rests = _CHANGED_FIELDS(record), changed
+            key, rests = _CHANGED_FIELDS(record), changed
         elif type(record) is PartitionRecord:
-            fields, rests = _CREATED_FIELDS(record), created
+            key, rests = _CREATED_FIELDS(record), created
         else:
             yield encode_record(record, metadata_version)
             continue
-        known = rests.get(fields)
+        known = rests.get(key)
         if known is not None:
+            if record.topic_id is not topic_id:
+                topic_id, id_bytes = record.topic_id, record.topic_id.bytes
             prefix, rest = known
-            yield _HEAD.pack(prefix, record.partition_id, record.topic_id.bytes) + rest
+            yield _HEAD.pack(prefix, record.partition_id, id_bytes) + rest
         else:
             value = encode_record(record, metadata_version)
-            _remember(rests, fields, (value[:_PREFIX_SIZE], value[_MIDDLE_AT:]))
+            _remember(rests, key, (value[:_PREFIX_SIZE], value[_MIDDLE_AT:]))
             yield value
 
 
@@ -215,9 +222,9 @@ class PartitionDecoder:
 
     def image_of(self, record: PartitionRecord) -> PartitionImage:
         """The partition that a record describes."""
-        fields = _CREATED_FIELDS(record)
-        image = self._created.get(fields)
-        return _remember(self._created, fields, self._image_of(record)) if image is None else image
+        key = _CREATED_FIELDS(record)
+        image = self._created.get(key)
+        return _remember(self._created, key, self._image_of(record)) if image is None else image
 
     def _image_of(self, record: PartitionRecord) -> PartitionImage:
         share = self.share

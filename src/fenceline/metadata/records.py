@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 from uuid import UUID
 
 from fenceline.errors import OperatorError
@@ -40,6 +40,15 @@ from fenceline.metadata.security_records import (
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.message import MessageCodec, codec, kafka
 
+_R = TypeVar("_R")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(kafka,))
+def _numerous(cls: type[_R]) -> type[_R]:
+    """A frozen dataclass of which one decision makes thousands. Only the type checker knows that it is frozen: creating
+    one takes an eighth of the time."""
+    return dataclass(slots=True, unsafe_hash=True)(cls)
+
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
@@ -49,7 +58,7 @@ class TopicRecord:
     topic_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
 
 
-@dataclass(frozen=True, slots=True)
+@_numerous
 class PartitionRecord:
     """The complete state of a partition."""
 
@@ -82,7 +91,7 @@ class ConfigRecord:
     value: str | None = kafka("string", versions="0+", nullable="0+", default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@_numerous
 class PartitionChangeRecord:
     """Changes to a partition; fields with their default value are unchanged (C9)."""
 

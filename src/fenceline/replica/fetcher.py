@@ -15,9 +15,9 @@ still FETCHING (`epochs.md E26`, `gaps.md G10`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 from fenceline.errors import ErrorCode
@@ -64,8 +64,9 @@ class ReplicaFetcher:
         """The leader's session after the request in flight."""
         self._changed: dict[Key, None] = {}
         """Partitions that may differ from `_sent`; an ordered set, so that requests are deterministic."""
-        self._unnamed: dict[Key, None] = {}
-        """Partitions that the session does not have yet, because there are too many for one request; in order."""
+        self._unnamed: deque[Key] = deque()
+        """Partitions that the session does not have yet, because there are too many for one request. Some may have been
+        left, or be among the changed ones as well."""
         self._backoffs: list[tuple[int, Key]] = []
         """Ends of back-offs, as a heap. An entry is void if its partition is not in that back-off any more."""
         self._session_id = NO_SESSION_ID
@@ -81,13 +82,18 @@ class ReplicaFetcher:
         """Follow a partition, or continue in a newer leader epoch; responses for the previous state are dropped."""
         key = (state.topic_id, state.index)
         self.states[key] = state
-        self._changed[key] = None
+        if state.is_unused and len(self._changed) >= MOST_NAMED and key not in self._sent:
+            self._unnamed.append(key)  # there may be 100,000, and every request looks at all changed ones
+        else:
+            self._changed[key] = None
 
     def leave(self, key: Key) -> FollowerState | None:
         """Stop following a partition; returns its state, if any."""
         state = self.states.pop(key, None)
-        if state is not None:
+        if key in self._sent:
             self._changed[key] = None
+        else:
+            self._changed.pop(key, None)
         return state
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -111,8 +117,11 @@ class ReplicaFetcher:
             return None
         if self._session_epoch == INITIAL_EPOCH:
             self._sent.clear()
-            self._changed.update(dict.fromkeys(self.states))
-            self._unnamed.clear()
+            if len(self.states) > MOST_NAMED:
+                self._unnamed = deque(self.states)
+            else:
+                self._unnamed.clear()
+                self._changed.update(dict.fromkeys(self.states))
         self._end_backoffs(now_ms)
         wanted: list[FetchPartition] = []
         forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
@@ -165,17 +174,20 @@ class ReplicaFetcher:
     def _to_ask(self) -> tuple[list[Key], bool]:
         """The partitions that the next request may name or forget, and whether there are more. Those that the session
         has are never put off: records of new ones do not delay theirs."""
-        changed, unnamed = self._changed, self._unnamed
+        changed, unnamed, states = self._changed, self._unnamed, self.states
         if len(changed) > MOST_NAMED:
             for key in tuple(changed):
-                state = self.states.get(key)
+                state = states.get(key)
                 if state is not None and key not in self._sent and _can_be_named(state):
                     del changed[key]
-                    unnamed[key] = None
-        if unnamed:
-            for key in tuple(islice(unnamed, MOST_NAMED)):
-                del unnamed[key]
+                    unnamed.append(key)
+        named = 0
+        while unnamed and named < MOST_NAMED:
+            key = unnamed.popleft()
+            state = states.get(key)
+            if state is not None:
                 changed[key] = None
+                named += _can_be_named(state)
         return list(changed), bool(unnamed)
 
     def _ask(self, state: FollowerState) -> FetchPartition:
@@ -315,6 +327,7 @@ class ReplicaFetcher:
         """No response will come; the session may not exist any more."""
         self._is_waiting_for_answer = False
         self._session_epoch = INITIAL_EPOCH
+        self._sent.clear()
 
 
 def _can_be_named(state: FollowerState) -> bool:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final, Literal
 
-from fenceline.log.core.disk import FileStat, Mapping
+from fenceline.log.core.disk import FileSlice, FileStat, Mapping, StoredFile
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -64,8 +64,8 @@ class SimMapping:
         )
         return memoryview(bytes(self._file.content[self._position + start : self._position + end]))
 
-    def file_slice(self, fd: int, start: int, end: int) -> None:
-        return None
+    def file_slice(self, file: StoredFile, start: int, end: int) -> FileSlice:
+        raise AssertionError("there are no stored files")
 
     def is_resident(self, start: int, end: int) -> bool:
         return True
@@ -278,6 +278,9 @@ class SimDisk:
         return self.pread(fd, size_bytes, position)
 
     def stored_file(self, fd: int) -> None:
+        return None
+
+    def file_to_load(self, fd: int) -> None:
         return None
 
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from fenceline.coordination import Now, Ticket, partition_for
+from fenceline.coordination import DUE_AT_ONCE, Now, Ticket, partition_for
 from fenceline.deadlines import Deadlines
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.transactions import decisions
@@ -303,22 +303,22 @@ class TransactionCoordinator:
         active.markers_written(transactional_id, identity, results, now)
         return active.pop_duties()
 
-    def on_leaders_changed(self, now: Now) -> list[TransactionDuty]:
-        """The metadata have other leaders, or fewer topics: markers that wait for that are tried again."""
-        duties: list[TransactionDuty] = []
+    def on_leaders_changed(self, now: Now) -> None:
+        """The metadata have other leaders, or fewer topics: markers that wait for that are tried again by `on_time`."""
         for partition in self._active.values():
-            partition.on_leaders_changed(now)
-            duties.extend(partition.pop_duties())
-        return duties
+            partition.retry_delayed(now)
 
     def next_deadline_ms(self) -> int | None:
         """Monotonic time of the next deadline for `on_time`."""
         return self._timers.next_deadline_ms()
 
     def on_time(self, now: Now) -> list[TransactionDuty]:
-        """Run everything that is due."""
+        """Run some of what is due; `next_deadline_ms` is still due if there is more."""
         duties: list[TransactionDuty] = []
-        while (timer := self._timers.pop_due(now.monotonic_ms)) is not None:
+        for _ in range(DUE_AT_ONCE):
+            timer = self._timers.pop_due(now.monotonic_ms)
+            if timer is None:
+                break
             active = self._active.get(timer.state_partition)
             if active is not None:
                 active.on_timer(timer, now)

@@ -57,8 +57,8 @@ _UNTIL_METADATA: Final = frozenset(
     }
 )
 """The leader will change or come back (`transactions.md X22`)."""
-_MOST_REMOVED_AT_ONCE: Final = 500
-_REMOVAL_PAUSE_MS: Final = 1_000
+_MOST_REMOVED_AT_ONCE: Final = 10
+_REMOVAL_PAUSE_MS: Final = 20
 
 
 class TransactionTimerKind(IntEnum):
@@ -145,6 +145,8 @@ class StatePartition:
         self._writes: dict[int, str] = {}
         self._delayed: set[str] = set()
         """Ids with markers that wait for a retry."""
+        self._expired: list[str] = []
+        """Ids that are still to be removed."""
         self._duties: list[TransactionDuty] = []
 
     def __len__(self) -> int:
@@ -168,9 +170,15 @@ class StatePartition:
             self._entries[meaning.transactional_id] = _Entry(meaning.transaction)
 
     def resume(self, now: Now) -> None:
-        """Replay is complete: decided transactions go on, ongoing ones have their time-outs."""
+        """Replay is complete: decided transactions go on, a few at a time; ongoing ones have their time-outs."""
         for transactional_id, entry in self._entries.items():
-            self._follow(transactional_id, entry, now)
+            current = entry.current
+            if current.state.is_prepared:
+                entry.completion = _Completion(set(current.partitions), set(current.partitions))
+                self._delayed.add(transactional_id)
+            else:
+                self._follow(transactional_id, entry, now)
+        self.retry_delayed(now)
         self._arm(TransactionTimerKind.EXPIRY, "", now.monotonic_ms + self._settings.expiry_interval_ms)
 
     def unload(self) -> None:
@@ -184,6 +192,7 @@ class StatePartition:
         self._entries.clear()
         self._writes.clear()
         self._delayed.clear()
+        self._expired.clear()
 
     # --- requests ----------------------------------------
 
@@ -312,10 +321,10 @@ class StatePartition:
             self._delayed.add(transactional_id)
             self._arm_retry(transactional_id, completion, now)
 
-    def on_leaders_changed(self, now: Now) -> None:
-        """Leaders or topics have changed: delayed markers are tried now."""
-        for transactional_id in list(self._delayed):
-            self._retry(transactional_id, now)
+    def retry_delayed(self, now: Now) -> None:
+        """Delayed markers are tried from now on, those of a few transactions at a time."""
+        for transactional_id in self._delayed:
+            self._arm(TransactionTimerKind.RETRY, transactional_id, now.monotonic_ms)
 
     def _send_markers(self, transactional_id: str, current: Transaction, partitions: set[TopicIndex]) -> None:
         self._duties.append(
@@ -380,16 +389,20 @@ class StatePartition:
 
     def _remove_expired(self, now: Now) -> None:
         """`transactions.md X20`. A bounded number at once: the rest follows after a pause."""
-        before_ms = now.wall_ms - self._settings.expiration_ms
-        removed = 0
-        for transactional_id, entry in self._entries.items():
+
+        def is_expired(entry: _Entry) -> bool:
             current = entry.current
-            if current.state in REMOVABLE and current.last_update_ms <= before_ms and entry.pending is None:
+            return current.state in REMOVABLE and current.last_update_ms <= before_ms and entry.pending is None
+
+        before_ms = now.wall_ms - self._settings.expiration_ms
+        if not self._expired:
+            self._expired = [name for name, entry in self._entries.items() if is_expired(entry)]
+        for _ in range(min(len(self._expired), _MOST_REMOVED_AT_ONCE)):
+            transactional_id = self._expired.pop()
+            entry = self._entries.get(transactional_id)
+            if entry is not None and is_expired(entry):
                 self._write(transactional_id, entry, None, None)
-                removed += 1
-                if removed == _MOST_REMOVED_AT_ONCE:
-                    break
-        pause_ms = _REMOVAL_PAUSE_MS if removed == _MOST_REMOVED_AT_ONCE else self._settings.expiry_interval_ms
+        pause_ms = _REMOVAL_PAUSE_MS if self._expired else self._settings.expiry_interval_ms
         self._arm(TransactionTimerKind.EXPIRY, "", now.monotonic_ms + pause_ms)
 
     def _arm_timeout(self, transactional_id: str, current: Transaction, now: Now, *, at_earliest_ms: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fenceline.coordination import DUE_AT_ONCE
 from fenceline.errors import ErrorCode
 from fenceline.groups.classic.states import GroupState
 from fenceline.groups.messages import LeaveResponse, LeftMember, SyncResponse
@@ -288,3 +289,18 @@ def test_a_loaded_group_that_is_too_large_shrinks() -> None:
     assert world.group().state is PREPARING
     reported = [world.join(member_id) for member_id in members.values()]
     assert reported[-1].outcome.error is ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
+def test_members_that_are_all_silent_are_removed_a_few_in_a_call() -> None:
+    """None has come back since this coordinator loaded its groups: other requests have their turn in between."""
+    world = World()
+    groups = [f"g{number}" for number in range(2 * DUE_AT_ONCE + 1)]
+    for group in groups:
+        world.stable("a", group=group)
+    world.reload()
+    world._move_to(10_000)
+    left = []
+    while (at_ms := world.coordinator.next_deadline_ms()) is not None and at_ms <= world.now.monotonic_ms:
+        world.do(world.coordinator.on_time(world.now))
+        left.append(sum(len(world.group(group).members) for group in groups))
+    assert left == [DUE_AT_ONCE + 1, 1, 0]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from fenceline.coordination import partition_for
 from fenceline.errors import ErrorCode, InternalError
-from fenceline.groups import records
+from fenceline.groups import records, removals
 from fenceline.groups.classic import records as classic_records
 from fenceline.groups.classic.records import GroupMetadataValue, GroupStored, MemberMetadata
 from fenceline.groups.classic.states import GroupState
-from fenceline.groups.messages import DeleteOffsetsResponse, FetchedOffset, OffsetToCommit, TopicToFetch
-from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
+from fenceline.groups.messages import (
+    AppendGroupRecords,
+    DeleteOffsetsResponse,
+    FetchedOffset,
+    OffsetToCommit,
+    TopicToFetch,
+)
+from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset, expires_at
 from fenceline.groups.offsets.records import OffsetCommitted, offset_record
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.timers import TimerKey, TimerKind
@@ -413,7 +420,7 @@ def test_subscriptions_are_read_in_every_version() -> None:
 
 
 def test_retention_of_many_groups_is_checked_in_parts() -> None:
-    """No request waits for it; a pass removes offsets in one batch, and the next pass follows soon."""
+    """No request waits for it; a look removes offsets in one batch, and the next look follows soon."""
     groups = [name for name in (f"g-{number}" for number in range(100_000)) if partition_for(name, 50) == 7][:30]
     settings = GroupSettings(
         initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS, offsets_retention_check_interval_ms=DAY_MS // 2
@@ -425,10 +432,75 @@ def test_retention_of_many_groups_is_checked_in_parts() -> None:
     world.batches.clear()
     world.advance(world.settings.offsets_retention_check_interval_ms)
     while world.shard(groups[0]).state.classic:
-        world.advance(20)
-    assert 4 <= len(world.batches) <= 8
+        world.advance(1_000)
     assert sum(len(batch) for batch in world.batches) == len(groups) * 1_001
-    assert max(len(batch) for batch in world.batches) < 7_000
+    assert max(len(batch) for batch in world.batches) <= 101
+    assert len(world.batches) <= len(groups) * 10 + 1
+
+
+class Looks:
+    """Counts the offsets that the retention checks of a group look at, by round."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._world = world
+        self.count = 0
+        monkeypatch.setattr(removals, "expires_at", self._counted)
+
+    def _counted(self, *given: Any) -> int:
+        self.count += 1
+        return expires_at(*given)
+
+    def of_a_round(self) -> int:
+        """Looks at an offset that is kept are counted twice."""
+        before = self.count
+        self._world.advance(self._world.settings.offsets_retention_check_interval_ms + 1_000)
+        return self.count - before
+
+
+def test_groups_of_which_nothing_can_have_expired_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS))
+    looks = Looks(world, monkeypatch)
+    world.commit(1)
+    assert looks.of_a_round() == 2
+    world.commit(2, partition=1)
+    assert looks.of_a_round() == 0, "it expires after the other"
+    world.commit(3, partition=2, retention_ms=1)
+    assert looks.of_a_round() == 2 + 2 + 1, "it has its own retention"
+    assert world.offset(partition=2) == -1
+    assert looks.of_a_round() == 0
+    world.advance(DAY_MS)
+    assert world.offset() == world.offset(partition=1) == -1
+
+
+def test_an_offset_whose_removal_was_rejected_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS))
+    world.commit(1)
+    world.advance(DAY_MS // 2)
+    world.commit(2, partition=1)
+    world.hold_appends = True
+    world.advance(DAY_MS // 2 + world.settings.offsets_retention_check_interval_ms)
+    world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
+    world.hold_appends = False
+    assert world.offset() == 1
+    assert Looks(world, monkeypatch).of_a_round() == 2 + 1
+    assert (world.offset(), world.offset(partition=1)) == (-1, 2)
+
+
+def test_a_large_group_goes_once_all_of_its_offsets_are_removed() -> None:
+    """A part of the removals is not decided when the last part is written."""
+    world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS))
+    world.commit(offsets=tuple(OffsetToCommit("t", index, 1) for index in range(250)))
+    world.hold_appends = True
+    world.advance(DAY_MS + world.settings.offsets_retention_check_interval_ms)
+    assert [len(each.records) for each in world.held if isinstance(each, AppendGroupRecords)] == [99, 100, 51]
+    world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
+    world.release()
+    world.release()
+    assert GROUP in world.shard().state.classic
+    assert sum(world.offset(partition=index) == 1 for index in range(250)) == 99
+    world.hold_appends = False
+    world.advance(world.settings.offsets_retention_check_interval_ms + 1_000)
+    assert GROUP not in world.shard().state.classic
 
 
 def test_large_group_is_deleted_in_batches_that_the_log_accepts() -> None:
@@ -440,3 +512,40 @@ def test_large_group_is_deleted_in_batches_that_the_log_accepts() -> None:
     assert [len(batch) for batch in world.batches] == [5_000, 5_000, 2_001]
     world.reload()
     assert GROUP not in world.shard().state.classic
+
+
+def test_a_group_that_commits_while_it_is_looked_at_stays() -> None:
+    world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS))
+    world.commit(offsets=tuple(OffsetToCommit("t", index, 1) for index in range(250)))
+    world.batches.clear()
+    world.advance(DAY_MS - 1)
+    while not world.batches:
+        world.advance(10)
+    assert sum(world.offset(partition=index) == 1 for index in range(250)) == 151
+    world.commit(7, topic="u")
+    world.commit(8, partition=249)
+    world.advance(1_000)
+    assert GROUP in world.shard().state.classic
+    assert (world.offset("u"), world.offset(partition=249), world.offset(partition=0)) == (7, 8, -1)
+    world.advance(DAY_MS + world.settings.offsets_retention_check_interval_ms)
+    assert GROUP not in world.shard().state.classic
+
+
+def test_shards_share_the_time_of_retention_checks() -> None:
+    """Whatever the number of partitions, there is a look every 20 ms."""
+    world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS))
+    groups = [f"g-{number}" for number in range(20)]
+    for group in groups:
+        world.commit(group=group, offsets=tuple(OffsetToCommit("t", index, 1) for index in range(500)))
+    assert len({world.shard(group).partition for group in groups}) > 10
+    world.batches.clear()
+    while not world.batches:
+        world.advance(1_000)
+    before = len(world.batches)
+    world.advance(1_000)
+    assert 40 <= len(world.batches) - before <= 70
+    world.advance(10_000)
+    assert not any(world.shard(group).state.classic for group in groups)
+    assert world.coordinator._retention_rounds.count == 0
+    world.advance(DAY_MS)
+    assert world.coordinator._retention_rounds.count == 0

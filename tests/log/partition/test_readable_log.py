@@ -209,12 +209,11 @@ def test_nothing_is_kept_of_the_segments_of_a_closed_log(tmp_path: object) -> No
     for _ in range(20):
         append(log, 3, size=90)
     first, *_, last = log.segments
-    files.loaded(first, 0, 100)
-    files.loaded(last, 0, 100)
+    files.loads.begun(first, 0)
+    files.loads.begun(last, 0)
     assert (first.fd, last.fd >= 0) == (-1, True)
     log.close(clean=False)
-    assert not files.was_loaded(first, 0)
-    assert not files.was_loaded(last, 0)
+    assert not files.loads.segments()
     assert files.open_count == 0
 
 

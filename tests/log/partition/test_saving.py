@@ -202,6 +202,37 @@ ONE_BATCH: Final = LogConfig(segment_bytes=100, index_interval_bytes=1)
 """A segment for each batch."""
 
 
+def test_snapshots_below_the_log_start_go_with_the_next_flush(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the flush's thread: of a directory with 100,000 files, the list alone takes the loop 40 ms."""
+    log = open_log(disk, config=SMALL)
+    for _ in range(60):
+        append(log)
+    work = log.flush_work()
+    assert work is not None
+    work.run()
+    old, kept = 3, log.segments[2].base_offset
+    for offset in (old, kept):
+        replace_file(disk, f"{DIRECTORY}/{offset:020d}.snapshot", b"")
+    log.advance_high_watermark(60)
+    log.advance_log_start(kept)
+    for _ in range(20):
+        append(log)
+    work = log.flush_work()
+    assert work is not None
+    work()
+    left = [name for name in files(disk) if name.endswith(".snapshot")]
+    assert min(left) == f"{kept:020d}.snapshot"
+    lists: list[str] = []
+    monkeypatch.setattr(disk, "listdir", lists.append)
+    work.complete()
+    for _ in range(20):
+        append(log)
+    work = log.flush_work()
+    assert work is not None
+    work.run()
+    assert not lists, "the log start has not moved"
+
+
 class LimitedDisk(SimDisk):
     """A process that may open `most` files at once."""
 

@@ -31,7 +31,7 @@ from fenceline.log.core.disk import Disk, OsDisk
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import MetadataImage
-from fenceline.node.controller import active_controller
+from fenceline.node.controller import active_controller, group_commit
 from fenceline.node.controller.driver import ControllerDriver
 from fenceline.node.logs import Logger
 from fenceline.node.metadata.metadata_log import MetadataLog
@@ -102,9 +102,11 @@ def test_requests_during_a_flush_share_the_next_flush() -> None:
         held.holds = True
         first = controller.submit(CreateTopics((TopicToCreate("first", 1, 1),)))
         await _turns()
+        end = controller.log.end_offset
         rest = [controller.submit(CreateTopics((TopicToCreate(f"t{number}", 1, 1),))) for number in range(20)]
         await _turns()
         assert len(held.waiting) == 1
+        assert controller.log.end_offset == end
         held.let_go()
         await _turns()
         assert first.done()
@@ -112,6 +114,101 @@ def test_requests_during_a_flush_share_the_next_flush() -> None:
         held.let_go()
         await _turns()
         assert all(each.done() for each in rest)
+
+    run(story())
+
+
+def _creations(controller: ControllerDriver, *names: str) -> list[asyncio.Future[Any]]:
+    return [controller.submit(CreateTopics((TopicToCreate(name, 1, 1),))) for name in names]
+
+
+@pytest.fixture
+def _one_request_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "_ENOUGH_RECORDS", 1)
+
+
+@pytest.mark.usefixtures("_one_request_a_step")
+def test_the_next_step_is_decided_during_a_flush() -> None:
+    """But only one; nothing is published before its own flush (G35)."""
+
+    async def story() -> None:
+        held = Held(holds=False)
+        controller = await joined(sim(), D, executor=held)
+        held.holds = True
+        heard: list[list[str]] = []
+        controller.subscribe(lambda image, delta: heard.append([topic.name for topic in delta.created_topics]))
+        end = controller.log.end_offset
+        answers = _creations(controller, "a", "b", "c")
+        check = controller.submit(CreateTopics((TopicToCreate("d", 1, 1),), validate_only=True))
+        await _turns()
+        assert controller.log.end_offset == end + 4, "a topic and a partition for each of two"
+        assert controller.active.waiting_count == 4
+        assert not heard
+        held.let_go()
+        await _turns()
+        assert [each.done() for each in answers] == [True, False, False]
+        assert controller.log.end_offset == end + 6
+        assert heard == [["a"]]
+        held.let_go()
+        await _turns()
+        assert not check.done(), "it was decided after the last one"
+        held.let_go()
+        await _turns()
+        assert all(each.done() for each in (*answers, check))
+        assert heard == [["a"], ["b"], ["c"]]
+
+    run(story())
+
+
+@pytest.mark.usefixtures("_one_request_a_step")
+def test_a_step_that_is_committed_while_another_is_published_waits() -> None:
+    """Each listener receives the changes in order."""
+
+    async def story() -> None:
+        held = Held(holds=False)
+        controller = await joined(sim(), D, executor=held)
+        held.holds = True
+        heard: list[list[str]] = []
+        controller.subscribe(lambda image, delta: controller.active.committed(controller.log.end_offset))
+        controller.subscribe(lambda image, delta: heard.append([topic.name for topic in delta.created_topics]))
+        answers = _creations(controller, "a", "b")
+        await _turns()
+        held.let_go()
+        await _turns()
+        assert all(each.done() for each in answers)
+        assert heard == [["a"], ["b"]]
+
+    run(story())
+
+
+@pytest.mark.usefixtures("_one_request_a_step")
+def test_a_disk_that_is_full_at_the_second_step_discards_only_that_one() -> None:
+    """C2: the first one is in the log, and later decisions are based on it."""
+
+    async def story() -> None:
+        disk, held = sim(), Held(holds=False)
+        controller = await joined(disk, D, executor=held)
+        held.holds = True
+        first, second, third = _creations(controller, "a", "b", "c")
+        await asyncio.sleep(0)
+        disk.fail("write", ".log", errno.ENOSPC)
+        await _turns()
+        for answer in (second, third):
+            with pytest.raises(PeerError) as error:
+                await answer
+            assert error.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        disk.heal()
+        again = _creations(controller, "a", "b")
+        await _turns()
+        held.holds = False
+        held.let_go()
+        await _turns()
+        assert not first.result().topics[0].outcome.failed
+        codes = [(await each).topics[0].outcome.code for each in again]
+        assert codes == [ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.NONE]
+        assert sorted(controller.image.topics_by_name) == ["a", "b"]
+        await controller.stop()
+        assert sorted(MetadataLog.open(disk, D, now_ms=0).replay().image.topics_by_name) == ["a", "b"]
 
     run(story())
 

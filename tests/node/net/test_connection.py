@@ -49,6 +49,7 @@ class Scene:
     def __init__(self) -> None:
         self.turn_is_over = False
         self.postponed: list[Callable[[], None]] = []
+        self.deferred: list[Callable[[], None]] = []
         self.pending: list[PendingAnswer] = []
         self.closings: list[str] = []
         self.transport = Transport()
@@ -58,10 +59,13 @@ class Scene:
             is_short_of_memory=False,
             note_closed=lambda connection, reason: self.closings.append(reason),
             register=lambda connection: True,
+            unregister=lambda connection, buffer_bytes: None,
             principal=lambda connection, certificate: ANONYMOUS,
             begin_authentication=lambda connection: None,
             handle=self._handle,
-            turns=SimpleNamespace(is_over=lambda: self.turn_is_over, postpone=self.postponed.append),
+            turns=SimpleNamespace(
+                is_over=lambda: self.turn_is_over, postpone=self.postponed.append, defer=self.deferred.append
+            ),
         )
         self.connection = ServerConnection(server, "PLAINTEXT")
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
@@ -148,6 +152,7 @@ def test_a_peer_that_has_sent_and_closed_is_still_served(how: str) -> None:
         scene.receive(REQUEST)
         assert scene.connection.eof_received()
         assert not scene.pending
+        assert not scene.deferred
         scene.turn_is_over = False
         if how == "postponed":
             scene.postponed.pop()()
@@ -157,16 +162,28 @@ def test_a_peer_that_has_sent_and_closed_is_still_served(how: str) -> None:
     asyncio.run(asyncio.wait_for(story(), 10))
 
 
-def test_a_peer_that_closes_while_nothing_waits_is_closed() -> None:
+def test_a_peer_that_closes_while_nothing_waits_is_closed_when_it_has_its_turn() -> None:
     scene = Scene()
     scene.receive(REQUEST)
-    assert not scene.connection.eof_received()
+    assert scene.connection.eof_received()
+    assert not scene.transport.is_closed
+    scene.deferred.pop()()
+    assert scene.transport.is_closed
 
 
-def test_a_muted_peer_that_has_sent_nothing_more_is_closed_at_once() -> None:
+def test_a_peer_that_has_closed_may_be_gone_before_its_turn() -> None:
+    scene = Scene()
+    scene.connection.eof_received()
+    scene.connection.connection_lost(None)
+    scene.deferred.pop()()
+
+
+def test_a_muted_peer_that_has_sent_nothing_more_is_closed() -> None:
     async def story() -> None:
         scene = Scene()
         scene.connection.mute(1_000)
-        assert not scene.connection.eof_received()
+        scene.connection.eof_received()
+        scene.deferred.pop()()
+        assert scene.transport.is_closed
 
     asyncio.run(story())

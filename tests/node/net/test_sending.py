@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from fenceline.log.core.disk import PAGE_BYTES, FileSlice, OsDisk
+from fenceline.log.core import disk as disk_module
+from fenceline.log.core.disk import PAGE_BYTES, FileSlice, OsDisk, StoredFile
 from fenceline.node.net import sending
 from fenceline.node.net.sending import FileSender
 
@@ -66,10 +67,10 @@ class _Wire:
         fd = disk.open_read(str(path))
         mapping = disk.map(fd, PAGE_BYTES, len(CONTENT) - PAGE_BYTES)
         assert mapping is not None
-        found = mapping.file_slice(fd, 10, len(CONTENT) - PAGE_BYTES)
+        file = StoredFile.of(fd)
         disk.close(fd)
-        assert found is not None
-        self.slice: FileSlice = found
+        assert file is not None
+        self.slice: FileSlice = mapping.file_slice(file, 10, len(CONTENT) - PAGE_BYTES)
         self.stored = CONTENT[PAGE_BYTES + 10 :]
 
     def _note_failure(self, error: OSError) -> None:
@@ -101,6 +102,7 @@ def reported(tmp_path: Path) -> Callable[[Callable[[_Wire], Any]], None]:
             finally:
                 wire.close()
 
+        disk_module._nowhere()  # is opened once
         before = len(os.listdir("/proc/self/fd"))
         asyncio.run(whole())
         assert len(os.listdir("/proc/self/fd")) == before, "every descriptor is closed"

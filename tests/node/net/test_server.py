@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +18,8 @@ from fenceline.node.broker import server_limits
 from fenceline.node.context import AnswerOnce, Api, NodeView
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.net.connection_limits import ConnectionLimits
-from fenceline.node.net.server import Server
-from fenceline.node.turns import Turns
+from fenceline.node.net.server import _SWEEPS_PER_IDLE_PERIOD, Server
+from fenceline.node.turns import DEFERRED_IN_A_TURN, Turns
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import write_request
 from fenceline.wire.frame import encode_request_frame
@@ -222,3 +223,48 @@ def test_waiting_for_an_answer_does_not_cancel_what_it_waits_for() -> None:
         assert not ready.cancelled()
 
     asyncio.run(story())
+
+
+async def _most_closed_in_a_turn(server: Server, count: int, end: Callable[[list[asyncio.StreamWriter]], None]) -> int:
+    """Of so many connections, after `end`."""
+    port = await server.bind("PLAINTEXT", "127.0.0.1", 0)
+    await server.start_serving()
+    writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(count)]
+    open_count = server.metrics.connections
+    while open_count < count:
+        await asyncio.sleep(0)
+        open_count = server.metrics.connections
+    end(writers)
+    most = 0
+    while open_count:
+        await asyncio.sleep(0)
+        most = max(most, open_count - server.metrics.connections)
+        open_count = server.metrics.connections
+    for writer in writers:
+        writer.close()
+    await server.close()
+    return most
+
+
+def test_clients_that_end_together_do_not_hold_up_others() -> None:
+    async def story() -> int:
+        def end(writers: list[asyncio.StreamWriter]) -> None:
+            for writer in writers:
+                writer.close()
+
+        return await _most_closed_in_a_turn(server_with({}), 100, end)
+
+    assert asyncio.run(asyncio.wait_for(story(), 60)) <= DEFERRED_IN_A_TURN
+
+
+def test_clients_that_are_idle_for_too_long_do_not_hold_up_others() -> None:
+    async def story() -> int:
+        server = server_with({})
+
+        def end(writers: list[asyncio.StreamWriter]) -> None:
+            for _ in range(_SWEEPS_PER_IDLE_PERIOD + 1):
+                server._sweep()
+
+        return await _most_closed_in_a_turn(server, 100, end)
+
+    assert asyncio.run(asyncio.wait_for(story(), 60)) <= DEFERRED_IN_A_TURN

@@ -1,4 +1,4 @@
-"""Stopping fetchers while a thread works on a log."""
+"""Fetchers whose logs are worked on by a thread: while they are stopped, and while they connect."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from uuid import UUID
 import pytest
 
 from fenceline.ids import TopicPartition
+from fenceline.log.core.compaction_bound import CompleteFrom
 from fenceline.log.core.config import LogConfig
 from fenceline.log.partition.partition_log import NO_LIMIT
 from fenceline.losses.cutting import LogCut
+from fenceline.metadata.image import Endpoint
 from fenceline.node.clock import SystemClock
+from fenceline.node.replication import leader_link
 from fenceline.node.replication.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import CutTo, FollowerPhase, FollowerState, TruncationCause
+from fenceline.replica.follower import AskEpochEnd, CutTo, FollowerPhase, FollowerState, TruncationCause
 from tests.replica.histories import MemoryLog
 
 LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000, backoff_ms=1_000)
@@ -116,3 +119,50 @@ def test_a_truncation_that_fails_by_an_internal_error_is_retried(capsys: pytest.
 
     asyncio.run(scenario())
     assert "replication of a partition failed" in capsys.readouterr().err
+
+
+def test_a_log_that_is_flushed_while_its_link_connects_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link slept for ever: when it looked, the log was being flushed, so there was nothing to compare, and it took
+    the end of the flush for something that its next request would name (operations, seeds 1724 and 1762)."""
+
+    class FlushingHost(Host):
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def replication_endpoint(self, node_id: int) -> Any:
+            return Endpoint("PLAINTEXT", "leader", 9092, 0)
+
+        def flushed(self, replica: Any, end_offset: int) -> asyncio.Future[None]:
+            return self.is_flushed
+
+    async def scenario() -> None:
+        host, replica = FlushingHost(), a_replica()
+        replica.log.append([3, 3])
+        replica.log.complete_from, replica.log.unflushed_messages = CompleteFrom(10, 2), 2
+        replica.config = LogConfig(flush_messages=1)
+        asked: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+
+        async def connect(*_: Any, **__: Any) -> Any:
+            host.is_flushed.set_result(None)
+            await asyncio.gather(*link.under_way)
+            assert state.phase is FollowerPhase.FETCHING
+            return SimpleNamespace(is_open=True, was_closed_by_peer=False, close=lambda: None)
+
+        async def ask_all(_: Any, questions: list[Any]) -> None:
+            asked.set_result(questions)
+
+        monkeypatch.setattr(leader_link, "open_peer", connect)
+        fetchers = ReplicaFetchers(host, SystemClock(), None, LIMITS, answer_timeout_ms=1000)
+        fetchers.follow(replica, 2, 5)
+        link = fetchers._links[2]
+        monkeypatch.setattr(link.truncation, "ask_all", ask_all)
+        (state,) = link.fetcher.states.values()
+        assert (state.phase, state.comparison is not None) == (FollowerPhase.FLUSHING, True)
+        try:
+            (question,) = await asyncio.wait_for(asked, 60)
+            assert question == AskEpochEnd(state, 3)
+        finally:
+            await fetchers.close()
+
+    asyncio.run(scenario())

@@ -13,7 +13,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.node.net.peer_connection import NoSuchVersion, PeerConnectionLost
-from fenceline.node.transactions.marker_sender import MarkerSender
+from fenceline.node.transactions.marker_sender import _MOST_IN_A_REQUEST, MarkerSender
 from fenceline.testing.simulation.loop import run
 from fenceline.transactions.messages import EndMarkers, ProducerIdentity
 from fenceline.wire.apis import ApiKey
@@ -159,6 +159,23 @@ def test_markers_that_wait_leave_in_one_request() -> None:
         await settled()
         assert [[each.producer_id for each in request.markers] for request in there.requests] == [[5], [6, 7, 8]]
         assert there.opened == 1
+
+    run_story(story)
+
+
+def test_markers_of_many_transactions_leave_in_several_requests() -> None:
+    async def story(cluster: Cluster) -> None:
+        there = cluster.brokers[THERE]
+        there.may_answer.clear()
+        for producer_id in range(2 * _MOST_IN_A_REQUEST + 1):
+            cluster.send(producer_id, 1)
+        there.may_answer.set()
+        await settled()
+        sent = [[each.producer_id for each in request.markers] for request in there.requests]
+        assert [len(each) for each in sent] == [_MOST_IN_A_REQUEST, _MOST_IN_A_REQUEST, 1]
+        assert [number for each in sent for number in each] == list(range(2 * _MOST_IN_A_REQUEST + 1))
+        assert len(cluster.written) == 2 * _MOST_IN_A_REQUEST + 1
+        assert cluster.sender.waiting_count == 0
 
     run_story(story)
 

@@ -12,7 +12,7 @@ committed for a new topic of the same name has another topic id and is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.groups.messages import CommittedPosition, CommittedRewind
@@ -43,11 +43,12 @@ class StoredOffset(NamedTuple):
 
     def belongs_to(self, topic_id: UUID) -> bool:
         """Whether it was stored for this topic, not for an older one of the same name (since_4_0.md K32)."""
-        return ZERO_UUID in (topic_id, self.topic_id) or topic_id == self.topic_id
+        here, there = self.topic_id.int, topic_id.int  # a request has a thousand: comparing the objects takes longer
+        return not here or not there or here == there
 
     def step_from(self, before: StoredOffset | None) -> CommittedRewind | None:
         """The backward step from an earlier commit, if this is one."""
-        if before is None:
+        if before is None or self.offset >= before.offset:
             return None
         return step_back(
             (before.offset, before.leader_epoch, before.topic_id),
@@ -61,6 +62,8 @@ class StoredOffset(NamedTuple):
         if before is not None and before.belongs_to(self.topic_id):
             step = self.step_from(before)
             rewound = step if step is not None and shows_truncation(step) else rewound or before.rewound
+        if rewound is self.rewound and order == self.order:
+            return self
         # `_replace` takes four times as long.
         return StoredOffset(
             self.offset,
@@ -84,11 +87,20 @@ Marked: TypeAlias = Callable[[OffsetSlot, "StoredOffset | None", StoredOffset], 
 """(slot, value before, value) -> the value, with its rewind mark."""
 
 
+def _unmarked(_slot: OffsetSlot, _before: StoredOffset | None, value: StoredOffset) -> StoredOffset:
+    return value
+
+
+_AGAIN: Final = -1
+"""Earlier than any time: the next retention check looks at the group."""
+
+
 class OffsetStore:
     __slots__ = (
         "_by_group",
         "_deleted",
         "_dropped",
+        "_expires_ms",
         "_next_order",
         "_open",
         "_open_undos",
@@ -111,6 +123,9 @@ class OffsetStore:
         self._deleted: dict[str, set[UUID]] = {}
         """By name: the ids of deleted topics that may have offsets here; ZERO_UUID for those without an id."""
         self._dropped: list[CommittedPosition] = []
+        self._expires_ms: dict[str, int] = {}
+        """By group that was looked at: none of its offsets expires before that wall time. `_AGAIN` if that is not true
+        any more."""
 
     # --- reading ----------------------------------------
 
@@ -174,6 +189,24 @@ class OffsetStore:
 
     def open_slots(self, group_id: str) -> set[OffsetSlot]:
         return {slot for pending in self._open.values() for slot in pending if slot.group_id == group_id}
+
+    # --- retention ----------------------------------------
+
+    def begin_look(self, group_id: str) -> list[tuple[str, list[int]]]:
+        """The topics of which a group has stored offsets, and their partitions, for a look at all of them."""
+        self._expires_ms.pop(group_id, None)
+        return [(topic, list(partitions)) for topic, partitions in self._by_group.get(group_id, {}).items()]
+
+    def may_expire(self, group_id: str, now_ms: int) -> bool:
+        """Whether one of its offsets can have expired by then, as far as is known."""
+        return now_ms >= self._expires_ms.get(group_id, 0)
+
+    def none_expires_before(self, group_id: str, at_ms: int) -> None:
+        """The look is done. Whatever is committed later expires later; `_store` and `undo` know the exceptions."""
+        self._expires_ms.setdefault(group_id, at_ms)
+
+    def has_pending_writes(self, group_id: str) -> bool:
+        return group_id in self._pending_writes
 
     # --- deleted topics ----------------------------------------
 
@@ -251,19 +284,33 @@ class OffsetStore:
 
     # --- writing ----------------------------------------
 
-    def put(self, slot: OffsetSlot, value: StoredOffset | None, write_id: int | None = None) -> CommittedRewind | None:
-        """Set or (None) remove a value. With a write id it can be undone until `confirm`. Returns its new rewind
-        mark."""
+    def put(
+        self,
+        slot: OffsetSlot,
+        value: StoredOffset | None,
+        write_id: int | None = None,
+        *,
+        marked: Marked = _unmarked,
+    ) -> CommittedRewind | None:
+        """Set or (None) remove a value, whose order is assigned if it has none. With a write id it can be undone until
+        `confirm`. `marked` adds a rewind mark. Returns the mark, if it is a new one."""
         before = self._replaced_by(slot, value, write_id)
         if value is None:
             self._drop(slot)
             for producer_id in [each for each, pending in self._open.items() if slot in pending]:
                 self._set_open(producer_id, slot, None, write_id)
             return None
-        stored = value.after(before, self._assign_order())
-        assert stored.rewound is None or stored.rewound.to_offset < stored.rewound.from_offset, "a rewind goes back"
+        return self._store_after(slot, before, marked(slot, before, value), value.order or self.assign_order())
+
+    def _store_after(
+        self, slot: OffsetSlot, before: StoredOffset | None, value: StoredOffset, order: int
+    ) -> CommittedRewind | None:
+        """Returns the value's rewind mark, if it is a new one."""
+        stored = value.after(before, order)
         self._store(slot, stored)
-        return stored.rewound
+        rewound = stored.rewound
+        assert rewound is None or rewound.to_offset < rewound.from_offset, "a rewind goes back"
+        return rewound if before is None or rewound is not before.rewound else None
 
     def _replaced_by(self, slot: OffsetSlot, value: StoredOffset | None, write_id: int | None) -> StoredOffset | None:
         """The value that a write replaces, which is kept for its undo."""
@@ -310,6 +357,7 @@ class OffsetStore:
                 self._drop(slot)
             else:
                 self._store(slot, before)
+                self._expires_ms[slot.group_id] = _AGAIN
 
     def _forget_pending(self, slot: OffsetSlot, write_id: int) -> int | None:
         """Remove this write's undo. Returns the next write that has one for the slot."""
@@ -348,7 +396,7 @@ class OffsetStore:
 
     def put_open(self, producer_id: int, slot: OffsetSlot, value: StoredOffset, write_id: int | None = None) -> None:
         """An offset inside a transaction of this producer. With a write id it can be undone until `confirm`."""
-        self._set_open(producer_id, slot, value._replace(order=self._assign_order()), write_id)
+        self._set_open(producer_id, slot, value._replace(order=self.assign_order()), write_id)
 
     def end_transaction(
         self,
@@ -356,7 +404,7 @@ class OffsetStore:
         *,
         committed: bool,
         write_id: int | None = None,
-        marked: Marked = lambda _slot, _before, value: value,
+        marked: Marked = _unmarked,
     ) -> list[tuple[OffsetSlot, CommittedRewind]]:
         """The transaction's end: its offsets become visible or are dropped; one committed after them without a
         transaction stays (`transactions.md X50`). With a write id it can be undone until `confirm`. `marked` adds a
@@ -370,10 +418,9 @@ class OffsetStore:
             if current is not None and current.order >= value.order:
                 continue
             before = self._replaced_by(slot, value, write_id)
-            stored = marked(slot, before, value).after(before, value.order)
-            self._store(slot, stored)
-            if stored.rewound is not None and (before is None or stored.rewound is not before.rewound):
-                rewinds.append((slot, stored.rewound))
+            rewound = self._store_after(slot, before, marked(slot, before, value), value.order)
+            if rewound is not None:
+                rewinds.append((slot, rewound))
         return rewinds
 
     def _set_open(self, producer_id: int, slot: OffsetSlot, value: StoredOffset | None, write_id: int | None) -> None:
@@ -400,13 +447,16 @@ class OffsetStore:
             "a pending write and what it replaced belong together"
         )
 
-    def _assign_order(self) -> int:
+    def assign_order(self) -> int:
+        """For the next value."""
         order = self._next_order
         self._next_order += 1
         return order
 
     def _store(self, slot: OffsetSlot, value: StoredOffset) -> None:
         self.partition_offsets(slot)[slot.partition] = value
+        if value.expire_timestamp_ms >= 0:
+            self._expires_ms[slot.group_id] = _AGAIN
 
     def _drop(self, slot: OffsetSlot) -> None:
         topics = self._by_group.get(slot.group_id)
@@ -421,6 +471,7 @@ class OffsetStore:
                 del self._readers[slot.topic]
         if not topics:
             del self._by_group[slot.group_id]
+            self._expires_ms.pop(slot.group_id, None)
 
 
 def _id_of(value: StoredOffset | bytes) -> UUID:
@@ -433,9 +484,9 @@ def unpacked(value: bytes) -> StoredOffset:
     return StoredOffset(offset, leader_epoch, "", commit_ms, -1, topic_id)
 
 
-def is_expired(value: StoredOffset, *, base_timestamp_ms: int, now_ms: int, retention_ms: int) -> bool:
-    """An explicit expiry time (commits of v2-4) takes precedence over the broker's retention, which counts from the
-    base timestamp."""
+def expires_at(value: StoredOffset, since_ms: int | None, retention_ms: int) -> int:
+    """The wall time from which it has expired. An explicit one (commits of v2-4) takes precedence over the broker's
+    retention, which counts from `since_ms`, or from its commit."""
     if value.expire_timestamp_ms >= 0:
-        return now_ms >= value.expire_timestamp_ms
-    return now_ms - base_timestamp_ms >= retention_ms
+        return value.expire_timestamp_ms
+    return (value.commit_timestamp_ms if since_ms is None else since_ms) + retention_ms

@@ -56,9 +56,10 @@ def are_packed(values: Sequence[bytes]) -> bool:
 
 def pack(offset: int, leader_epoch: int, commit_ms: int, topic_id: UUID) -> bytes:
     """Inverse of `unpack`."""
-    if topic_id == ZERO_UUID:
+    number = topic_id.int  # comparing UUIDs, and their bytes, take three times as long
+    if not number:
         return _HEAD.pack(4, offset, leader_epoch, _NO_METADATA, commit_ms, 0)
-    return _HEAD.pack(4, offset, leader_epoch, _NO_METADATA, commit_ms, 1) + _TOPIC_ID[1:] + topic_id.bytes
+    return _HEAD.pack(4, offset, leader_epoch, _NO_METADATA, commit_ms, 1) + _TOPIC_ID[1:] + number.to_bytes(16)
 
 
 def is_not_below(before: bytes, after: bytes) -> bool:

@@ -34,6 +34,8 @@ MAX_OPEN_SLICES: Final = 512
 TEMPORARY_SUFFIX: Final = ".tmp"
 """Of a file until it is complete; a start removes what a crash leaves."""
 
+_BEGUN_BYTES: Final = 128 << 10
+"""How much of a load is requested before it is its turn."""
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
 _WAIT_FOR_ALL: Final = 7
@@ -55,8 +57,8 @@ class Mapping(Protocol):
 
     def slice(self, start: int, end: int) -> memoryview: ...
 
-    def file_slice(self, fd: int, start: int, end: int) -> FileSlice | None:
-        """The same bytes for `sendfile`, by a descriptor of the mapped file; None if that is not supported."""
+    def file_slice(self, file: StoredFile, start: int, end: int) -> FileSlice:
+        """The same bytes for `sendfile`. `file`: the mapped one."""
         ...
 
     def is_resident(self, start: int, end: int) -> bool:
@@ -71,20 +73,26 @@ class StoredFile:
     """A descriptor of its own of a stored file, for slices of it: closed with the last one. At most `MAX_OPEN_SLICES`
     exist at a time."""
 
-    __slots__ = ("fd",)
+    __slots__ = ("fd", "reads_ahead")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, to_load: bool = False) -> None:
         self.fd = -1
-        self.fd = os.dup(fd)
+        self.reads_ahead = False
+        """Whether the system reads ahead of who reads through it."""
+        again = _open_again(fd) if to_load else None
+        if again is not None:
+            self.fd, self.reads_ahead = again, True
+        else:
+            self.fd = os.dup(fd)
         _open_slices.add(self.fd)
 
     @classmethod
-    def of(cls, fd: int) -> StoredFile | None:
-        """None if there are too many, or no descriptor is left."""
+    def of(cls, fd: int, *, to_load: bool = False) -> StoredFile | None:
+        """None if there are too many, or no descriptor is left. `to_load`: bytes are read ahead from the disk."""
         if len(_open_slices) >= MAX_OPEN_SLICES:
             return None
         try:
-            return cls(fd)
+            return cls(fd, to_load=to_load)
         except OSError:
             return None
 
@@ -122,21 +130,40 @@ class FileSlice:
             return mapping.has_resident(start, end)
         return _PageCounts.has_all(self.fd, start, end)
 
-    def begin_load(self, *, ahead_bytes: int) -> None:
-        """Request the bytes and some after them without waiting for the disk. For a thread. Raises OSError."""
-        os.posix_fadvise(self.fd, self.position, self.size_bytes + ahead_bytes, os.POSIX_FADV_WILLNEED)
+    def begin_load(self, through: StoredFile) -> None:
+        """Request the first bytes without waiting for the disk, so that the disk works for several loads at once. For a
+        thread. Pages that are requested like this are single ones, which cost more than those of the system's
+        readahead; without it all are requested. Raises OSError."""
+        size_bytes = min(self.size_bytes, _BEGUN_BYTES) if through.reads_ahead else self.size_bytes
+        os.posix_fadvise(self.fd, self.position, size_bytes, os.POSIX_FADV_WILLNEED)
 
-    def load(self, start: int, end: int) -> None:
-        """Read bytes into the page cache and wait for them (for a thread). Raises OSError."""
+    def load(self, start: int, end: int, through: StoredFile | None = None) -> None:
+        """Read bytes of the slice, or behind it, into the page cache and wait for them. For a thread. `through`: the
+        file to load; else nothing is read ahead. Raises OSError."""
+        fd = self.fd if through is None else through.fd
         position, left = self.position + start, end - start
-        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            # Pages are passed on, not copied: their content is never touched here.
-            while left > 0 and (passed := os.sendfile(nowhere, self.fd, position, left)):
-                position += passed
-                left -= passed
-        finally:
-            os.close(nowhere)
+        # Pages are passed on, not copied: their content is never touched here.
+        while left > 0 and (passed := os.sendfile(_nowhere(), fd, position, left)):
+            position += passed
+            left -= passed
+
+
+@cache
+def _nowhere() -> int:
+    """A descriptor of /dev/null, opened once. Raises OSError."""
+    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+
+
+def _open_again(fd: int) -> int | None:
+    """Open the file of a descriptor once more, also if it has no name any more: with a readahead of its own, for bytes
+    in sequence. The descriptors of the loop have none (`OsDisk.open_append`). None if the system has no such names."""
+    try:
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # then the readahead is half as long
+        os.posix_fadvise(again, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return again
 
 
 class Disk(Protocol):
@@ -160,6 +187,11 @@ class Disk(Protocol):
 
     def stored_file(self, fd: int) -> StoredFile | None:
         """The file for `FileSlice`s of bytes in the page cache; None if that is not supported: the caller maps it."""
+        ...
+
+    def file_to_load(self, fd: int) -> StoredFile | None:
+        """The file through which bytes of `FileSlice`s are read from the disk, in sequence; None if that is not
+        supported."""
         ...
 
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
@@ -255,6 +287,9 @@ class OsDisk:
 
     def stored_file(self, fd: int) -> StoredFile | None:
         return StoredFile.of(fd) if _PageCounts.are_known(fd) else None
+
+    def file_to_load(self, fd: int) -> StoredFile | None:
+        return StoredFile.of(fd, to_load=True)
 
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
         return OsMapping.make(fd, position, size_bytes)
@@ -365,9 +400,8 @@ class OsMapping:
     def slice(self, start: int, end: int) -> memoryview:
         return self._view[start:end]
 
-    def file_slice(self, fd: int, start: int, end: int) -> FileSlice | None:
-        file = StoredFile.of(fd)
-        return FileSlice(file, self._position + start, end - start, self) if file is not None else None
+    def file_slice(self, file: StoredFile, start: int, end: int) -> FileSlice:
+        return FileSlice(file, self._position + start, end - start, self)
 
     def has_resident(self, start: int, end: int) -> bool:
         """As `is_resident`, by positions in the file."""
@@ -375,12 +409,15 @@ class OsMapping:
 
     def is_resident(self, start: int, end: int) -> bool:
         first = start - start % PAGE_BYTES
-        pages = (end - first + PAGE_BYTES - 1) // PAGE_BYTES
         # The same length for all: ctypes creates a type for each length and keeps it.
-        vector = ctypes.create_string_buffer(max(pages, _VECTOR_PAGES))
-        if _libc().mincore(self._address + first, end - first, vector) != 0:
-            return False
-        return not vector.raw[:pages].translate(None, _RESIDENT)
+        vector = ctypes.create_string_buffer(_VECTOR_PAGES)
+        for part in range(first, end, _VECTOR_PAGES * PAGE_BYTES):
+            size_bytes = min(end - part, _VECTOR_PAGES * PAGE_BYTES)
+            if _libc().mincore(self._address + part, size_bytes, vector) != 0:
+                return False
+            if vector.raw[: (size_bytes + PAGE_BYTES - 1) // PAGE_BYTES].translate(None, _RESIDENT):
+                return False
+        return True
 
 
 class _PageRange(ctypes.Structure):

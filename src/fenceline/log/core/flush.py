@@ -7,6 +7,7 @@ the log while it runs: everything it needs was copied or is sealed.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,6 +45,11 @@ class FlushWork:
     on_failed: Callable[[FlushWork, StorageError], None]
     includes_epochs: bool = False
     includes_topic_id: bool = False
+    drop_below: int | None = None
+    """Producer snapshots below this offset go: they describe nothing that could be replayed. None: no look for them,
+    the directory may have 100,000 files."""
+    dropped_below: int | None = None
+    """The same once they have gone."""
     batches_safe: bool = False
     """Whether every batch is on the disk; the other files can be rebuilt from them."""
     _finished: bool = field(default=False)
@@ -74,6 +80,7 @@ class FlushWork:
                 replace_file(self.disk, path, content)
             for directory in self.directories:
                 self.disk.fsync_dir(directory)
+            self._drop_old_snapshots()
         except OSError as error:
             raise StorageError.of(f"flushing up to offset {self.up_to_offset}", error) from error
         finally:
@@ -133,6 +140,15 @@ class FlushWork:
             files.discard()
         for segment in sealed:
             segment.indexes_are_saved()
+
+    def _drop_old_snapshots(self) -> None:
+        below = self.drop_below
+        if below is None:
+            return
+        with contextlib.suppress(OSError):
+            names = self.disk.listdir(self.directory)
+            producer_snapshots.drop(self.disk, self.directory, names, lambda at: at < below)
+            self.dropped_below = below
 
     def complete(self) -> None:
         """The recovery point advances to `up_to_offset`."""

@@ -11,19 +11,17 @@ memory of the process, and mapping one again is cheap compared with copying the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Final, Protocol
 
 from fenceline.log.core.disk import Disk, Mapping, StoredFile
+from fenceline.log.core.recent_loads import RecentLoads
 
 WINDOW_BYTES: Final = 4 << 20
 WINDOW_OVERLAP_BYTES: Final = 2 << 20
 MAX_FILES: Final = 1024
-LOADS_KEPT: Final = 64
-STORED_KEPT: Final = 64
-LOADING_S: Final = 10.0
-"""For how long after a load pages of its segment may be on their way from the disk."""
+STORED_KEPT: Final = 128
+"""Of each kind; others are opened again when they are needed."""
 
 
 class Releasable(Protocol):
@@ -48,8 +46,9 @@ class OpenFiles:
         self._max_windows = max(1, max_mapped_bytes // (WINDOW_BYTES + WINDOW_OVERLAP_BYTES))
         self._open: dict[Releasable, None] = {}
         self._windows: dict[tuple[Releasable, int], Mapping] = {}
-        self._loaded: dict[Releasable, tuple[int, int, float]] = {}
+        self.loads: RecentLoads[Releasable] = RecentLoads()
         self._stored: dict[Releasable, StoredFile] = {}
+        self._to_load: dict[Releasable, StoredFile] = {}
 
     @property
     def open_count(self) -> int:
@@ -93,8 +92,9 @@ class OpenFiles:
 
     def close_all(self, segments: Iterable[Releasable]) -> None:
         """`close` of each; those that are not in use cost next to nothing."""
-        in_use = {*self._loaded, *self._stored, *(segment for segment, _ in self._windows)}
-        for segment in [each for each in segments if each.fd >= 0 or each in in_use]:
+        with_windows = (segment for segment, _ in self._windows)
+        in_use = {*self._open, *self.loads.segments(), *self._stored, *self._to_load, *with_windows}
+        for segment in sorted(in_use.intersection(segments), key=lambda each: each.path):
             self.close(segment)
 
     def window(self, segment: Releasable, position: int) -> tuple[Mapping, int] | None:
@@ -112,39 +112,36 @@ class OpenFiles:
         self._windows[key] = found
         return found, number * WINDOW_BYTES
 
-    def was_loaded(self, segment: Releasable, position: int) -> bool:
-        """Whether this position was part of the segment's last load: its pages were not touched since."""
-        start, end, _ = self._loaded.get(segment, (0, 0, 0.0))
-        return start <= position < end
-
-    def may_be_loading(self, segment: Releasable) -> bool:
-        """Whether pages of the segment may be on their way from the disk, which is seen in a mapping only."""
-        found = self._loaded.get(segment)
-        return found is not None and time.monotonic() - found[2] < LOADING_S
-
     def stored(self, segment: Releasable) -> StoredFile | None:
         """The segment's file for slices that are sent without being read; None if that is not possible."""
         found = self._stored.get(segment)
         if found is None:
             found = self.disk.stored_file(segment.fd if segment.fd >= 0 else self.open(segment))
-            if found is not None:
-                while len(self._stored) >= STORED_KEPT:
-                    del self._stored[next(iter(self._stored))]
-                self._stored[segment] = found
+            _keep(self._stored, segment, found)
         return found
 
-    def loaded(self, segment: Releasable, start: int, end: int) -> None:
-        """Record the last loaded range of a segment (from any thread)."""
-        self._loaded.pop(segment, None)
-        self._loaded[segment] = start, end, time.monotonic()
-        while len(self._loaded) > LOADS_KEPT:
-            self._loaded.pop(next(iter(tuple(self._loaded))), None)
+    def file_to_load(self, segment: Releasable) -> StoredFile | None:
+        """The file through which the segment is read from the disk; None if that is not possible. All loads of a
+        segment share one, so that the system sees their sequence."""
+        found = self._to_load.pop(segment, None)
+        if found is None:
+            found = self.disk.file_to_load(segment.fd if segment.fd >= 0 else self.open(segment))
+        _keep(self._to_load, segment, found)
+        return found
 
     def _drop_windows(self, segment: Releasable) -> None:
-        self._loaded.pop(segment, None)
+        self.loads.forget(segment)
         self._stored.pop(segment, None)
+        self._to_load.pop(segment, None)
         for key in [key for key in self._windows if key[0] is segment]:
             del self._windows[key]
+
+
+def _keep(files: dict[Releasable, StoredFile], segment: Releasable, file: StoredFile | None) -> None:
+    if file is not None:
+        while len(files) >= STORED_KEPT:
+            del files[next(iter(files))]
+        files[segment] = file
 
 
 def _open_existing(disk: Disk, path: str) -> int:

@@ -7,11 +7,12 @@ its own, so that concurrent deletion and truncation are safe (docs/how-it-works.
 
 A caller that only sends records gets a `FileSlice`: nothing is copied, mapped or touched. Pages in the cache are
 counted for it, which counts those that are on their way from the disk as well. So for a while after a load of a segment
-its pages are looked at one by one, in a mapping.
+its pages are looked at one by one, in a mapping, except those that a thread has waited for (`recent_loads`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
@@ -22,12 +23,13 @@ from fenceline.log.core.errors import StorageError
 from fenceline.log.core.index import OffsetIndex
 from fenceline.log.core.open_files import OpenFiles
 from fenceline.log.core.positions import EMPTY, CorruptIndex, Extent, Read, extent_of, find, fit
+from fenceline.log.core.recent_loads import SYSTEM_AHEAD_BYTES
 from fenceline.log.core.scan import BadBatch
 from fenceline.log.core.segment import Segment
 
 MAP_FROM_BYTES: Final = 64 << 10
-AHEAD_BYTES: Final = 4 << 20
-"""Readahead of a load past the requested range."""
+LOAD_AHEAD_BYTES: Final = 4 << 20
+"""How much a thread loads behind the records of a request, for the next ones."""
 
 _T = TypeVar("_T")
 
@@ -117,14 +119,16 @@ class LogRead:
     def finish_load(self) -> memoryview | FileSlice:
         """Wait for the read that `begin_load` started; returns the payload. `records` stays empty (blocks). Raises
         StorageError."""
-        payload = self.payload
-        if isinstance(payload, FileSlice):
-            try:
-                payload.load(0, payload.size_bytes)
-            except OSError as error:
-                raise StorageError.of("reading records", error) from error
+        payload, source = self.payload, self._source
+        if isinstance(payload, FileSlice) and source is not None:
+            source.finish(payload)
         self.resident = True
         return payload
+
+    def load_ahead(self) -> None:
+        """After a load: read what follows into the page cache, for the next request (blocks). Raises StorageError."""
+        if isinstance(self.payload, FileSlice) and self._source is not None:
+            self._source.load_ahead(self.payload)
 
     @property
     def copied_bytes_limit(self) -> int:
@@ -188,13 +192,17 @@ def _read_resident(files: OpenFiles, segment: Segment, index: OffsetIndex, reque
     if size == 0:
         return Resident(EMPTY, None, position, reaches_end, 0)
     if size >= MAP_FROM_BYTES:
-        if request.to_send and not files.may_be_loading(segment):
+        loads = files.loads
+        if loads.may_be_read_ahead(segment, position, position + size):
+            raise NotResident
+        was_loaded = loads.was_loaded(segment, position, position + size)
+        if request.to_send and (was_loaded or not loads.may_be_under_way(segment)):
             file = files.stored(segment)
             if file is not None:
                 found = FileSlice(file, position, size)
                 if not found.is_resident(0, size):
                     raise NotResident
-                return Resident(EMPTY, found, position, reaches_end, size)
+                return Resident(EMPTY, found, position, reaches_end, size, was_loaded)
         mapped = files.window(segment, position)
         if mapped is not None:
             window, start = mapped
@@ -206,8 +214,8 @@ def _read_resident(files: OpenFiles, segment: Segment, index: OffsetIndex, reque
                 if not window.is_resident(first, last):
                     raise NotResident
                 # Recently read data is as fast from memory; pages that were never touched would block the loop longer.
-                was_loaded = files.was_loaded(segment, position)
-                stored = window.file_slice(fd, first, last) if was_loaded else None
+                file = (files.stored(segment) or files.file_to_load(segment)) if was_loaded else None
+                stored = window.file_slice(file, first, last) if file is not None else None
                 return Resident(window.slice(first, last), stored, position, reaches_end, size, stored is not None)
     return Resident(memoryview(read(position, size)), None, position, reaches_end, size)
 
@@ -227,7 +235,19 @@ def _locate(read: Read, index: OffsetIndex, extent: Extent, request: Request) ->
 class _Loader:
     """A read that continues in a thread. Holds a descriptor of its own."""
 
-    __slots__ = ("_disk", "_extent", "_fd", "_files", "_later_segments", "_request", "_segment", "position")
+    __slots__ = (
+        "_disk",
+        "_extent",
+        "_fd",
+        "_file",
+        "_files",
+        "_is_cached",
+        "_later_segments",
+        "_request",
+        "_segment",
+        "_sent_from",
+        "position",
+    )
 
     def __init__(
         self, files: OpenFiles, segment: Segment, fd: int, request: Request, later_segments: Sequence[Segment]
@@ -238,6 +258,9 @@ class _Loader:
         self._segment = segment
         self._extent = extent_of(segment)
         self._fd = disk.duplicate(fd)
+        self._file = files.file_to_load(segment)
+        self._sent_from = files.stored(segment)
+        self._is_cached = False
         self._request = request
         self.position = 0
         """Of the records in the segment, once they have been found."""
@@ -289,6 +312,7 @@ class _Loader:
                 return False  # the file was removed meanwhile; the next request finds the current one
             self._disk.close(self._fd)
             self._segment, self._extent, self._fd = segment, extent_of(segment), fd
+            self._file, self._sent_from = self._disk.file_to_load(fd), self._disk.stored_file(fd)
             self._request = self._request._replace(position=-1)
             return True
         return False
@@ -309,22 +333,71 @@ class _Loader:
     def to_send(self, index: OffsetIndex, position: int, size_bytes: int) -> memoryview | FileSlice:
         if size_bytes < MAP_FROM_BYTES:
             return self.copy(index, position, size_bytes)
-        before = position % PAGE_BYTES
-        window = self._disk.map(self._fd, position - before, before + size_bytes)
-        stored = window.file_slice(self._fd, before, before + size_bytes) if window is not None else None
+        stored = self._stored(position, size_bytes)
         if stored is None:
-            # Only memory is left, and this much of it is guaranteed: the reader requests the rest.
-            end, at_least_one = position + size_bytes, self._request.at_least_one
-            size_bytes = fit(self._pread, index, position, end, MAP_FROM_BYTES, at_least_one)
-            if window is not None and size_bytes > MAP_FROM_BYTES:
-                # One batch, larger than the guarantee: it is sent from the page cache by its mapping.
-                for start in range(0, size_bytes, MAP_FROM_BYTES):
-                    self._pread(position + start, min(MAP_FROM_BYTES, size_bytes - start))
-                return window.slice(before, before + size_bytes)
-            return self.copy(index, position, size_bytes)
-        stored.begin_load(ahead_bytes=AHEAD_BYTES)
-        self._files.loaded(self._segment, position, position + size_bytes + AHEAD_BYTES)
+            return self._in_memory(index, position, size_bytes)
+        cached_to = self._cached_to(stored)
+        self._is_cached = cached_to > 0
+        if self._is_cached:
+            self._files.loads.cached(self._segment, position, cached_to)
+        elif self._file is not None:
+            self._files.loads.begun(self._segment, position)
+            stored.begin_load(self._file)
         return stored
+
+    def finish(self, stored: FileSlice) -> None:
+        """Wait for records that `to_send` has begun to read, or another load. Raises StorageError."""
+        self._load(stored, 0, stored.size_bytes)
+
+    def load_ahead(self, stored: FileSlice) -> None:
+        """Read what follows the records. Raises StorageError."""
+        behind = self._extent.size_bytes - (stored.position + stored.size_bytes)
+        if not self._is_cached and behind > 0:
+            self._load(stored, stored.size_bytes, stored.size_bytes + min(behind, LOAD_AHEAD_BYTES))
+
+    def _load(self, stored: FileSlice, start: int, end: int) -> None:
+        try:
+            stored.load(start, end, self._file)
+        except OSError as error:
+            raise StorageError.of("reading records", error) from error
+        if not self._is_cached:
+            self._files.loads.loaded(self._segment, stored.position, stored.position + end)
+
+    def _stored(self, position: int, size_bytes: int) -> FileSlice | None:
+        """The records, to be sent from their file; None if that is not possible."""
+        if self._file is None:
+            return None
+        if self._sent_from is not None:
+            return FileSlice(self._sent_from, position, size_bytes)
+        before = position % PAGE_BYTES
+        window = self._disk.map(self._fd, position - before, before + size_bytes + SYSTEM_AHEAD_BYTES)
+        return window.file_slice(self._file, before, before + size_bytes) if window is not None else None
+
+    def _cached_to(self, stored: FileSlice) -> int:
+        """0 if some of the records are not in the page cache, or some of what the system would have read ahead of them.
+        Else the end of what is; everything that will be appended belongs to it, but the end of a sealed segment proves
+        nothing."""
+        segment_end = self._extent.size_bytes
+        end = min(stored.position + stored.size_bytes + SYSTEM_AHEAD_BYTES, segment_end)
+        if end == segment_end and self._segment.sealed:
+            return 0
+        size_bytes = end - stored.position
+        # The last page first: of a cold range it is missing.
+        if not (stored.is_resident(size_bytes - 1, size_bytes) and stored.is_resident(0, size_bytes)):
+            return 0
+        return sys.maxsize if end == segment_end else end
+
+    def _in_memory(self, index: OffsetIndex, position: int, size_bytes: int) -> memoryview:
+        """As many of the records as a load is guaranteed memory for: the reader requests the rest."""
+        before, end = position % PAGE_BYTES, position + size_bytes
+        window = self._disk.map(self._fd, position - before, before + size_bytes)
+        size_bytes = fit(self._pread, index, position, end, MAP_FROM_BYTES, self._request.at_least_one)
+        if window is not None and size_bytes > MAP_FROM_BYTES:
+            # One batch, larger than the guarantee: it is sent from the page cache by its mapping.
+            for start in range(0, size_bytes, MAP_FROM_BYTES):
+                self._pread(position + start, min(MAP_FROM_BYTES, size_bytes - start))
+            return window.slice(before, before + size_bytes)
+        return self.copy(index, position, size_bytes)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

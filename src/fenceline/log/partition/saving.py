@@ -5,7 +5,6 @@ Owns what a flush must write (`flush.FlushWork` does it) and the log's record of
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -21,7 +20,7 @@ from fenceline.log.partition.state import LogState, Unsaved
 
 
 def flush_work(log: LogState, now_ms: int) -> FlushWork | None:
-    end = log.log_end_offset
+    start, end = log.log_start_offset, log.log_end_offset
     if log.flushing is not None or not log.segments or log.unfinished is not None:
         return None
     disk, unsaved, complete_from = log.disk, log.unsaved, log.complete_from
@@ -63,6 +62,7 @@ def flush_work(log: LogState, now_ms: int) -> FlushWork | None:
         on_failed=lambda work, error: _flush_failed(log, work, error),
         includes_epochs=log.epochs.changed,
         includes_topic_id=unsaved.has_new_id,
+        drop_below=start if unsaved.snapshots and start != log.snapshots_dropped_below else None,
     )
     log.flushing = work
     log.unsaved = Unsaved()
@@ -75,8 +75,8 @@ def _flushed(log: LogState, work: FlushWork, complete_from: CompleteFrom) -> Non
     log.flushing = None
     log.saved_complete_from = complete_from
     log.recovery_point = max(log.recovery_point, work.up_to_offset)
-    if work.snapshots:
-        _drop_old_snapshots(log)
+    if work.dropped_below is not None:
+        log.snapshots_dropped_below = work.dropped_below
 
 
 def _flush_failed(log: LogState, work: FlushWork, error: StorageError) -> None:
@@ -107,16 +107,6 @@ def stop_flush(log: LogState) -> None:
     if work is not None:
         work.abandon()
         _requeue(log, work)
-
-
-def _drop_old_snapshots(log: LogState) -> None:
-    """Snapshots below the log start describe nothing that could be replayed."""
-    disk, directory, start = log.disk, log.directory, log.log_start_offset
-    if start == log.snapshots_dropped_below:
-        return  # the directory may have 100,000 files
-    with contextlib.suppress(OSError):
-        producer_snapshots.drop(disk, directory, disk.listdir(directory), lambda at: at < start)
-        log.snapshots_dropped_below = start
 
 
 # -- close ------------------------------------------------------------------------------------------------------------

@@ -2,16 +2,16 @@
 
 Owns the order of work while this node leads the quorum: decide, append, apply, wait for the commit, publish, respond.
 Requests that arrive while an append is in progress share the next one (group commit), so one flush and one replication
-round commit any number of them. Makes no decisions itself, and never exposes a response or an image that could be taken
-back (`gaps.md G35`).
+round commit any number of them. A decision in steps does not wait for them: its next step is decided meanwhile. Makes
+no decisions itself, and never exposes a response or an image that could be taken back (`gaps.md G35`).
 
 How it works: `submit` queues a request. On the event loop, all queued requests are decided in order, each based on the
 ones before it (C1); their records are appended in one write. When the quorum has committed them, listeners receive each
 image in order, and the responses are sent. Requests without records are answered at the same point, since they may have
 read uncommitted state.
 
-If the disk refuses an append (full), these requests fail with error 56 and the controller reverts to the committed
-state (C2); the next request tries again. When this node stops leading, pending requests fail with NOT_CONTROLLER (41):
+If the disk refuses an append (full), these requests fail with error 56 and the controller reverts to the state before
+them (C2); the next request tries again. When this node stops leading, pending requests fail with NOT_CONTROLLER (41):
 their records may still be committed by the next leader, and a retry gets a response according to its log.
 
 Rules: controller.md C1-C3, C6, C8, C15, C18, C30; raft.md Q31-Q36; since_4_0.md K20.
@@ -20,6 +20,7 @@ Rules: controller.md C1-C3, C6, C8, C15, C18, C30; raft.md Q31-Q36; since_4_0.md
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 INDEXED_IN_A_TURN: Final = 1_000
 """Partitions, of which each may be on other brokers."""
+_STEPS_AHEAD: Final = 2
+"""Appends in progress with which the next step of a decision is not begun."""
 
 
 class ControllerMetrics:
@@ -104,7 +107,13 @@ class ActiveController:
         self._published = published
         self._node_id = settings.node_id
         self._queue: list[PendingRequest] = []
-        self._commit_in_progress: GroupCommit | None = None
+        self._commits: deque[GroupCommit] = deque()
+        """In progress, oldest first."""
+        self._committed_offset = 0
+        """Everything below it is committed."""
+        self._is_completing = False
+        self._has_steps = False
+        """Whether the queue begins with what an append in progress has left undecided."""
         self._is_scheduled = False
         self._checks_leaderless = False
         """With the next decisions, elections are completed that were begun by the controller before this one, or before
@@ -135,8 +144,7 @@ class ActiveController:
     @property
     def waiting_count(self) -> int:
         """Number of requests without a response."""
-        commit = self._commit_in_progress
-        return len(self._queue) + (len(commit.futures) if commit is not None else 0)
+        return len(self._queue) + sum(len(commit.futures) for commit in self._commits)
 
     @property
     def expired_session_count(self) -> int:
@@ -194,7 +202,7 @@ class ActiveController:
     async def finish(self) -> None:
         """Complete the queued requests, then accept no more."""
         self._stop_timers()
-        while self.is_active and (self._queue or self._commit_in_progress is not None):
+        while self.is_active and (self._queue or self._commits):
             self._landed = asyncio.Event()
             self.schedule()
             await self._landed.wait()
@@ -250,19 +258,25 @@ class ActiveController:
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        if not self._is_scheduled and self._commit_in_progress is None and self._queue:
+        if not self._is_scheduled and self._queue and self._may_decide:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self.turn)
+
+    @property
+    def _may_decide(self) -> bool:
+        """Whether the queue need not wait for an append: requests do, to share the next one, but not further steps."""
+        return len(self._commits) < (_STEPS_AHEAD if self._has_steps else 1)
 
     def turn(self) -> None:
         """Decide all queued requests and append their records; in the first turns of a term, index the partitions."""
         self._is_scheduled = False
-        if self._commit_in_progress is not None or not self.is_active:
+        if not self._may_decide or not self.is_active:
             return
         if not self._controller.state.prepare(INDEXED_IN_A_TURN):
             self.schedule()
             return
         queue, self._queue = self._queue, []
+        self._has_steps = False
         if self._checks_leaderless and queue:
             self._checks_leaderless = False
             if any(broker.is_active for broker in self._controller.image.brokers.values()):
@@ -299,18 +313,20 @@ class ActiveController:
 
     def _append(self, commit: GroupCommit) -> None:
         """Append all batches in one write. Raises StorageError with the log unchanged, PeerError(6)."""
-        if not commit.content:
-            self._commit_in_progress = commit
-            self._complete_commit()
-            return
-        self._commit_in_progress = commit
-        commit.sent_s = asyncio.get_running_loop().time()
-        try:
-            base_offset = self._driver.append(commit.content, self.epoch)
-        except BaseException:
-            self._commit_in_progress = None
-            raise
-        self._check_position(commit, base_offset)
+        self._commits.append(commit)
+        if commit.content:
+            commit.sent_s = asyncio.get_running_loop().time()
+            try:
+                base_offset = self._driver.append(commit.content, self.epoch)
+            except BaseException:
+                self._commits.pop()
+                raise
+            self._check_position(commit, base_offset)
+        if commit.undecided:
+            self._queue[:0], commit.undecided = commit.undecided, []
+            self._has_steps = True
+            self.schedule()
+        self._complete_commits()
 
     def _check_position(self, commit: GroupCommit, base_offset: int) -> None:
         if base_offset != commit.first_offset or self._log.end_offset < commit.end_offset:
@@ -321,7 +337,8 @@ class ActiveController:
 
     def _revert(self, queue: Sequence[PendingRequest], error: Exception) -> None:
         """C2: discard the decisions and fail their requests."""
-        self._controller.reset(self._loader.image, self._log.end_offset)
+        images = [image for commit in self._commits for image, _ in commit.images]
+        self._controller.reset(images[-1] if images else self._loader.image, self._log.end_offset)
         self._checks_leaderless = True
         for waiting in queue:
             _fail(waiting.answer, error)
@@ -332,22 +349,26 @@ class ActiveController:
 
     def committed(self, offset: int) -> None:
         """Everything below `offset` is committed."""
-        commit = self._commit_in_progress
-        if commit is not None and commit.content and commit.end_offset <= offset:
-            self._complete_commit()
+        self._committed_offset = offset
+        self._complete_commits()
 
-    def _complete_commit(self) -> None:
-        commit, self._commit_in_progress = self._commit_in_progress, None
-        assert commit is not None, "an append is in progress"
-        try:
-            self._commit(commit)
-        except Exception as failure:
-            for answer in commit.futures:
-                _fail(answer, _not_active())
-            self._break(failure)
-            return
-        self.schedule()
-        self._wake()
+    def _complete_commits(self) -> None:
+        """Those that are committed and those without records, in order. What is published may lead to here again."""
+        commits = self._commits
+        while commits and not self._is_completing and commits[0].is_committed(self._committed_offset):
+            commit = commits.popleft()
+            self._is_completing = True
+            try:
+                self._commit(commit)
+            except Exception as failure:
+                for answer in commit.futures:
+                    _fail(answer, _not_active())
+                self._break(failure)
+                return
+            finally:
+                self._is_completing = False
+            self.schedule()
+            self._wake()
 
     def _commit(self, commit: GroupCommit) -> None:
         """Publish the committed images, then complete the requests."""
@@ -360,7 +381,6 @@ class ActiveController:
                 answer.set_result(value)
         for waiting in commit.kraft_versions:
             asyncio.get_running_loop().call_soon(self._finalize_kraft_version, *waiting)
-        self._queue[:0] = commit.undecided
         if commit.content:
             self.metrics.commits.observe(asyncio.get_running_loop().time() - commit.sent_s)
             self._published(len(commit.content))
@@ -392,9 +412,11 @@ class ActiveController:
         self._failed(reason)
 
     def _fail_all(self, error: PeerError) -> None:
-        commit, self._commit_in_progress = self._commit_in_progress, None
         queue, self._queue = self._queue, []
-        for answer in commit.futures if commit is not None else ():
+        answers = [answer for commit in self._commits for answer in commit.futures]
+        self._commits.clear()
+        self._has_steps = False
+        for answer in answers:
             _fail(answer, error)
         for waiting in queue:
             _fail(waiting.answer, error)

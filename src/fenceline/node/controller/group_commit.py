@@ -53,6 +53,10 @@ class GroupCommit:
     undecided: list[PendingRequest] = field(default_factory=list)
     """For the next commit, in order; last those of which one step was decided."""
 
+    def is_committed(self, offset: int) -> bool:
+        """Whether it is complete once everything below `offset` is committed, and all commits before it are."""
+        return not self.content or self.end_offset <= offset
+
     @property
     def futures(self) -> list[asyncio.Future[Any]]:
         """The futures of all its requests."""

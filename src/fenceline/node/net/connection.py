@@ -272,7 +272,14 @@ class ServerConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """A producer with acks=0 sends and closes: what waits for its turn, or for a quota, is still handled."""
         self._is_at_end = self._is_held and self._start != self._end
-        return self._is_at_end
+        if not self._is_at_end:
+            # Thousands of clients may end at once, and others must not wait for all of them.
+            self._server.turns.defer(self._close_ended)
+        return True
+
+    def _close_ended(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
 
     def pause_writing(self) -> None:
         self._paused_writing = True

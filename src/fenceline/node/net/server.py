@@ -299,7 +299,7 @@ class Server:
         counted = (each for each in self._connections if self._connection_limits.counts(each.listener))
         idlest = sorted(counted, key=lambda connection: -connection.idle_ticks)
         for connection in idlest[: self._connection_limits.surplus()]:
-            connection.close("too many connections (max.connections)")
+            self.turns.defer(partial(connection.close, "too many connections (max.connections)"))
 
     def certificate_expiries(self) -> dict[str, datetime]:
         """Of the listeners' certificates, in UTC."""
@@ -392,10 +392,7 @@ class Server:
             connection.idle_ticks += 1
             connection.close_idle_sender()
             if connection.idle_ticks > _SWEEPS_PER_IDLE_PERIOD:
-                # A client that is idle between requests is nothing to report.
-                reason = "idle (connections.max.idle.ms) in the middle of a request"
-                connection.close(reason, quiet=not connection.is_in_a_request)
-                connection.abort()
+                self.turns.defer(partial(_close_idle, connection))
             elif connection.idle_ticks > 1 and (freed := connection.shrink_idle_buffer()):
                 self.release_memory(freed)
         loop = asyncio.get_running_loop()
@@ -682,6 +679,14 @@ def _end_failed(connection: ServerConnection, pending: PendingAnswer, answer: li
     if answer is not None:
         pending.complete(answer)
     connection.close("authentication failed", quiet=True)
+
+
+def _close_idle(connection: ServerConnection) -> None:
+    if connection.idle_ticks > _SWEEPS_PER_IDLE_PERIOD:
+        # A client that is idle between requests is nothing to report.
+        reason = "idle (connections.max.idle.ms) in the middle of a request"
+        connection.close(reason, quiet=not connection.is_in_a_request)
+        connection.abort()
 
 
 def _bind_failure(error: OSError) -> tuple[str, str]:

@@ -73,7 +73,7 @@ class LeaderLink:
         self._shared = shared
         self._host = shared.host
         self._clock = shared.clock
-        self._leader_id = leader_id
+        self.leader_id = leader_id
         self.fetcher = ReplicaFetcher(
             replica_id=self._host.node_id, broker_epoch=self._host.broker_epoch, limits=shared.limits
         )
@@ -228,7 +228,7 @@ class LeaderLink:
     def _far_link(self) -> LeaderLink:
         """The far-behind link with the fewest partitions; a new one up to `FAR_LINKS`."""
         if len(self._far) < FAR_LINKS:
-            self._far.append(LeaderLink(self._shared, self._leader_id, self))
+            self._far.append(LeaderLink(self._shared, self.leader_id, self))
             return self._far[-1]
         return min(self._far, key=lambda far: len(far.fetcher))
 
@@ -273,14 +273,14 @@ class LeaderLink:
                 self._lost()
                 failures += 1
                 if self._was_closed_by_leader or isinstance(error, ConnectionRefusedError):
-                    self._shared.absent.disconnected(self._leader_id)
+                    self._shared.absent.disconnected(self.leader_id)
                 self._closed_recently = self._closed_recently or self._was_closed_by_leader
                 self._was_closed_by_leader = False
                 self._log_unreachable(error)
                 await self._pause(min(20 << min(failures, 10), self._shared.limits.backoff_ms))
             except Exception:
                 # Our bug; it must not stop this leader's partitions for ever.
-                log.exception("replication failed", leader=self._leader_id)
+                log.exception("replication failed", leader=self.leader_id)
                 self._lost()
                 await self._pause(self._shared.limits.backoff_ms)
 
@@ -294,13 +294,12 @@ class LeaderLink:
         self._hold_back(now_ms)
         # The broker may have registered again, with a new epoch.
         self.fetcher.broker_epoch = self._host.broker_epoch
-        if self.fetcher.to_compare(now_ms):
-            connection = await self._connected()
-            first: list[Question] = [state.first_question() for state in self.fetcher.to_compare(now_ms)]
-            await self.truncation.ask_all(connection, first)
         if len(self.fetcher) and (self._connection is None or not self._connection.is_open):
             await self._connected()
-            self._wakeup.clear()  # what has come meanwhile is in the request
+            self._wakeup.clear()  # what has come meanwhile is in the questions or in the request
+        first: list[Question] = [state.first_question() for state in self.fetcher.to_compare(now_ms)]
+        if first:
+            await self.truncation.ask_all(await self._connected(), first)
         request = self.fetcher.next_request(now_ms)
         if request is None:
             ready_ms = self.fetcher.next_ready_ms()
@@ -370,7 +369,7 @@ class LeaderLink:
     def check_connection(self) -> None:
         """Report to `absent` that the leader has closed its connection, before the link's task notices."""
         if self._closed_by_leader(self._connection):
-            self._shared.absent.disconnected(self._leader_id)
+            self._shared.absent.disconnected(self.leader_id)
         for far in self._far:
             far.check_connection()
 
@@ -415,7 +414,7 @@ class LeaderLink:
         connection = self._connection
         if connection is not None and connection.is_open:
             return connection
-        endpoint = self._host.replication_endpoint(self._leader_id)
+        endpoint = self._host.replication_endpoint(self.leader_id)
         if endpoint is None:
             raise PeerConnectionLost("the leader is not registered")
         self.fetcher.on_connection_lost()
@@ -429,7 +428,7 @@ class LeaderLink:
             lends_answers=True,
             largest_answer=self._shared.largest_answer,
         )
-        self._shared.absent.reconnected(self._leader_id)
+        self._shared.absent.reconnected(self.leader_id)
         self._answers.answered()
         return connection
 
@@ -444,7 +443,7 @@ class LeaderLink:
             self._is_unreachable = True
             log.info(
                 "leader unreachable",
-                leader=self._leader_id,
+                leader=self.leader_id,
                 partitions=len(self.fetcher),
                 reason=str(error),
                 advice="The connection is retried until it succeeds or another broker becomes leader.",

@@ -60,7 +60,9 @@ class ReplicaFetchers:
             largest_answer,
         )
         self._links: dict[int, LeaderLink] = {}
-        self._leader_of: dict[Key, int] = {}
+        self._link_of: dict[Key, LeaderLink] = {}
+        """By partition. With numbers as values the garbage collector would walk all of it again and again
+        (`node.garbage`)."""
 
     @property
     def appended_bytes(self) -> int:
@@ -74,7 +76,7 @@ class ReplicaFetchers:
     def phase_of(self, replica: Replica) -> FollowerPhase | None:
         """The follower phase of one partition; None if it is not followed."""
         key = (replica.topic_id_bytes, replica.topic_partition.partition)
-        link = self._links.get(self._leader_of.get(key, -1))
+        link = self._link_of.get(key)
         return link.phase_of(key) if link is not None else None
 
     @property
@@ -98,15 +100,15 @@ class ReplicaFetchers:
 
     def _link_to(self, leader_id: int, key: Key) -> LeaderLink | None:
         """The link over which a partition is fetched from now on; None once all are closed."""
-        before = self._leader_of.get(key)
-        if before is not None and before != leader_id:
+        before = self._link_of.get(key)
+        if before is not None and before is not self._links.get(leader_id):
             self.leave_unused(key)
         if self._shared.is_closed:
             return None
         link = self._links.get(leader_id)
         if link is None:
             link = self._links[leader_id] = LeaderLink(self._shared, leader_id)
-        self._leader_of[key] = leader_id
+        self._link_of[key] = link
         return link
 
     def unused(self) -> list[FollowerState]:
@@ -115,7 +117,7 @@ class ReplicaFetchers:
 
     def unused_epoch(self, key: Key) -> int | None:
         """The leader epoch in which a partition is followed without an object; None if it is not."""
-        link = self._links.get(self._leader_of.get(key, -1))
+        link = self._link_of.get(key)
         state = link.fetcher.states.get(key) if link is not None else None
         return state.leader_epoch if state is not None and state.is_unused else None
 
@@ -125,15 +127,14 @@ class ReplicaFetchers:
 
     def leave_unused(self, key: Key) -> None:
         """Stop following a partition, with or without an object."""
-        leader_id = self._leader_of.pop(key, None)
-        if leader_id is None:
+        link = self._link_of.pop(key, None)
+        if link is None:
             return
-        link = self._links[leader_id]
         link.leave(key)
         if link.is_empty:
-            del self._links[leader_id]
+            del self._links[link.leader_id]
             link.close()
-            self.absent.reconnected(leader_id)
+            self.absent.reconnected(link.leader_id)
 
     def check_connections(self) -> None:
         """Report closed connections to `absent` at once: their tasks notice some iterations of the event loop later,
@@ -150,7 +151,7 @@ class ReplicaFetchers:
     async def close(self) -> None:
         self._shared.is_closed = True
         links, self._links = list(self._links.values()), {}
-        self._leader_of.clear()
+        self._link_of.clear()
         for link in links:
             link.close()
         await asyncio.gather(*(link.ended() for link in links))

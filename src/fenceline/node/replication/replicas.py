@@ -25,6 +25,7 @@ from fenceline.log.directories.partition_dir import RemovedPartition
 from fenceline.log.partition.partition_log import NO_LIMIT, PartitionLog
 from fenceline.metadata.image import ConfigResourceType, LeaderRecoveryState
 from fenceline.node.clock import Clock
+from fenceline.node.garbage import free_in_parts
 from fenceline.node.logs import Logger
 from fenceline.node.replication.open_replicas import OpenReplicas
 from fenceline.node.replication.replica import Replica
@@ -156,8 +157,8 @@ class Replicas:
         self._vacated: dict[TopicPartition, asyncio.Future[None]] = {}
         """Futures of the leaving partitions whose names are waited for."""
         self._held: set[TopicPartition] = set()
-        self._postponed: dict[tuple[UUID, int], None] = {}
-        """Topic ids and indexes of replicas whose roles are applied soon; in order."""
+        self._postponed: dict[tuple[str, int], None] = {}
+        """Topics and indexes of replicas whose roles are applied soon; in order."""
         self._opened_at_once = 0
         self._idle: PartitionImage | None = None
         """While a delta is applied: a state after a change for which nothing was to be done."""
@@ -291,16 +292,16 @@ class Replicas:
     def _postpone(self, topic: TopicImage, index: int) -> None:
         if not self._postponed:
             asyncio.get_running_loop().call_soon(self._apply_postponed)
-        self._postponed[topic.id, index] = None
+        self._postponed[topic.name, index] = None
 
     def _apply_postponed(self) -> None:
         """Apply the roles that a large change has left for later, as they are now."""
         self._opened_at_once = 0
-        for key in list(islice(self._postponed, _AT_ONCE)):
-            del self._postponed[key]
-            topic = self._image().topics_by_id.get(key[0])
-            if topic is not None and key[1] < len(topic.partitions):
-                self._apply_role(topic, key[1])
+        for name, index in list(islice(self._postponed, _AT_ONCE)):
+            del self._postponed[name, index]
+            topic = self._image().topics_by_name.get(name)
+            if topic is not None and index < len(topic.partitions):
+                self._apply_role(topic, index)
         if self._postponed:
             asyncio.get_running_loop().call_soon(self._apply_postponed)
 
@@ -664,6 +665,8 @@ class Replicas:
             return
         if removed is None:
             return
+        if was_open is not None:
+            free_in_parts(list(was_open.segments))
         if moved is None or self._compare_removed is None:
             self._delete_later(partial(self._delete_partition, removed), 0)
             return

@@ -43,7 +43,10 @@ _NOTHING: Final = SentState(high_watermark=0, log_start_offset=0)
 class _Followers(list["SessionPartition"]):
     """Of one partition: its places in their sessions, also those that do not wait any more."""
 
-    __slots__ = ()
+    __slots__ = ("since_ms",)
+
+    since_ms: int
+    """Since when they wait for a member of the in-sync set, if they do."""
 
     def add(self, callback: Callable[[], None]) -> None:
         """Nothing to do: a session's partition knows whether it waits."""
@@ -124,8 +127,8 @@ class RestingLeaders:
         self._propose = propose
         self._followers: dict[PartitionKey, _Followers] = {}
         self._expansions: dict[PartitionKey, _Expansion] = {}
-        self._incomplete: dict[PartitionKey, int] = {}
-        """Those that a member of the in-sync set has not fetched yet, and since when others do (ms)."""
+        self._incomplete: dict[PartitionKey, _Followers] = {}
+        """Those that a member of the in-sync set has not fetched yet, while others do."""
         self._last_topic: tuple[bytes, UUID] | None = None
 
     def __len__(self) -> int:
@@ -210,7 +213,9 @@ class RestingLeaders:
         followers.append(wanted)
         wanted.mark_idle(followers)
         if len(followers) + 1 < in_sync:
-            self._incomplete.setdefault(wanted.key, self._clock.monotonic_ms())
+            if wanted.key not in self._incomplete:
+                followers.since_ms = self._clock.monotonic_ms()
+                self._incomplete[wanted.key] = followers
         elif self._incomplete:
             self._incomplete.pop(wanted.key, None)
 
@@ -218,8 +223,9 @@ class RestingLeaders:
         """Open those that a member has not fetched for `replica.lag.time.max.ms`: the check of in-sync sets, which
         follows, removes it. In steps of one partition."""
         now_ms = self._clock.monotonic_ms()
-        for key, since_ms in list(self._incomplete.items()):
+        for key, followers in list(self._incomplete.items()):
             yield
+            since_ms = followers.since_ms
             if now_ms - since_ms <= self._rules.max_lag_ms or self._incomplete.pop(key, None) is None:
                 continue
             topic = self._topic(key[0]) if isinstance(key[0], bytes) else None

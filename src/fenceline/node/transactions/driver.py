@@ -134,7 +134,8 @@ class TransactionsDriver:
 
     def on_leaders_changed(self) -> None:
         """The metadata have other leaders or fewer topics: markers that wait for that are tried again."""
-        self._carry_out(self.coordinator.on_leaders_changed(self._now()))
+        self.coordinator.on_leaders_changed(self._now())
+        self._timer.arm()
 
     def on_brokers_changed(self) -> None:
         """The metadata have other brokers."""

@@ -1,7 +1,8 @@
 """Sends end markers of decided transactions to the leaders of their partitions: WriteTxnMarkers v1-2.
 
-Owns one connection and one request in flight for each other broker, and the markers that wait for it; they leave in one
-request. Partitions led here are written directly. Never retries: each marker gets a code, and the coordinator decides.
+Owns one connection and one request in flight for each other broker, and the markers that wait for it; many of them
+leave in one request. Partitions led here are written directly. Never retries: each marker gets a code, and the
+coordinator decides.
 
 A broker that cannot be reached is NETWORK_EXCEPTION, a partition without leader LEADER_NOT_AVAILABLE, an unknown one
 UNKNOWN_TOPIC_OR_PARTITION. Rules: transactions.md X21, X22.
@@ -32,6 +33,8 @@ EndHere: TypeAlias = Callable[[EndMarkers], Awaitable[Codes] | Codes]
 """Writes the markers of partitions that are led here: their codes, or an awaitable of them."""
 
 _VERSIONS: Final = (1, 2)
+_MOST_IN_A_REQUEST: Final = 100
+"""Transactions. Thousands may wait for a broker that comes back, and each costs both sides 0.1 to 0.2 ms."""
 
 
 class OpensMarkerPeers(Protocol):
@@ -168,7 +171,8 @@ class _MarkerLink(BrokerLink):
     async def send_all(self) -> None:
         try:
             while self._waiting:
-                self._in_flight, self._waiting = self._waiting, []
+                self._in_flight = self._waiting[:_MOST_IN_A_REQUEST]
+                del self._waiting[:_MOST_IN_A_REQUEST]
                 codes = await self._codes(self._in_flight)
                 sent, self._in_flight = self._in_flight, ()
                 for markers in sent:

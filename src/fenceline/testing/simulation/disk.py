@@ -243,6 +243,9 @@ class LifeDisk:
     def stored_file(self, fd: int) -> None:
         return None
 
+    def file_to_load(self, fd: int) -> None:
+        return None
+
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
         self._check()
         return None if self.flip_chance else self._disk.map(fd, position, size_bytes)

@@ -34,13 +34,18 @@ def check_change(
         history.last_unclean = max(history.last_unclean, after.leader_epoch)
     history.recovering_epoch = after.leader_epoch if is_recovering else -1
     # The last in-sync replica stays in the set, even when it is fenced.
-    idle = [member for member in after.isr if not image.is_active(member)] if len(after.isr) > 1 else []
+    idle = [member for member in after.isr if must_have_left(member, image)] if len(after.isr) > 1 else []
     if idle:
         raise InvariantBroken(f"{where}: in sync are {after.isr}, of these {idle} are fenced or shut down (E36)")
     if before is not None:
         _check_epochs(where, before, after)
         if not is_recovering:
             _check_election(where, before, after)
+
+
+def must_have_left(broker_id: int, image: MetadataImage) -> bool:
+    """Whether a broker may not be in a set of several in-sync replicas."""
+    return not image.is_active(broker_id)
 
 
 def _check_epochs(where: str, before: PartitionImage, after: PartitionImage) -> None:

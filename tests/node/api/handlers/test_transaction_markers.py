@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 from typing import Any
 
 import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
-from fenceline.node.api.handlers.transaction_markers import MarkerToWrite
+from fenceline.node.api.handlers.transaction_markers import _APPENDED_AT_ONCE, MarkerToWrite
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.records.markers import EndMarker, read_end_marker
@@ -126,6 +127,23 @@ def test_partition_named_twice_is_answered_with_the_error() -> None:
         assert await code(desk, *twice) is ErrorCode.INVALID_PRODUCER_EPOCH
         assert len(markers_of(desk)) == 1
         assert await code(desk, *reversed(twice)) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+    run_story(story)
+
+
+def test_markers_of_many_transactions_leave_time_for_other_requests() -> None:
+    async def story(desk: Desk) -> None:
+        desk.lead(1)
+        count = 3 * _APPENDED_AT_ONCE + 1
+        log = desk.replica().log
+        writing = asyncio.ensure_future(write(desk, *(marker(producer_id=each) for each in range(count))))
+        ends = [0]
+        while not writing.done():
+            await asyncio.sleep(0)
+            ends.append(log.log_end_offset)
+        assert max(after - before for before, after in itertools.pairwise(ends)) == _APPENDED_AT_ONCE
+        assert [answer[0] for answer in await writing] == list(range(count))
+        assert log.log_end_offset == count
 
     run_story(story)
 

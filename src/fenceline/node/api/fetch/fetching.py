@@ -16,6 +16,7 @@ Owns the life of a fetch from request to response. Records are sent as slices of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from errno import ENOENT
@@ -66,6 +67,8 @@ RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSe
 _FIRST_FROM_FOLLOWERS: Final = 11
 _FIRST_WITH_TOPIC_IDS: Final = 13
 _FIRST_WITH_LEADER_HINT: Final = 16
+_MOST_LOADED_AHEAD: Final = 8
+"""Partitions of a response behind whose records more is loaded."""
 _ISOLATION_LEVELS: Final = (0, 1)
 _PLAIN_ABI: Final = 8
 """Changes with every change of `_plain_fetch.pyx`, so that an outdated build is not used."""
@@ -314,6 +317,9 @@ class FetchHandler:
         except BaseException:
             lease.release()
             raise
+        if any(isinstance(payload, FileSlice) for payload in payloads):
+            with contextlib.suppress(RuntimeError):  # the node is shutting down
+                self._threads.submit(_load_ahead, cold[:_MOST_LOADED_AHEAD])
         return lease
 
     async def _admit(self, result: FetchResult) -> Lease:
@@ -372,6 +378,13 @@ def _load_all(cold: Sequence[ColdRead]) -> list[memoryview | FileSlice | Storage
         except StorageError as error:
             loaded.append(error)
     return loaded
+
+
+def _load_ahead(cold: Sequence[ColdRead]) -> None:
+    """In a thread, while the response is sent: what the next requests will ask for."""
+    for each in cold:
+        with contextlib.suppress(StorageError):  # a request for it will report the error
+            each.read.load_ahead()
 
 
 def _refused(request: FetchRequest, version: int) -> FetchResponse:

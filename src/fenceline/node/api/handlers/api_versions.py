@@ -73,7 +73,8 @@ class ApiVersions:
     ) -> None:
         """`supported` and `finalized`: the levels of features (KIP-584). `fenceline_level`: see `wire.extensions`."""
         self._node = node
-        self._ranges = ranges
+        self._range_count = len(ranges)
+        self._ranges = b"".join(struct.pack(">hhh", key, low, high) for key, (low, high) in ranges.items())
         self._flexible_ranges = uvarint(len(ranges) + 1) + b"".join(
             struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items()
         )
@@ -106,15 +107,11 @@ class ApiVersions:
 
         INVALID_REQUEST has no ranges; UNSUPPORTED_VERSION has the supported ones, so that the client can downgrade.
         """
-        ranges = self._ranges
         if error is ErrorCode.INVALID_REQUEST:
             return write_response(ApiKey.API_VERSIONS, version, {"error_code": error, "throttle_time": throttle_ms})
         if version < _FIRST_FLEXIBLE:
-            parts = [struct.pack(">hi", error, len(ranges))]
-            parts += [struct.pack(">hhh", key, low, high) for key, (low, high) in ranges.items()]
-            if version >= 1:
-                parts.append(struct.pack(">i", throttle_ms))
-            return b"".join(parts)
+            behind = struct.pack(">i", throttle_ms) if version >= 1 else b""
+            return struct.pack(">hi", error, self._range_count) + self._ranges + behind
         return b"".join(
             (
                 struct.pack(">h", error),

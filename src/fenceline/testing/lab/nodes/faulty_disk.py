@@ -140,6 +140,9 @@ class FaultyDisk(OsDisk):
     def stored_file(self, fd: int) -> None:
         return None  # every read must pass here
 
+    def file_to_load(self, fd: int) -> None:
+        return None  # so cold records are copies of 64 KiB
+
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
         self._refuse_read()
         return super().map(fd, position, size_bytes)
