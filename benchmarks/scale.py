@@ -24,7 +24,7 @@ from typing import Any, Final
 import crc32c
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from benchmarks import scale_cluster, scale_voters
+from benchmarks import scale_cluster, scale_ends, scale_voters
 from benchmarks.coordinators import (
     GROUP,
     REQUEST_TIMEOUT_MS,
@@ -111,17 +111,31 @@ def connections_in_3_s(curve: SizeOfCurve) -> None:
                 curve.add("active producer before: p99", percentile(quiet, 0.99), "ms")
                 curve.add("active producer while another node opens them: p99", percentile(beside, 0.99), "ms")
                 curve.add("active producer meanwhile: p99", percentile(busy, 0.99), "ms")
-                curve.add_pause(node)
+                probe.next()
+            # Their process has ended, and all of them at once.
+            time.sleep(2)
+            curve.add("active producer while all end: p99", percentile(probe.next(), 0.99), "ms")
+            curve.add_pause(node)
 
 
 def strangers(curve: SizeOfCurve) -> None:
-    """Connections that speak no Kafka, and the default `connections.max.idle.ms` replaced by 5 s."""
-    with measured_node(**{"connections.max.idle.ms": "5000"}) as node:
+    """Connections that speak no Kafka, and the default `connections.max.idle.ms` replaced by 5 s. As the others, first
+    at another node than the producer."""
+    idle = {"connections.max.idle.ms": "5000"}
+    with measured_node(**idle) as node, measured_node(**idle) as another:
         create_topic(node.bootstrap, PROBED, 1)
         with client_process("probe", node.port, 2_000) as probe:
             time.sleep(2)
-            before_mb = node.resident_mb()
+            probe.next()
+            time.sleep(3)
             quiet = probe.next()
+            with client_process("strangers", another.port, curve.size, 10_000) as client:
+                client.result()
+                client.next()
+                beside = probe.next()
+            time.sleep(1)
+            before_mb = node.resident_mb()
+            probe.next()
             with client_process("strangers", node.port, curve.size, 10_000) as client:
                 client.result()
                 curve.add("memory of one", (node.resident_mb() - before_mb) * 1e6 / curve.size, "bytes")
@@ -129,6 +143,7 @@ def strangers(curve: SizeOfCurve) -> None:
                 busy = probe.next()
                 curve.add("closed within 10 s", 100 * sum(closed.values()) / curve.size, "%")
                 curve.add("active producer before: p99", percentile(quiet, 0.99), "ms")
+                curve.add("active producer while another node opens them: p99", percentile(beside, 0.99), "ms")
                 curve.add("active producer meanwhile: p99", percentile(busy, 0.99), "ms")
                 curve.add_pause(node)
 
@@ -481,6 +496,7 @@ CURVES: Final[Mapping[str, tuple[tuple[int, ...], Curve]]] = {
     "consumers": ((250, 500, 1_000, 2_000), consumers),
     "segments": ((12_500, 25_000, 50_000, 100_000), segments),
     "retained GiB": ((12, 25, 50, 100), retained),
+    **scale_ends.CURVES,
     **scale_cluster.CURVES,
     "voters": (scale_voters.SIZES, scale_voters.voters),
 }

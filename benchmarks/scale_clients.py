@@ -144,10 +144,14 @@ class Burst:
         return closed
 
 
-def connections(port: int, count: int, over_ms: int) -> None:
-    """Open, rest, ask on all of them. They leave the cores to the node and to those that it serves meanwhile, as if
-    they were on another machine."""
+def _as_on_another_machine() -> None:
+    """Leave the cores to the node, and to those that it serves meanwhile."""
     os.nice(19)
+
+
+def connections(port: int, count: int, over_ms: int) -> None:
+    """Open, rest, ask on all of them."""
+    _as_on_another_machine()
     burst = Burst(port, count, VERSIONS, over_s=over_ms / 1000)
     step(opened_s=burst.open(), slowest_s=burst.slowest_s)
     burst.ask(METADATA, count)
@@ -167,6 +171,7 @@ NO_KAFKA: Final = {
 
 def strangers(port: int, count: int, wait_ms: int) -> None:
     """Connections that speak no Kafka, an equal number of each kind."""
+    _as_on_another_machine()
     bursts = {}
     for what, first in NO_KAFKA.items():
         bursts[what] = Burst(port, count // len(NO_KAFKA), first, answered=False)

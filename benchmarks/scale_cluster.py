@@ -43,9 +43,9 @@ from fenceline.local_cluster import reaper
 from fenceline.local_cluster.ports import free_ports
 from fenceline.metadata.features import SUPPORTED, fresh_levels
 from fenceline.metadata.image import EMPTY_IMAGE, Endpoint
-from fenceline.metadata.records import encode_record
 from fenceline.node.controller.active_controller import INDEXED_IN_A_TURN
 from fenceline.node.garbage import begin_service
+from fenceline.node.metadata.batches import DecisionBatches
 from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.mixed_cluster import MixedNode
 
@@ -309,9 +309,10 @@ class _Simulated:
             decision = self.controller.decide(request, self.now_ms, self._rng)
             version = self.controller.image.metadata_version or 30
             self.records += len(decision.records)
-            for record in decision.records:
-                encode_record(record, version)
             if decision.records:
+                batches = DecisionBatches(self.now_ms)
+                batches.add(decision.records, decision.atomic, version)
+                batches.finish()
                 self.controller.replay(decision.records, self.controller.next_offset + len(decision.records) - 1, 1)
             if not decision.more:
                 return decision.answer
