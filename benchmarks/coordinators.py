@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Iterable, Set
 from contextlib import suppress
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ RETRIABLE: Final = frozenset(
         ErrorCode.NOT_COORDINATOR,
     }
 )
+TRANSACTION_RETRIABLE: Final = RETRIABLE | {ErrorCode.CONCURRENT_TRANSACTIONS}
 _PATIENCE_S: Final = 120.0
 
 
@@ -142,6 +143,48 @@ async def until_moved(
                     connection.close()
         await asyncio.sleep(STEP_S)
     raise TimeoutError(f"no broker took over from node {lost_id}")
+
+
+async def for_each(
+    bootstrap: str, names: Iterable[str], do: Callable[[Connection, str], Awaitable[object]], *, connections: int = 4
+) -> None:
+    """Do it for every name, over so many connections to one broker."""
+    waiting = iter(names)
+
+    async def some() -> None:
+        connection = await connect(bootstrap)
+        for name in waiting:
+            await do(connection, name)
+        connection.close()
+
+    await asyncio.gather(*(some() for _ in range(connections)))
+
+
+async def init_producer(connection: Connection, transactional_id: str, timeout_ms: int) -> tuple[int, int]:
+    """Its producer id and epoch."""
+    fields = {
+        "transactional_id": transactional_id,
+        "transaction_timeout": timeout_ms,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
+    answer = await until_done(connection, ApiKey.INIT_PRODUCER_ID, 5, fields, retriable=TRANSACTION_RETRIABLE)
+    return answer.producer_id, answer.producer_epoch
+
+
+async def begin_transaction(
+    connection: Connection, transactional_id: str, topic: str, timeout_ms: int
+) -> tuple[int, int]:
+    """A transaction with the first partition of the topic, without records; its producer id and epoch."""
+    producer_id, epoch = await init_producer(connection, transactional_id, timeout_ms)
+    fields = {
+        "v3_and_below_transactional_id": transactional_id,
+        "v3_and_below_producer_id": producer_id,
+        "v3_and_below_producer_epoch": epoch,
+        "v3_and_below_topics": [{"name": topic, "partitions": [0]}],
+    }
+    await connection.call(ApiKey.ADD_PARTITIONS_TO_TXN, 3, fields, timeout_ms=REQUEST_TIMEOUT_MS)
+    return producer_id, epoch
 
 
 async def commit_offsets(

@@ -25,6 +25,7 @@ from benchmarks.coordinators import (
     connect,
     coordinator_of,
     end,
+    for_each,
     until_done,
     until_loaded,
     until_moved,
@@ -127,7 +128,8 @@ def _fail_over(figures: Figures, side: str, directory: Path) -> None:
         _create(bootstrap, "many", PARTITIONS, 1)
         coordinator = coordinator_of(cluster, GROUP, _LARGE)
         started = time.perf_counter()
-        asyncio.run(_commit_all(coordinator.bootstrap))
+        groups = [f"large-{number}" for number in range(LARGE_GROUPS)]
+        asyncio.run(for_each(coordinator.bootstrap, groups, _commit))
         figures.add(f"{count:,} offsets committed", side, count / (time.perf_counter() - started), "offsets/s")
         for _ in range(ROUNDS):
             for what in ("killed", "stopped"):
@@ -158,16 +160,8 @@ async def _returns_offsets(connection: Connection) -> bool:
     return True
 
 
-async def _commit_all(bootstrap: str) -> None:
-    waiting = list(range(LARGE_GROUPS))
-
-    async def some() -> None:
-        connection = await connect(bootstrap)
-        while waiting:
-            await commit_offsets(connection, f"large-{waiting.pop()}", "many", PARTITIONS)
-        connection.close()
-
-    await asyncio.gather(*(some() for _ in range(4)))
+async def _commit(connection: Connection, group: str) -> None:
+    await commit_offsets(connection, group, "many", PARTITIONS)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from benchmarks.coordinators import (
     STEP_S,
     commit_offsets,
     connect,
+    for_each,
     until_loaded,
     wait_coordinator,
 )
@@ -300,7 +301,8 @@ def offsets(curve: SizeOfCurve) -> None:
         time.sleep(_SETTLING_S)
         empty_percent = node.idle_percent(IDLE_S)
         before_mb, before_s = node.resident_mb(), node.cpu_s()
-        asyncio.run(_commit_all(node.bootstrap, curve.size // _OFFSETS_A_GROUP))
+        groups = [f"group-{number}" for number in range(curve.size // _OFFSETS_A_GROUP)]
+        asyncio.run(for_each(node.bootstrap, groups, _commit))
         curve.add("CPU of a commit", (node.cpu_s() - before_s) * 1e6 / curve.size, "us")
         _wait(lambda: node.idle_percent(IDLE_S) < empty_percent + 1)  # the log of offsets is compacted
         curve.add("memory of one", (node.resident_mb() - before_mb) * 1e6 / curve.size, "bytes")
@@ -309,22 +311,14 @@ def offsets(curve: SizeOfCurve) -> None:
         node.stop()
         began_s = time.perf_counter()
         node.start()
-        asyncio.run(_until_read(node.bootstrap, f"group-{curve.size // _OFFSETS_A_GROUP - 1}"))
+        asyncio.run(_until_read(node.bootstrap, groups[-1]))
         curve.add("start until an offset is read", time.perf_counter() - began_s, "s")
         curve.add_pause(node, "longest pause while they are loaded")
         curve.add("memory after it", node.resident_mb(), "MB")
 
 
-async def _commit_all(bootstrap: str, groups: int) -> None:
-    waiting = list(range(groups))
-
-    async def some() -> None:
-        connection = await connect(bootstrap)
-        while waiting:
-            await commit_offsets(connection, f"group-{waiting.pop()}", "read", _OFFSETS_A_GROUP)
-        connection.close()
-
-    await asyncio.gather(*(some() for _ in range(4)))
+async def _commit(connection: Connection, group: str) -> None:
+    await commit_offsets(connection, group, "read", _OFFSETS_A_GROUP)
 
 
 async def _until_read(bootstrap: str, group: str) -> None:

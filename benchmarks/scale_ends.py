@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.coordinators import (
     GROUP,
-    REQUEST_TIMEOUT_MS,
     TRANSACTION,
+    begin_transaction,
     commit_offsets,
-    connect,
+    for_each,
     until_done,
     wait_coordinator,
 )
 from benchmarks.scale_clients import PROBED
 from benchmarks.scale_measuring import MeasuredNode, SizeOfCurve, client_process, measured_node
 from benchmarks.workloads import create_topic, percentile
-from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ _OFFSETS_A_REQUEST: Final = 500
 _ENDED_A_SECOND: Final = 1_000
 """At least so many: how long is measured."""
 _BEFORE_S: Final = 3.0
-_BUSY: Final = frozenset(
-    {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NOT_COORDINATOR}
-)
 
 
 def members(curve: SizeOfCurve) -> None:
@@ -51,15 +48,15 @@ def members(curve: SizeOfCurve) -> None:
     with measured_node(**settings) as node:
         create_topic(node.bootstrap, PROBED, 1)
         wait_coordinator(node.bootstrap, GROUP, "group-0")
-        asyncio.run(_each(node.bootstrap, curve.size, _join))
+        asyncio.run(_for_each(node.bootstrap, "group", curve.size, _join))
         node.restart(kill=True)
         _measure(curve, node, _SESSION_MS / 1000 + curve.size / _ENDED_A_SECOND)
 
 
-async def _join(connection: Connection, number: int) -> None:
+async def _join(connection: Connection, group: str) -> None:
     fields = {
-        "group_id": f"group-{number}",
-        "member_id": f"member-{number:06}",
+        "group_id": group,
+        "member_id": f"member-of-{group}",
         "member_epoch": 0,
         "instance_id": None,
         "rack_id": None,
@@ -69,7 +66,7 @@ async def _join(connection: Connection, number: int) -> None:
         "server_assignor": None,
         "topic_partitions": [],
     }
-    await until_done(connection, ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, fields, retriable=_BUSY)
+    await until_done(connection, ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, fields)
 
 
 def transactions(curve: SizeOfCurve) -> None:
@@ -77,29 +74,12 @@ def transactions(curve: SizeOfCurve) -> None:
     with measured_node() as node:
         create_topic(node.bootstrap, PROBED, 1)
         wait_coordinator(node.bootstrap, TRANSACTION, "id-0")
-        asyncio.run(_each(node.bootstrap, curve.size, _begin))
+        begin = partial(begin_transaction, topic=PROBED, timeout_ms=_TRANSACTION_MS)
+        asyncio.run(_for_each(node.bootstrap, "id", curve.size, begin))
         node.stop()
         time.sleep(_TRANSACTION_MS / 1000)
         node.start()
         _measure(curve, node, _TRANSACTION_MS / 1000 + curve.size / _ENDED_A_SECOND)
-
-
-async def _begin(connection: Connection, number: int) -> None:
-    name = f"id-{number}"
-    fields: dict[str, Any] = {
-        "transactional_id": name,
-        "transaction_timeout": _TRANSACTION_MS,
-        "producer_id": -1,
-        "producer_epoch": -1,
-    }
-    made = await until_done(connection, ApiKey.INIT_PRODUCER_ID, 5, fields, retriable=_BUSY)
-    fields = {
-        "v3_and_below_transactional_id": name,
-        "v3_and_below_producer_id": made.producer_id,
-        "v3_and_below_producer_epoch": made.producer_epoch,
-        "v3_and_below_topics": [{"name": PROBED, "partitions": [0]}],
-    }
-    await connection.call(ApiKey.ADD_PARTITIONS_TO_TXN, 3, fields, timeout_ms=REQUEST_TIMEOUT_MS)
 
 
 def offsets(curve: SizeOfCurve) -> None:
@@ -109,25 +89,19 @@ def offsets(curve: SizeOfCurve) -> None:
         create_topic(node.bootstrap, PROBED, 1)
         create_topic(node.bootstrap, "read", _OFFSETS_A_REQUEST)
         wait_coordinator(node.bootstrap, GROUP, "group-0")
-        asyncio.run(_each(node.bootstrap, curve.size // _OFFSETS_A_REQUEST, _commit))
+        asyncio.run(_for_each(node.bootstrap, "group", curve.size // _OFFSETS_A_REQUEST, _commit))
         time.sleep(60 * _RETENTION_MINUTES - 10)
         _measure(curve, node, 10 + curve.size / _ENDED_A_SECOND)
 
 
-async def _commit(connection: Connection, number: int) -> None:
-    await commit_offsets(connection, f"group-{number}", "read", _OFFSETS_A_REQUEST)
+async def _commit(connection: Connection, group: str) -> None:
+    await commit_offsets(connection, group, "read", _OFFSETS_A_REQUEST)
 
 
-async def _each(bootstrap: str, count: int, do: Callable[[Connection, int], Awaitable[None]]) -> None:
-    waiting = list(range(count))
-
-    async def some() -> None:
-        connection = await connect(bootstrap)
-        while waiting:
-            await do(connection, waiting.pop())
-        connection.close()
-
-    await asyncio.gather(*(some() for _ in range(_CONNECTIONS)))
+async def _for_each(
+    bootstrap: str, prefix: str, count: int, do: Callable[[Connection, str], Awaitable[object]]
+) -> None:
+    await for_each(bootstrap, (f"{prefix}-{number}" for number in range(count)), do, connections=_CONNECTIONS)
 
 
 def _measure(curve: SizeOfCurve, node: MeasuredNode, wait_s: float) -> None:

@@ -17,13 +17,14 @@ from typing import Any, Final
 
 from benchmarks.clusters import ClusterUnderTest
 from benchmarks.coordinators import (
-    REQUEST_TIMEOUT_MS,
-    RETRIABLE,
     TRANSACTION,
+    TRANSACTION_RETRIABLE,
+    begin_transaction,
     connect,
     coordinator_of,
     end,
-    until_done,
+    for_each,
+    init_producer,
     until_loaded,
     until_moved,
     wait_in_sync,
@@ -31,7 +32,6 @@ from benchmarks.coordinators import (
 from benchmarks.harness import SIDES, Figures, resident_mb, scratch
 from benchmarks.workloads import create_topic
 from fenceline.client.core.connection import Connection
-from fenceline.errors import ErrorCode
 from fenceline.ids import TRANSACTION_STATE_TOPIC
 from fenceline.wire.apis import ApiKey
 
@@ -39,7 +39,7 @@ IDS: Final = int(os.environ.get("BENCH_IDS", "100000"))
 ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", "3"))
 CONNECTIONS: Final = 100
 TOPIC: Final = "written"
-_RETRIABLE: Final = RETRIABLE | {ErrorCode.CONCURRENT_TRANSACTIONS}
+_TIMEOUT_MS: Final = 600_000
 _SETTINGS: Final = {
     "transaction.state.log.num.partitions": "1",
     "transaction.state.log.replication.factor": "3",
@@ -90,41 +90,15 @@ def _fail_over(figures: Figures, cluster: ClusterUnderTest, what: str, name: str
 
 
 async def _init_all(bootstrap: str, prefix: str, count: int) -> None:
-    waiting = list(range(count))
-
-    async def some() -> None:
-        connection = await connect(bootstrap)
-        while waiting:
-            await _init(connection, f"{prefix}-{waiting.pop()}")
-        connection.close()
-
-    await asyncio.gather(*(some() for _ in range(CONNECTIONS)))
-
-
-async def _init(connection: Connection, name: str) -> tuple[int, int]:
-    fields = {
-        "transactional_id": name,
-        "transaction_timeout": 600_000,
-        "producer_id": -1,
-        "producer_epoch": -1,
-    }
-    answer = await until_done(connection, ApiKey.INIT_PRODUCER_ID, 5, fields, retriable=_RETRIABLE)
-    return answer.producer_id, answer.producer_epoch
+    names = (f"{prefix}-{number}" for number in range(count))
+    await for_each(bootstrap, names, partial(init_producer, timeout_ms=_TIMEOUT_MS), connections=CONNECTIONS)
 
 
 async def _begin(bootstrap: str, name: str) -> tuple[int, int]:
-    """A transaction with one partition, without records."""
     connection = await connect(bootstrap)
-    producer_id, epoch = await _init(connection, name)
-    fields = {
-        "v3_and_below_transactional_id": name,
-        "v3_and_below_producer_id": producer_id,
-        "v3_and_below_producer_epoch": epoch,
-        "v3_and_below_topics": [{"name": TOPIC, "partitions": [0]}],
-    }
-    await connection.call(ApiKey.ADD_PARTITIONS_TO_TXN, 3, fields, timeout_ms=REQUEST_TIMEOUT_MS)
+    identity = await begin_transaction(connection, name, TOPIC, _TIMEOUT_MS)
     connection.close()
-    return producer_id, epoch
+    return identity
 
 
 async def _commits(connection: Connection, name: str, identity: tuple[int, int]) -> bool:
@@ -134,4 +108,4 @@ async def _commits(connection: Connection, name: str, identity: tuple[int, int])
         "producer_epoch": identity[1],
         "committed": True,
     }
-    return await until_loaded(connection, ApiKey.END_TXN, 4, fields, retriable=_RETRIABLE) is not None
+    return await until_loaded(connection, ApiKey.END_TXN, 4, fields, retriable=TRANSACTION_RETRIABLE) is not None

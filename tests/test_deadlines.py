@@ -17,6 +17,21 @@ def due(deadlines: Deadlines[int], now_ms: int) -> list[int]:
     return found
 
 
+def test_some_of_what_is_due_at_a_time() -> None:
+    deadlines: Deadlines[int] = Deadlines()
+    for key in range(5):
+        deadlines.arm(key, key)
+    found = []
+    for key in deadlines.pop_some(3, most=3):
+        found.append(key)
+        deadlines.disarm(1)
+    assert found == [0, 2, 3], "what was disarmed meanwhile is not due"
+    assert list(deadlines.pop_some(3, most=3)) == []
+    deadlines.arm(5, 4)
+    assert list(deadlines.pop_some(10, most=1)) == [4]
+    assert deadlines.next_deadline_ms() == 4
+
+
 def test_each_key_is_due_at_its_last_deadline() -> None:
     rng = random.Random(5)
     deadlines: Deadlines[int] = Deadlines()

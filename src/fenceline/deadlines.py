@@ -6,6 +6,7 @@ up. A key therefore needs no task and at most one heap entry in use.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
@@ -85,3 +86,12 @@ class Deadlines(Generic[K]):
         del self._in_heap_ms[key]
         del self._deadline_ms[key]
         return key
+
+    def pop_some(self, now_ms: int, most: int) -> Iterator[K]:
+        """At most so many of the keys that are due at `now_ms`, each disarmed when it is asked for. What is armed
+        meanwhile counts; `next_deadline_ms` is still due if there is more."""
+        for _ in range(most):
+            key = self.pop_due(now_ms)
+            if key is None:
+                return
+            yield key

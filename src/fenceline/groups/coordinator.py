@@ -366,10 +366,7 @@ class GroupCoordinator:
     def on_time(self, now: Now) -> list[Duty]:
         """Run some of what is due; `next_deadline_ms` is still due if there is more."""
         duties: list[Duty] = []
-        for _ in range(DUE_AT_ONCE):
-            key = self._timers.pop_due(now.monotonic_ms)
-            if key is None:
-                break
+        for key in self._timers.pop_some(now.monotonic_ms, DUE_AT_ONCE):
             shard = self._active.get(key.partition)
             if key == _DELETED_TOPICS:
                 duties.extend(self._look_for_deleted(now))

@@ -1,6 +1,7 @@
 """How long requests are served before the event loop looks at its timers and at other work again.
 
-Owns the calls that wait for the next turn of the loop, and those that nobody waits for. Must never change their order.
+Owns two queues of calls: those that wait for the next turn of the loop, and those that are not urgent. Must never
+change the order in a queue.
 
 The loop serves every socket that has data, a thousand or more, before it looks at a timer: without a limit, heartbeats,
 elections and other clients would wait for all of these requests. One record can wake the consumers of a thousand
@@ -59,7 +60,8 @@ class Turns:
             self._mark(self._now_ms() + LIMIT_MS)
 
     def defer(self, call: Callable[[], None]) -> None:
-        """Call it in the next turn or later, a few in each: for what nobody waits for, as the end of a connection."""
+        """Call it in the next turn or later, a few in each turn: for work that is not urgent, such as closing a
+        connection."""
         self._deferred.append(call)
         if not self._is_deferring:
             self._make_deferred_soon()

@@ -315,10 +315,7 @@ class TransactionCoordinator:
     def on_time(self, now: Now) -> list[TransactionDuty]:
         """Run some of what is due; `next_deadline_ms` is still due if there is more."""
         duties: list[TransactionDuty] = []
-        for _ in range(DUE_AT_ONCE):
-            timer = self._timers.pop_due(now.monotonic_ms)
-            if timer is None:
-                break
+        for timer in self._timers.pop_some(now.monotonic_ms, DUE_AT_ONCE):
             active = self._active.get(timer.state_partition)
             if active is not None:
                 active.on_timer(timer, now)

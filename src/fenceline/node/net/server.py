@@ -168,7 +168,7 @@ class Server:
                 partial(self._accept, listener),
                 host or None,
                 port,
-                # So many connections are accepted at once, between requests of others.
+                # At most so many connections are accepted at once, between requests of others; uvloop accepts one.
                 backlog=_ACCEPTED_AT_ONCE,
                 reuse_address=True,
                 start_serving=False,
