@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from fenceline.deadlines import _MOVED_AT_ONCE, Deadlines
+from fenceline.deadlines import _MOVED_AT_ONCE, Deadlines, DeadlinesByPartition, PartitionDeadlines
 
 
 def due(deadlines: Deadlines[int], now_ms: int) -> list[int]:
@@ -17,19 +17,66 @@ def due(deadlines: Deadlines[int], now_ms: int) -> list[int]:
     return found
 
 
-def test_some_of_what_is_due_at_a_time() -> None:
-    deadlines: Deadlines[int] = Deadlines()
-    for key in range(5):
-        deadlines.arm(key, key)
+def due_of_partitions(deadlines: DeadlinesByPartition[int], now_ms: int) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    while (at_ms := deadlines.next_deadline_ms()) is not None and at_ms <= now_ms:
+        found.extend(deadlines.pop_some(now_ms, most=2))
+    return found
+
+
+def test_some_of_what_is_due_in_all_partitions_at_a_time() -> None:
+    deadlines: DeadlinesByPartition[int] = DeadlinesByPartition()
+    parts = [PartitionDeadlines[int](number) for number in range(2)]
+    for key in range(4):
+        parts[key % 2].arm(key, key)
+    assert deadlines.next_deadline_ms() is None, "none is attached"
+    for number, each in enumerate(parts):
+        deadlines.attach(number, each)
     found = []
-    for key in deadlines.pop_some(3, most=3):
-        found.append(key)
-        deadlines.disarm(1)
-    assert found == [0, 2, 3], "what was disarmed meanwhile is not due"
-    assert list(deadlines.pop_some(3, most=3)) == []
-    deadlines.arm(5, 4)
-    assert list(deadlines.pop_some(10, most=1)) == [4]
-    assert deadlines.next_deadline_ms() == 4
+    for part, key in deadlines.pop_some(2, most=2):
+        found.append((part, key))
+        parts[1].disarm(1)
+    assert found == [(0, 0)], "what was disarmed meanwhile is not due"
+    assert list(deadlines.pop_some(2, most=2)) == [(0, 2)]
+    assert deadlines.next_deadline_ms() == 3
+    deadlines.detach(1)
+    parts[1].arm(9, 3)
+    assert due_of_partitions(deadlines, 1_000) == [], "a partition that is gone has nothing that is due"
+    assert deadlines.next_deadline_ms() is None
+
+
+def test_each_key_of_a_partition_is_due_at_its_last_deadline() -> None:
+    """Partitions come and go, with deadlines that were armed before they came."""
+    rng = random.Random(7)
+    deadlines: DeadlinesByPartition[int] = DeadlinesByPartition()
+    parts: dict[int, PartitionDeadlines[int]] = {}
+    expected: dict[tuple[int, int], int] = {}
+    for now_ms in range(3_000):
+        part = rng.randrange(5)
+        if part in parts and rng.random() < 0.02:
+            deadlines.detach(part)
+            parts.pop(part).arm(1, now_ms)
+            expected = {each: at_ms for each, at_ms in expected.items() if each[0] != part}
+        elif part not in parts:
+            parts[part] = PartitionDeadlines(part)
+            for key in range(rng.randrange(3)):
+                expected[part, key] = now_ms + rng.randrange(1, 50)
+                parts[part].arm(key, expected[part, key])
+            deadlines.attach(part, parts[part])
+        else:
+            key = rng.randrange(20)
+            if rng.random() < 0.1:
+                parts[part].disarm(key)
+                expected.pop((part, key), None)
+            else:
+                expected[part, key] = now_ms + rng.randrange(1, 100)
+                parts[part].arm(key, expected[part, key])
+        at_ms = deadlines.next_deadline_ms()
+        first_ms = min(expected.values(), default=None)
+        assert first_ms is None or (at_ms is not None and at_ms <= first_ms)
+        found = due_of_partitions(deadlines, now_ms)
+        assert sorted(found) == sorted(each for each, at_ms in expected.items() if at_ms == now_ms)
+        expected = {each: at_ms for each, at_ms in expected.items() if at_ms > now_ms}
 
 
 def test_each_key_is_due_at_its_last_deadline() -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 K = TypeVar("K")
 _SPARE_ENTRIES: Final = 64
+_NEVER_MS: Final = 1 << 63
 _MOVED_AT_ONCE: Final = 200
 """Of tens of thousands of members, all have moved their deadline when the first of the earlier ones comes up."""
 
@@ -87,11 +88,76 @@ class Deadlines(Generic[K]):
         del self._deadline_ms[key]
         return key
 
-    def pop_some(self, now_ms: int, most: int) -> Iterator[K]:
+
+class PartitionDeadlines(Deadlines[K]):
+    """The deadlines of one partition. None is due before it is attached (`DeadlinesByPartition`)."""
+
+    __slots__ = ("_known_ms", "_of_partitions", "_partition")
+
+    def __init__(self, partition: int) -> None:
+        super().__init__()
+        self._partition = partition
+        self._of_partitions: Deadlines[int] | None = None
+        self._known_ms = 0
+        """When they are looked at next, if they are attached: at or before the first deadline."""
+
+    def arm(self, key: K, deadline_ms: int) -> None:
+        super().arm(key, deadline_ms)
+        if self._of_partitions is not None and deadline_ms < self._known_ms:
+            self._look_at(self._of_partitions, deadline_ms)
+
+    def look_at_next(self, of_partitions: Deadlines[int] | None) -> None:
+        """Look at them when the first one is due; None: never again."""
+        self._of_partitions = of_partitions
+        if of_partitions is not None:
+            at_ms = self.next_deadline_ms()
+            self._look_at(of_partitions, _NEVER_MS if at_ms is None else at_ms)
+
+    def _look_at(self, of_partitions: Deadlines[int], at_ms: int) -> None:
+        self._known_ms = at_ms
+        of_partitions.arm(self._partition, at_ms)
+
+
+class Due(NamedTuple, Generic[K]):
+    partition: int
+    key: K
+
+
+class DeadlinesByPartition(Generic[K]):
+    """The deadlines of all partitions that are attached. To attach and to detach one costs the same however many
+    deadlines it has, or others have."""
+
+    __slots__ = ("_attached", "_of_partitions")
+
+    def __init__(self) -> None:
+        self._attached: dict[int, PartitionDeadlines[K]] = {}
+        self._of_partitions: Deadlines[int] = Deadlines()
+
+    def attach(self, partition: int, deadlines: PartitionDeadlines[K]) -> None:
+        self._attached[partition] = deadlines
+        deadlines.look_at_next(self._of_partitions)
+
+    def detach(self, partition: int) -> None:
+        """Nothing if it is not attached. What is armed later is never due."""
+        deadlines = self._attached.pop(partition, None)
+        if deadlines is not None:
+            deadlines.look_at_next(None)
+            self._of_partitions.disarm(partition)
+
+    def next_deadline_ms(self) -> int | None:
+        """A time at or before the next deadline."""
+        at_ms = self._of_partitions.next_deadline_ms()
+        return None if at_ms == _NEVER_MS else at_ms
+
+    def pop_some(self, now_ms: int, most: int) -> Iterator[Due[K]]:
         """At most so many of the keys that are due at `now_ms`, each disarmed when it is asked for. What is armed
         meanwhile counts; `next_deadline_ms` is still due if there is more."""
         for _ in range(most):
-            key = self.pop_due(now_ms)
-            if key is None:
+            partition = self._of_partitions.pop_due(now_ms)
+            if partition is None:
                 return
-            yield key
+            deadlines = self._attached[partition]
+            key = deadlines.pop_due(now_ms)
+            deadlines.look_at_next(self._of_partitions)
+            if key is not None:
+                yield Due(partition, key)

@@ -22,13 +22,13 @@ def _classic() -> tuple[World, ClassicGroup, str]:
 
 
 def _disarm(shard: Shard, kind: TimerKind, member_id: str = "") -> None:
-    shard._timers.disarm(kind, GROUP, member_id)
+    shard.timers.disarm(kind, GROUP, member_id)
 
 
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (lambda shard, group, _: shard._timers.arm(TimerKind.JOIN, GROUP, "", 1), "a join phase has an end"),
+        (lambda shard, group, _: shard.timers.arm(TimerKind.JOIN, GROUP, "", 1), "a join phase has an end"),
         (lambda shard, group, b: _disarm(shard, TimerKind.SESSION, b), "has no session"),
         (lambda shard, group, _: group.pending_joins.add("c"), "has no deadline"),
         (lambda shard, group, b: group.pending_joins.add(b), "not pending as well"),

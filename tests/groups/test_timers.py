@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenceline.groups.timers import TimerKey, TimerKind, Timers
+from fenceline.groups.timers import PartitionTimers, TimerKey, TimerKind
 
 _ALTERNATIONS = 2000
-_KEYS = st.integers(0, 3).map(lambda number: TimerKey(0, TimerKind.SESSION, "g", str(number)))
+_KEYS = st.integers(0, 3).map(lambda number: TimerKey(TimerKind.SESSION, "g", str(number)))
 _ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("arm"), _KEYS, st.integers(0, 50)),
@@ -21,7 +21,7 @@ _ACTIONS = st.lists(
 
 @given(_ACTIONS)
 def test_a_timer_fires_once_and_at_its_last_deadline(actions: list[tuple[str, TimerKey, int]]) -> None:
-    timers, model = Timers(), {}
+    timers, model = PartitionTimers(0).deadlines, {}
     for action, key, at_ms in actions:
         if action == "arm":
             timers.arm(key, at_ms)
@@ -40,25 +40,16 @@ def test_a_timer_fires_once_and_at_its_last_deadline(actions: list[tuple[str, Ti
 
 
 def test_moving_a_deadline_does_not_grow_the_heap() -> None:
-    timers, key = Timers(), TimerKey(0, TimerKind.SESSION, "g", "m")
+    timers, key = PartitionTimers(0).deadlines, TimerKey(TimerKind.SESSION, "g", "m")
     for at_ms in range(10_000):
         timers.arm(key, at_ms)
     assert len(timers._heap) == 1
     assert timers.next_deadline_ms() == 9_999
 
 
-def test_all_timers_of_a_partition_are_removed() -> None:
-    timers = Timers()
-    timers.arm(TimerKey(0, TimerKind.JOIN, "g"), 1)
-    timers.arm(TimerKey(1, TimerKind.JOIN, "h"), 2)
-    timers.disarm_partition(0)
-    assert timers.pop_due(5) == TimerKey(1, TimerKind.JOIN, "h")
-    assert timers.pop_due(5) is None
-
-
 def test_deadlines_that_alternate_leave_no_entries_behind() -> None:
     """A client decides how long it waits: late deadlines that are no longer wanted would stay until then."""
-    timers, key = Timers(), TimerKey(0, TimerKind.SESSION, "g", "m")
+    timers, key = PartitionTimers(0).deadlines, TimerKey(TimerKind.SESSION, "g", "m")
     for at_ms in range(_ALTERNATIONS):
         timers.arm(key, 10**9)
         timers.disarm(key)

@@ -5,6 +5,7 @@ Where a test says "Kafka", its shipped coordinator differs (docs/rules/transacti
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 from fenceline.coordination import DUE_AT_ONCE, Now
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.transactions import records
 from fenceline.transactions.messages import NO_IDENTITY, MarkerRejected, ProducerIdentity
 from fenceline.transactions.model import Transaction
 from fenceline.transactions.settings import NO_TIMEOUT_MS, TransactionSettings
+from fenceline.transactions.shard import _RESUMED_AT_ONCE
 from fenceline.transactions.states import TransactionState
 from tests.transactions.world import ID, WAITING, A, B, World
 
@@ -310,6 +313,30 @@ def test_a_transaction_times_out_though_the_last_coordinator_had_a_clock_ahead()
     assert world.state == "Ongoing"
     world.advance(20_000)
     assert world.state == "CompleteAbort"
+
+
+def test_ids_that_are_loaded_are_resumed_in_slices() -> None:
+    """Tens of thousands may be loaded at once, and others would wait."""
+    world = World()
+    count = 2 * _RESUMED_AT_ONCE + 2
+    assert not count % 3
+    for number in range(count):
+        state = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.EMPTY)[number % 3]
+        partitions = frozenset({A}) if state is not TransactionState.EMPTY else frozenset()
+        value = Transaction(number, 0, 10_000, state, partitions, world.wall_ms, world.wall_ms)
+        world.log.setdefault(0, []).append((records.key_of(f"id-{number}"), records.value_of(value, 1)))
+    loading, _ = world.coordinator.begin_load(0, 5)
+    assert loading is not None
+    for key, value_bytes in world.log[0]:
+        loading.replay(key, value_bytes)
+    world.epochs[0] = 5
+    assert [world.coordinator.resume_some(loading, world.now) for _ in range(3)] == [True, True, False]
+    assert world.coordinator.next_deadline_ms() is None, "nothing is due while they are loaded"
+    world.carry_out(world.coordinator.finish_load(loading, world.now))
+    world.advance(60_000)
+    listed = world.coordinator.list_transactions(frozenset(), frozenset(), world.now).transactions
+    states = Counter(each.state for each in listed)
+    assert states == {"CompleteAbort": count // 3, "CompleteCommit": count // 3, "Empty": count // 3}
 
 
 def test_a_two_phase_transaction_has_no_time_out() -> None:

@@ -17,6 +17,7 @@ from typing import Final
 from uuid import UUID
 
 from fenceline.coordination import DUE_AT_ONCE, partition_for
+from fenceline.deadlines import DeadlinesByPartition, PartitionDeadlines
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.consumer.checks import check_request
@@ -29,11 +30,12 @@ from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.removals import RetentionRounds
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
-from fenceline.groups.timers import TimerKey, TimerKind, Timers
+from fenceline.groups.timers import TimerKey, TimerKind
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.rng import Rng
 
-_DELETED_TOPICS: Final = TimerKey(-1, TimerKind.DELETED_TOPICS)
+_ALL_PARTITIONS: Final = -1
+_DELETED_TOPICS: Final = TimerKey(TimerKind.DELETED_TOPICS)
 """Of all partitions, so that no two of them take their turns at once."""
 _PAUSE_MS: Final = 5
 """Between two looks for offsets of deleted topics, so that others can run."""
@@ -58,7 +60,9 @@ class GroupCoordinator:
         self._image = image
         self._hashes = TopicHashes()
         self._retention_rounds = RetentionRounds()
-        self._timers = Timers()
+        self._timers: DeadlinesByPartition[TimerKey] = DeadlinesByPartition()
+        self._own_timers: PartitionDeadlines[TimerKey] = PartitionDeadlines(_ALL_PARTITIONS)
+        self._timers.attach(_ALL_PARTITIONS, self._own_timers)
         self._active: dict[int, Shard] = {}
         self._loading: dict[int, Shard] = {}
         self._last_write_id = 0
@@ -98,7 +102,6 @@ class GroupCoordinator:
             partition,
             epoch,
             self.settings,
-            self._timers,
             self._rng,
             self._next_write_id,
             self._epoch_end,
@@ -112,6 +115,11 @@ class GroupCoordinator:
         """Whether this shard's load is still current; False once it was superseded or resigned."""
         return self._loading.get(shard.partition) is shard
 
+    def resume_some(self, shard: Shard, now: Now) -> bool:
+        """Replay is complete: prepare some of what is loaded for `finish_load`, which otherwise prepares all of it.
+        Whether there may be more. `is_current` holds."""
+        return shard.resume_some(now)
+
     def finish_load(self, shard: Shard, now: Now) -> list[Duty]:
         """Replay is complete: requests are served from now on."""
         if not self.is_current(shard):
@@ -120,6 +128,7 @@ class GroupCoordinator:
         self._active[shard.partition] = shard
         shard.subscriptions.on_topics_created(self._new_topics_at)
         shard.resume(now)
+        self._timers.attach(shard.partition, shard.timers.deadlines)
         return [*shard.pop_duties(), *self._look_for_deleted(now)]
 
     def fail_load(self, shard: Shard) -> None:
@@ -133,6 +142,7 @@ class GroupCoordinator:
         shard = self._active.pop(partition, None)
         if shard is None:
             return []
+        self._timers.detach(partition)
         shard.unload(now)
         return shard.pop_duties()
 
@@ -366,11 +376,11 @@ class GroupCoordinator:
     def on_time(self, now: Now) -> list[Duty]:
         """Run some of what is due; `next_deadline_ms` is still due if there is more."""
         duties: list[Duty] = []
-        for key in self._timers.pop_some(now.monotonic_ms, DUE_AT_ONCE):
-            shard = self._active.get(key.partition)
-            if key == _DELETED_TOPICS:
+        for partition, key in self._timers.pop_some(now.monotonic_ms, DUE_AT_ONCE):
+            if partition == _ALL_PARTITIONS:
                 duties.extend(self._look_for_deleted(now))
-            elif shard is not None:
+            else:
+                shard = self._active[partition]
                 shard.on_timer(key, now)
                 duties.extend(shard.pop_duties())
         return duties
@@ -400,7 +410,7 @@ class GroupCoordinator:
     def _arm_look(self) -> None:
         due = [at_ms for each in self._active.values() if (at_ms := each.deleted_topics.due_ms()) is not None]
         if due:
-            self._timers.arm(_DELETED_TOPICS, max(self._next_look_ms, min(due)))
+            self._own_timers.arm(_DELETED_TOPICS, max(self._next_look_ms, min(due)))
 
     def _complete(self, partition: int, complete: Callable[[Shard], None]) -> list[Duty]:
         shard = self._active.get(partition)

@@ -6,20 +6,21 @@ the group), and the dispatch of timers. Never executes a duty by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Final
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.classic.membership import ClassicMembership
+from fenceline.groups.classic.model import ClassicGroup, ClassicGroupMember
 from fenceline.groups.classic.rebalance import Rebalance
 from fenceline.groups.classic.states import GroupState
 from fenceline.groups.consumer.classic_members import ClassicMembers
 from fenceline.groups.consumer.groups import ConsumerGroups
 from fenceline.groups.consumer.membership import ConsumerMembership
 from fenceline.groups.consumer.migration import Migration
-from fenceline.groups.consumer.model import DescribedConsumerGroup
+from fenceline.groups.consumer.model import ConsumerGroup, ConsumerMember, DescribedConsumerGroup
 from fenceline.groups.consumer.subscriptions import Subscriptions
 from fenceline.groups.consumer.targets import TargetAssignments
 from fenceline.groups.consumer.topics import TopicHashes
@@ -43,10 +44,13 @@ from fenceline.groups.removals import Removals, RetentionRounds
 from fenceline.groups.replay import GroupReplay, replay_record
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.state import ShardState
-from fenceline.groups.timers import PartitionTimers, TimerKey, TimerKind, Timers
+from fenceline.groups.timers import PartitionTimers, TimerKey, TimerKind
 from fenceline.groups.writes import Writes
 from fenceline.metadata.image import MetadataImage
 from fenceline.rng import Rng
+
+_RESUMED_AT_ONCE: Final = 100
+"""10 us each: thousands of members may be loaded at once."""
 
 
 class Shard:
@@ -55,7 +59,6 @@ class Shard:
         partition: int,
         epoch: int,
         settings: GroupSettings,
-        timers: Timers,
         rng: Rng,
         next_write_id: Callable[[], int],
         epoch_end: Callable[[str, int, int], int],
@@ -63,15 +66,15 @@ class Shard:
         hashes: TopicHashes,
         rounds: RetentionRounds,
     ) -> None:
-        state, own_timers = ShardState(), PartitionTimers(timers, partition)
+        state, timers = ShardState(), PartitionTimers(partition)
         writes = Writes(partition, epoch, next_write_id, state.offsets)
-        rebalance = Rebalance(state.classic, settings.initial_rebalance_delay_ms, writes, own_timers)
+        rebalance = Rebalance(state.classic, settings.initial_rebalance_delay_ms, writes, timers)
         consumers = ConsumerGroups(
-            state.consumer, state.classic, state.foreign, settings.consumer, writes, own_timers, image, hashes
+            state.consumer, state.classic, state.foreign, settings.consumer, writes, timers, image, hashes
         )
-        targets = TargetAssignments(consumers, own_timers)
+        targets = TargetAssignments(consumers, timers)
         subscriptions = Subscriptions(consumers, targets)
-        migration = Migration(consumers, state.classic, state.foreign, rebalance, own_timers, settings.max_size)
+        migration = Migration(consumers, state.classic, state.foreign, rebalance, timers, settings.max_size)
         membership = ConsumerMembership(consumers, subscriptions, targets, migration, rng)
         self.partition: Final = partition
         self.epoch: Final = epoch
@@ -82,9 +85,9 @@ class Shard:
         self.offset_requests: Final = OffsetRequests(
             state, settings.offset_metadata_max_chars, rebalance, writes, epoch_end
         )
-        self.removals: Final = Removals(state, settings, consumers, writes, own_timers, rounds)
+        self.removals: Final = Removals(state, settings, consumers, writes, timers, rounds)
         self.deleted_topics: Final = DeletedTopics(state, writes, image)
-        self._timers = own_timers
+        self.timers: Final = timers
         self._rebalance = rebalance
         self._membership = ClassicMembership(
             state.classic,
@@ -93,14 +96,14 @@ class Shard:
             settings.new_member_join_timeout_ms,
             rebalance,
             writes,
-            own_timers,
+            timers,
             rng,
         )
         self._consumers = consumers
-        self._classic_members = ClassicMembers(
-            consumers, subscriptions, targets, migration, membership, writes, own_timers
-        )
+        self._classic_members = ClassicMembers(consumers, subscriptions, targets, migration, membership, writes, timers)
         self._deleted_while_loading: list[tuple[str, UUID]] = []
+        self._classic_to_resume = _classic_members(state.classic)
+        self._consumers_to_resume = _consumer_members(state.consumer)
 
     def pop_duties(self) -> list[Duty]:
         duties = self.writes.pop_duties()
@@ -215,11 +218,23 @@ class Shard:
         deleted, self._deleted_while_loading = self._deleted_while_loading, []
         return deleted
 
+    def resume_some(self, now: Now) -> bool:
+        """Replay is complete: arm the timers of some members. Whether there may be more."""
+        left = _RESUMED_AT_ONCE
+        for classic_group, classic_member in islice(self._classic_to_resume, left):
+            self._rebalance.keep_alive(classic_group, classic_member, now)
+            left -= 1
+        for group, member in islice(self._consumers_to_resume, left):
+            self._consumers.watch(group, member, now)
+            left -= 1
+        return not left
+
     def resume(self, now: Now) -> None:
         """Replay is complete: timers run from here on."""
+        while self.resume_some(now):
+            pass
         for group in self.state.classic.values():
-            self._membership.resume(group, now)
-        self._consumers.resume(now)
+            self._membership.prepare_if_too_large(group, now)
         self.removals.arm_expiry(now)
         self.deleted_topics.loaded(self.pop_deleted_while_loading())
 
@@ -232,4 +247,16 @@ class Shard:
         self.state.classic.clear()
         self._consumers.unload()
         self.removals.end_round()
-        self._timers.disarm_all()
+
+
+def _classic_members(groups: Mapping[str, ClassicGroup]) -> Iterator[tuple[ClassicGroup, ClassicGroupMember]]:
+    """Of the groups that are there when the first one is asked for."""
+    for group in groups.values():
+        for member in group.members.values():
+            yield group, member
+
+
+def _consumer_members(groups: Mapping[str, ConsumerGroup]) -> Iterator[tuple[ConsumerGroup, ConsumerMember]]:
+    for group in groups.values():
+        for member in group.members.values():
+            yield group, member

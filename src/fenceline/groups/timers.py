@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from fenceline.deadlines import Deadlines
+from fenceline.deadlines import PartitionDeadlines
 
 
 class TimerKind(IntEnum):
@@ -24,39 +24,24 @@ class TimerKind(IntEnum):
 
 
 class TimerKey(NamedTuple):
-    partition: int
     kind: TimerKind
     group_id: str = ""
     member_id: str = ""
 
 
-class Timers(Deadlines[TimerKey]):
-    """One for all partitions; an idle group has at most one entry per member."""
-
-    __slots__ = ()
-
-    def disarm_partition(self, partition: int) -> None:
-        for key in [key for key in self._deadline_ms if key.partition == partition]:
-            self.disarm(key)
-
-
 class PartitionTimers:
-    """The timers of one partition's groups."""
+    """The timers of one partition's groups; an idle group has at most one entry per member."""
 
-    __slots__ = ("_partition", "_timers")
+    __slots__ = ("deadlines",)
 
-    def __init__(self, timers: Timers, partition: int) -> None:
-        self._timers = timers
-        self._partition = partition
+    def __init__(self, partition: int) -> None:
+        self.deadlines: PartitionDeadlines[TimerKey] = PartitionDeadlines(partition)
 
     def arm(self, kind: TimerKind, group_id: str, member_id: str, deadline_ms: int) -> None:
-        self._timers.arm(TimerKey(self._partition, kind, group_id, member_id), deadline_ms)
+        self.deadlines.arm(TimerKey(kind, group_id, member_id), deadline_ms)
 
     def disarm(self, kind: TimerKind, group_id: str, member_id: str = "") -> None:
-        self._timers.disarm(TimerKey(self._partition, kind, group_id, member_id))
+        self.deadlines.disarm(TimerKey(kind, group_id, member_id))
 
     def is_armed(self, kind: TimerKind, group_id: str, member_id: str = "") -> bool:
-        return self._timers.deadline_ms(TimerKey(self._partition, kind, group_id, member_id)) is not None
-
-    def disarm_all(self) -> None:
-        self._timers.disarm_partition(self._partition)
+        return self.deadlines.deadline_ms(TimerKey(kind, group_id, member_id)) is not None

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fenceline.coordination import DUE_AT_ONCE, Now, Ticket, partition_for
-from fenceline.deadlines import Deadlines
+from fenceline.deadlines import DeadlinesByPartition
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.transactions import decisions
 from fenceline.transactions.decisions import NextProducerId
@@ -65,7 +65,7 @@ class TransactionCoordinator:
         self._next_producer_id = next_producer_id
         self._level = level
         self._partition_exists = partition_exists
-        self._timers: Deadlines[TransactionTimer] = Deadlines()
+        self._timers: DeadlinesByPartition[TransactionTimer] = DeadlinesByPartition()
         self._active: dict[int, StatePartition] = {}
         self._loading: dict[int, StatePartition] = {}
         self._last_write_id = 0
@@ -106,7 +106,6 @@ class TransactionCoordinator:
             partition,
             epoch,
             self.settings,
-            self._timers,
             self._next_write_id,
             self._next_producer_id,
             self._level,
@@ -118,6 +117,11 @@ class TransactionCoordinator:
         """Whether this load is still current; False once it was superseded or resigned."""
         return self._loading.get(loading.partition) is loading
 
+    def resume_some(self, loading: StatePartition, now: Now) -> bool:
+        """Replay is complete: prepare some of what is loaded for `finish_load`, which otherwise prepares all of it.
+        Whether there may be more. `is_current` holds."""
+        return loading.resume_some(now)
+
     def finish_load(self, loading: StatePartition, now: Now) -> list[TransactionDuty]:
         """Replay is complete: requests are served from now on, and decided transactions are completed."""
         if not self.is_current(loading):
@@ -125,6 +129,7 @@ class TransactionCoordinator:
         del self._loading[loading.partition]
         self._active[loading.partition] = loading
         loading.resume(now)
+        self._timers.attach(loading.partition, loading.timers)
         return loading.pop_duties()
 
     def fail_load(self, loading: StatePartition) -> None:
@@ -138,6 +143,7 @@ class TransactionCoordinator:
         active = self._active.pop(partition, None)
         if active is None:
             return []
+        self._timers.detach(partition)
         active.unload()
         return active.pop_duties()
 
@@ -315,11 +321,10 @@ class TransactionCoordinator:
     def on_time(self, now: Now) -> list[TransactionDuty]:
         """Run some of what is due; `next_deadline_ms` is still due if there is more."""
         duties: list[TransactionDuty] = []
-        for timer in self._timers.pop_some(now.monotonic_ms, DUE_AT_ONCE):
-            active = self._active.get(timer.state_partition)
-            if active is not None:
-                active.on_timer(timer, now)
-                duties.extend(active.pop_duties())
+        for partition, timer in self._timers.pop_some(now.monotonic_ms, DUE_AT_ONCE):
+            active = self._active[partition]
+            active.on_timer(timer, now)
+            duties.extend(active.pop_duties())
         return duties
 
     def check(self) -> None:

@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from fenceline.coordination import Now, Ticket, append_error
-from fenceline.deadlines import Deadlines
+from fenceline.deadlines import PartitionDeadlines
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.transactions import decisions, records
 from fenceline.transactions.messages import (
@@ -59,6 +60,8 @@ _UNTIL_METADATA: Final = frozenset(
 """The leader will change or come back (`transactions.md X22`)."""
 _MOST_REMOVED_AT_ONCE: Final = 10
 _REMOVAL_PAUSE_MS: Final = 20
+_RESUMED_AT_ONCE: Final = 200
+"""Up to 7 us each: tens of thousands may be loaded at once."""
 
 
 class TransactionTimerKind(IntEnum):
@@ -68,10 +71,11 @@ class TransactionTimerKind(IntEnum):
     """Markers or a completion that failed are tried again."""
     EXPIRY = 2
     """Unused ids are removed."""
+    RETRY_DELAYED = 3
+    """All markers that are delayed are tried again, a few at a time."""
 
 
 class TransactionTimer(NamedTuple):
-    state_partition: int
     kind: TransactionTimerKind
     transactional_id: str = ""
 
@@ -125,7 +129,6 @@ class StatePartition:
         partition: int,
         epoch: int,
         settings: TransactionSettings,
-        timers: Deadlines[TransactionTimer],
         next_write_id: Callable[[], int],
         next_producer_id: decisions.NextProducerId,
         level: Callable[[], int],
@@ -136,7 +139,7 @@ class StatePartition:
         self.skipped = 0
         """Records of unknown versions that the replay skipped."""
         self._settings = settings
-        self._timers = timers
+        self.timers: Final[PartitionDeadlines[TransactionTimer]] = PartitionDeadlines(partition)
         self._next_write_id = next_write_id
         self._next_producer_id = next_producer_id
         self._level = level
@@ -145,9 +148,12 @@ class StatePartition:
         self._writes: dict[int, str] = {}
         self._delayed: set[str] = set()
         """Ids with markers that wait for a retry."""
+        self._tried_next: list[str] = []
+        """Those of them that are tried again as soon as others have had their turn."""
         self._expired: list[str] = []
         """Ids that are still to be removed."""
         self._duties: list[TransactionDuty] = []
+        self._to_resume = self._loaded()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -169,29 +175,40 @@ class StatePartition:
         else:
             self._entries[meaning.transactional_id] = _Entry(meaning.transaction)
 
-    def resume(self, now: Now) -> None:
-        """Replay is complete: decided transactions go on, a few at a time; ongoing ones have their time-outs."""
-        for transactional_id, entry in self._entries.items():
+    def _loaded(self) -> Iterator[tuple[str, _Entry]]:
+        """Once they are all loaded."""
+        yield from self._entries.items()
+
+    def resume_some(self, now: Now) -> bool:
+        """Replay is complete: prepare what follows from the values of some ids. Whether there may be more."""
+        left = _RESUMED_AT_ONCE
+        for transactional_id, entry in islice(self._to_resume, left):
+            left -= 1
             current = entry.current
             if current.state.is_prepared:
                 entry.completion = _Completion(set(current.partitions), set(current.partitions))
                 self._delayed.add(transactional_id)
-            else:
-                self._follow(transactional_id, entry, now)
+            elif current.state is TransactionState.ONGOING:
+                self._arm_timeout(transactional_id, current, now)
+        return not left
+
+    def resume(self, now: Now) -> None:
+        """Replay is complete: decided transactions go on, a few at a time; ongoing ones have their time-outs."""
+        while self.resume_some(now):
+            pass
         self.retry_delayed(now)
         self._arm(TransactionTimerKind.EXPIRY, "", now.monotonic_ms + self._settings.expiry_interval_ms)
 
     def unload(self) -> None:
         """Another broker coordinates the partition: waiting requests get NOT_COORDINATOR."""
-        for transactional_id, entry in self._entries.items():
-            if entry.pending is not None and (waiting := entry.pending.waiting) is not None:
+        for transactional_id in self._writes.values():
+            pending = self._entries[transactional_id].pending
+            if pending is not None and (waiting := pending.waiting) is not None:
                 self._answer(waiting.ticket, waiting.rejected(ErrorCode.NOT_COORDINATOR))
-            for kind in (TransactionTimerKind.TIMEOUT, TransactionTimerKind.RETRY):
-                self._disarm(kind, transactional_id)
-        self._disarm(TransactionTimerKind.EXPIRY, "")
         self._entries.clear()
         self._writes.clear()
         self._delayed.clear()
+        self._tried_next.clear()
         self._expired.clear()
 
     # --- requests ----------------------------------------
@@ -323,8 +340,9 @@ class StatePartition:
 
     def retry_delayed(self, now: Now) -> None:
         """Delayed markers are tried from now on, those of a few transactions at a time."""
-        for transactional_id in self._delayed:
-            self._arm(TransactionTimerKind.RETRY, transactional_id, now.monotonic_ms)
+        if self._delayed:
+            self._tried_next = list(self._delayed)
+            self._arm(TransactionTimerKind.RETRY_DELAYED, "", now.monotonic_ms)
 
     def _send_markers(self, transactional_id: str, current: Transaction, partitions: set[TopicIndex]) -> None:
         self._duties.append(
@@ -340,6 +358,15 @@ class StatePartition:
                 )
             )
         )
+
+    def _retry_next(self, now: Now) -> None:
+        while self._tried_next:
+            transactional_id = self._tried_next.pop()
+            if transactional_id in self._delayed:
+                self._retry(transactional_id, now)
+                break
+        if self._tried_next:
+            self._arm(TransactionTimerKind.RETRY_DELAYED, "", now.monotonic_ms)
 
     def _retry(self, transactional_id: str, now: Now) -> None:
         self._delayed.discard(transactional_id)
@@ -369,6 +396,8 @@ class StatePartition:
                 self._on_timeout(timer.transactional_id, now)
             case TransactionTimerKind.RETRY:
                 self._retry(timer.transactional_id, now)
+            case TransactionTimerKind.RETRY_DELAYED:
+                self._retry_next(now)
             case TransactionTimerKind.EXPIRY:
                 self._remove_expired(now)
 
@@ -423,10 +452,10 @@ class StatePartition:
         self._arm(TransactionTimerKind.RETRY, transactional_id, now.monotonic_ms + pause_ms)
 
     def _arm(self, kind: TransactionTimerKind, transactional_id: str, deadline_ms: int) -> None:
-        self._timers.arm(TransactionTimer(self.partition, kind, transactional_id), deadline_ms)
+        self.timers.arm(TransactionTimer(kind, transactional_id), deadline_ms)
 
     def _disarm(self, kind: TransactionTimerKind, transactional_id: str) -> None:
-        self._timers.disarm(TransactionTimer(self.partition, kind, transactional_id))
+        self.timers.disarm(TransactionTimer(kind, transactional_id))
 
     # --- small parts ----------------------------------------
 
@@ -484,8 +513,8 @@ class StatePartition:
         assert pending == self._writes
 
     def _is_armed(self, transactional_id: str) -> bool:
-        return any(
-            self._timers.deadline_ms(TransactionTimer(self.partition, kind, transactional_id)) is not None
+        return transactional_id in self._tried_next or any(
+            self.timers.deadline_ms(TransactionTimer(kind, transactional_id)) is not None
             for kind in (TransactionTimerKind.TIMEOUT, TransactionTimerKind.RETRY)
         )
 

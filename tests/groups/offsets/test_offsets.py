@@ -240,7 +240,7 @@ def test_group_is_restored_if_its_deletion_is_rejected() -> None:
 
 
 def _expire(world: World) -> None:
-    world.shard().on_timer(TimerKey(world.shard().partition, TimerKind.EXPIRY), world.now)
+    world.shard().on_timer(TimerKey(TimerKind.EXPIRY), world.now)
     world.do(world.shard().pop_duties())
 
 

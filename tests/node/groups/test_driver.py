@@ -10,11 +10,13 @@ from random import Random
 
 import pytest
 
+from fenceline.coordination import Now
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.messages import CommitRequest, FetchOffsetsRequest, JoinRequest, OffsetToCommit, TopicToFetch
 from fenceline.groups.offsets.offsets import OffsetSlot, StoredOffset
 from fenceline.groups.offsets.records import offset_record
 from fenceline.groups.settings import GroupSettings
+from fenceline.groups.shard import _RESUMED_AT_ONCE
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.log.partition.reading import LogRead
 from fenceline.node.coordination.loading import FIRST_SLICE_RECORDS, LOAD_SLICE_RECORDS, Batches
@@ -22,6 +24,7 @@ from fenceline.node.groups.driver import GroupsDriver
 from fenceline.records.batch import BatchHeader
 from fenceline.records.build import Record, build_batch
 from fenceline.records.decode import decode_all
+from tests.groups.consumer_world import ConsumerWorld
 
 _Pairs = list[tuple[bytes | None, bytes | None]]
 GROUP = "g"
@@ -266,6 +269,52 @@ async def test_long_log_is_loaded_in_slices() -> None:
     assert _is_loading(driver)
     await _loaded(driver)
     assert _offset(driver) == 3
+    driver.close()
+
+
+def _log_of_many_members() -> list[tuple[BatchHeader, list[Record]]]:
+    world = ConsumerWorld()
+    for number in range(3 * _RESUMED_AT_ONCE // 2):
+        world.enter(f"m{number:04}", "t")
+    records = world.log[world.partition()]
+    assert len(records) < FIRST_SLICE_RECORDS, "they are read at once"
+    return [_batch(records)]
+
+
+@on_loop
+async def test_members_that_are_loaded_get_their_sessions_in_slices() -> None:
+    batches, clock = _log_of_many_members(), _Clock()
+    driver = _driver(lambda where, pairs: 0, lambda: batches, clock)
+    driver.on_leader(_partition(driver), 0)
+    assert _is_loading(driver)
+    clock.at_ms += 1_000_000
+    assert driver.coordinator.on_time(Now(clock.now_ms(), clock.at_ms)) == [], "nothing is due while they are loaded"
+    await _loaded(driver)
+    driver.coordinator.check()
+    first_ms = driver.coordinator.next_deadline_ms()
+    assert first_ms is not None
+    assert first_ms <= clock.at_ms, "some sessions began before so much time passed"
+    for _ in range(4 * _RESUMED_AT_ONCE):
+        driver.coordinator.on_time(Now(clock.now_ms(), clock.at_ms))
+    assert len(driver.describe_consumer_group(GROUP).members) == _RESUMED_AT_ONCE // 2
+    driver.close()
+
+
+@pytest.mark.parametrize("what", ["resigns", "closes"])
+@on_loop
+async def test_a_coordinator_that_ends_while_members_get_their_sessions(what: str) -> None:
+    batches = _log_of_many_members()
+    driver = _driver(lambda where, pairs: 0, lambda: batches)
+    driver.on_leader(_partition(driver), 0)
+    assert _is_loading(driver)
+    if what == "resigns":
+        driver.on_resigned(_partition(driver))
+    else:
+        driver.close()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not driver.coordinator.active_partitions
+    assert driver.coordinator.next_deadline_ms() is None
     driver.close()
 
 

@@ -346,10 +346,8 @@ class ClassicMembership:
         if group.state is GroupState.PREPARING_REBALANCE and group.all_joined:
             self._rebalance.complete_join(group, now)
 
-    def resume(self, group: ClassicGroup, now: Now) -> None:
-        """The group was just loaded: each member has one session timeout to send a heartbeat."""
-        for member in group.members.values():
-            self._rebalance.keep_alive(group, member, now)
+    def prepare_if_too_large(self, group: ClassicGroup, now: Now) -> None:
+        """The group was just loaded: members that are no longer allowed must leave."""
         if len(group.members) > self._max_size:
             self._rebalance.prepare(group, now)
 

@@ -192,7 +192,8 @@ class ConsumerGroups:
             # Otherwise it was an empty one, and a classic group has its name now.
             self._put(group_id, undo.group)
             if undo.group is not None:
-                self._watch(undo.group, now)
+                for member in undo.group.members.values():
+                    self.watch(undo.group, member, now)
         if undo.classic is not None:
             self._classic[group_id] = undo.classic
         if change.on_rejected is not None:
@@ -208,19 +209,13 @@ class ConsumerGroups:
 
     # --- life and end ----------------------------------------
 
-    def resume(self, now: Now) -> None:
-        """The groups were just loaded: each member has one session timeout to send a heartbeat."""
-        for group in self.groups.values():
-            self._watch(group, now)
-
-    def _watch(self, group: ConsumerGroup, now: Now) -> None:
+    def watch(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
         """Arm the timers that remove a member that is silent, or that does not revoke its partitions."""
-        for member in group.members.values():
-            if not self._timers.is_armed(TimerKind.SESSION, group.group_id, member.member_id):
-                self.keep_alive(group, member, now)
-            if member.must_revoke and not self._timers.is_armed(TimerKind.REBALANCE, group.group_id, member.member_id):
-                deadline_ms = now.monotonic_ms + member.rebalance_timeout_ms
-                self._timers.arm(TimerKind.REBALANCE, group.group_id, member.member_id, deadline_ms)
+        if not self._timers.is_armed(TimerKind.SESSION, group.group_id, member.member_id):
+            self.keep_alive(group, member, now)
+        if member.must_revoke and not self._timers.is_armed(TimerKind.REBALANCE, group.group_id, member.member_id):
+            deadline_ms = now.monotonic_ms + member.rebalance_timeout_ms
+            self._timers.arm(TimerKind.REBALANCE, group.group_id, member.member_id, deadline_ms)
 
     def check(self) -> None:
         """Assert the invariants of each group, and that its members have the timers that end them."""

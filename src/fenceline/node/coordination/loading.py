@@ -4,16 +4,17 @@ Owns the order of loads, their slices and retries, and the wait until the loaded
 record and never decides who coordinates: the coordinator does.
 
 Theory of operation. Until a partition is active its requests are answered with COORDINATOR_LOAD_IN_PROGRESS: nothing is
-returned that is not loaded yet, or that may still be truncated. A load has three steps:
+returned that is not loaded yet, or that may still be truncated. A load has four steps:
 
 | step       | until                                                           | aborted when                        |
 |------------|-----------------------------------------------------------------|-------------------------------------|
 | waiting    | the log is readable: not being truncated, leader has recovered  | the leader or its epoch changes     |
 | reading    | everything up to the log end is replayed                        | the same, or the log cannot be read |
 | committing | the high watermark is at the log end, or too few are in sync    | the same                            |
+| resuming   | what is loaded has its timers                                   | the leader or its epoch changes     |
 
-Partitions are read one after another, a few thousand records per iteration of the event loop. Records that are not in
-the page cache are read in a thread.
+Partitions are read one after another, a few thousand records per iteration of the event loop, and resumed a hundred
+members or more per iteration. Records that are not in the page cache are read in a thread.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class LoadingCoordinator(Protocol[S]):
     """The coordinator that is loaded. `finish_load` also executes the duties that follow."""
 
     def is_current(self, loading: S, /) -> bool: ...
+    def resume_some(self, loading: S, now: Now, /) -> bool: ...
     def restart_load(self, loading: S, /) -> S: ...
     def fail_load(self, loading: S, /) -> None: ...
 
@@ -209,9 +211,12 @@ class Loading(Generic[S]):
 
     def _finish(self, load: _Load[S]) -> None:
         shard = load.shard
-        if not self._coordinator.is_current(shard):
+        if self._is_closed or not self._coordinator.is_current(shard):
             return
         now = self._now()
+        if self._coordinator.resume_some(shard, now):
+            asyncio.get_running_loop().call_soon(self._finish, load)
+            return
         self.durations.observe((now.monotonic_ms - load.began_ms) / 1000)
         if load.record_count >= FIRST_SLICE_RECORDS:
             log.info(
