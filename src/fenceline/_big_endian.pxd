@@ -20,6 +20,10 @@ cdef inline int16_t be_int16(const uint8_t* p) noexcept nogil:
     return <int16_t>(<uint32_t>p[0] << 8 | p[1])
 
 
+cdef inline void put_int16(uint8_t* p, int16_t value) noexcept nogil:
+    p[0], p[1] = <uint8_t>(value >> 8), <uint8_t>value
+
+
 cdef inline void put_int32(uint8_t* p, int32_t value) noexcept nogil:
     p[0], p[1], p[2], p[3] = <uint8_t>(value >> 24), <uint8_t>(value >> 16), <uint8_t>(value >> 8), <uint8_t>value
 

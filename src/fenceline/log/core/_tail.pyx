@@ -11,21 +11,22 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t
 
-from fenceline._big_endian cimport be_int32, be_int64, be_uint32, put_int32, put_int64
+from fenceline._big_endian cimport be_int32, be_int64, be_uint32, put_int16, put_int32, put_int64
 from fenceline.records._kernel cimport PlainBatch, accept_plain
 
 from fenceline.log.core._tail_py import BatchSeen
 from fenceline.log.core._tail_py import BATCHES_KEPT as _BATCHES_KEPT
 from fenceline.log.core._tail_py import NEWEST_BYTES as _NEWEST_BYTES
+from fenceline.log.core._tail_py import PRODUCER as _PRODUCER
 from fenceline.log.core._tail_py import WRITE_BYTES as _WRITE_BYTES
 from fenceline.log.core.index import OFFSET_ENTRY_BYTES as _OFFSET_ENTRY_BYTES
 from fenceline.log.core.index import TIME_ENTRY_BYTES as _TIME_ENTRY_BYTES
 from fenceline.records.batch import TimestampType
 from fenceline.records.crc import crc32c
 
-ABI = 10
+ABI = 11
 
 cdef int KEPT = 5
 cdef int64_t NEWEST_BYTES = _NEWEST_BYTES
@@ -35,6 +36,7 @@ cdef int64_t TIME_ENTRY_BYTES = _TIME_ENTRY_BYTES
 cdef int64_t MAX_RELATIVE_OFFSET = 2147483647
 cdef int64_t NOT_PLAIN = -1
 cdef int64_t BATCH_OVERHEAD = 61
+cdef Py_ssize_t PRODUCER_BYTES = _PRODUCER.size
 assert _BATCHES_KEPT == KEPT
 _CREATE_TIME = TimestampType.CREATE_TIME
 
@@ -95,6 +97,37 @@ cdef class ProducerEntry:
 
     def forget_batches(self):
         self.kept = 0
+
+
+def encode_producers(dict producers):
+    cdef Py_ssize_t count = len(producers)
+    content = bytearray(4 + PRODUCER_BYTES * count)
+    cdef uint8_t* p = <uint8_t*><char*>content
+    cdef ProducerEntry entry
+    cdef int i
+    put_int32(p, <int32_t>count)
+    p += 4
+    for entry in producers.values():
+        i = entry.kept - 1
+        put_int64(p, entry.producer_id)
+        put_int16(p + 8, <int16_t>entry.epoch)
+        put_int32(p + 10, entry.last_sequences[i] if i >= 0 else -1)
+        put_int64(p + 14, entry.last_offsets[i] if i >= 0 else -1)
+        put_int32(p + 22, <int32_t>(entry.last_offsets[i] - entry.first_offsets[i]) if i >= 0 else 0)
+        put_int64(p + 26, entry.last_timestamp_ms)
+        put_int32(p + 34, entry.coordinator_epoch)
+        put_int64(p + 38, entry.transaction_first_offset)
+        p += PRODUCER_BYTES
+    return content
+
+
+def expired_producers(dict producers, int64_t until_ms):
+    cdef ProducerEntry entry
+    return [
+        entry.producer_id
+        for entry in producers.values()
+        if entry.transaction_first_offset < 0 and entry.last_timestamp_ms <= until_ms
+    ]
 
 
 cdef inline _append_int(array.array numbers, int32_t number):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fenceline.log.core.errors import StorageError
     from fenceline.log.core.index import OffsetIndex, TimeIndex
 
-ABI: Final = 10
+ABI: Final = 11
 """Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
 
 BATCHES_KEPT: Final = 5
@@ -28,6 +28,9 @@ NEWEST_BYTES: Final = 64 << 10
 """A batch of this size or more is not read at once."""
 _BATCH_HEAD: Final = struct.Struct(">qiibIhi")
 """Of a record batch up to the delta of its last offset."""
+_PRODUCER_COUNT: Final = struct.Struct(">i")
+PRODUCER: Final = struct.Struct(">qhiqiqiq")
+"""An entry of a producer snapshot."""
 _BATCH_OVERHEAD: Final = 61
 _LENGTH_PREFIX: Final = 12
 _MAGIC: Final = 2
@@ -39,6 +42,9 @@ class BatchSeen(NamedTuple):
     first_offset: int
     last_offset: int
     timestamp_ms: int
+
+
+_NO_BATCH: Final = BatchSeen(-1, -1, -1, -1, -1)
 
 
 class ProducerEntry:
@@ -91,6 +97,34 @@ class ProducerEntry:
 
     def forget_batches(self) -> None:
         self._batches.clear()
+
+
+def encode_producers(producers: dict[int, ProducerEntry]) -> bytearray:
+    """The count and the entries of a producer snapshot, with the last batch of each (`formats.md F4`)."""
+    content = bytearray(_PRODUCER_COUNT.pack(len(producers)))
+    for producer in producers.values():
+        batches = producer.batches
+        last = batches[-1] if batches else _NO_BATCH
+        content += PRODUCER.pack(
+            producer.producer_id,
+            producer.epoch,
+            last.last_sequence,
+            last.last_offset,
+            last.last_offset - last.first_offset,
+            producer.last_timestamp_ms,
+            producer.coordinator_epoch,
+            producer.transaction_first_offset,
+        )
+    return content
+
+
+def expired_producers(producers: dict[int, ProducerEntry], until_ms: int) -> list[int]:
+    """Those without an open transaction whose last record has this time or an earlier one."""
+    return [
+        producer.producer_id
+        for producer in producers.values()
+        if producer.transaction_first_offset < 0 and producer.last_timestamp_ms <= until_ms
+    ]
 
 
 class SegmentTail:

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.core.guards import MAX_EPOCH, WITHOUT_VERIFICATION, VerificationGuard
-from fenceline.log.core.tail import BatchSeen, ProducerEntry
+from fenceline.log.core.tail import PRODUCER, BatchSeen, ProducerEntry, encode_producers, expired_producers
 from fenceline.records.batch import BatchHeader
 from fenceline.records.crc import crc32c
 from fenceline.records.markers import EndMarker
@@ -38,7 +38,6 @@ from fenceline.records.sequences import MAX_SEQUENCE, is_after
 SNAPSHOT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">hI")
 _COUNT: Final = struct.Struct(">i")
-_ENTRY: Final = struct.Struct(">qhiqiqiq")
 
 
 class Origin(Enum):
@@ -278,11 +277,7 @@ class ProducerStates:
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Remove producers that wrote nothing for that long and have no open transaction. Returns how many."""
-        expired = [
-            producer.producer_id
-            for producer in self._producers.values()
-            if producer.transaction_first_offset < 0 and now_ms - producer.last_timestamp_ms >= expiration_ms
-        ]
+        expired = expired_producers(self._producers, now_ms - expiration_ms)
         for producer_id in expired:
             del self._producers[producer_id]
         return len(expired)
@@ -297,23 +292,7 @@ class ProducerStates:
 
     def encode(self) -> bytes:
         """Snapshot version 1. It holds only the last batch of each producer, as in Kafka."""
-        parts = [_COUNT.pack(len(self._producers))]
-        for producer in self._producers.values():
-            batches = producer.batches
-            last = batches[-1] if batches else BatchSeen(-1, -1, -1, -1, -1)
-            parts.append(
-                _ENTRY.pack(
-                    producer.producer_id,
-                    producer.epoch,
-                    last.last_sequence,
-                    last.last_offset,
-                    last.last_offset - last.first_offset,
-                    producer.last_timestamp_ms,
-                    producer.coordinator_epoch,
-                    producer.transaction_first_offset,
-                )
-            )
-        body = b"".join(parts)
+        body = encode_producers(self._producers)
         return _HEAD.pack(SNAPSHOT_VERSION, crc32c(body)) + body
 
     def load(self, content: bytes, *, now_ms: int, expiration_ms: int) -> None:
@@ -321,7 +300,7 @@ class ProducerStates:
         try:
             version, crc = _HEAD.unpack_from(content)
             (count,) = _COUNT.unpack_from(content, _HEAD.size)
-            rows = list(_ENTRY.iter_unpack(content[_HEAD.size + _COUNT.size :]))
+            rows = list(PRODUCER.iter_unpack(content[_HEAD.size + _COUNT.size :]))
         except struct.error as error:
             raise BadSnapshot(str(error)) from None
         if version != SNAPSHOT_VERSION:

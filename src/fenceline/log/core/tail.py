@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from fenceline.compiled import compiled
 from fenceline.log.core import _tail_py
-from fenceline.log.core._tail_py import BATCHES_KEPT, NEWEST_BYTES, NOT_PLAIN, WRITE_BYTES, BatchSeen
+from fenceline.log.core._tail_py import BATCHES_KEPT, NEWEST_BYTES, NOT_PLAIN, PRODUCER, WRITE_BYTES, BatchSeen
 from fenceline.records import kernel
 
 if TYPE_CHECKING:
-    from fenceline.log.core._tail_py import LogTail, ProducerEntry, SegmentTail
+    from fenceline.log.core._tail_py import LogTail, ProducerEntry, SegmentTail, encode_producers, expired_producers
 
     IS_NATIVE: bool
 else:
@@ -23,15 +23,20 @@ else:
     LogTail = _chosen.LogTail
     ProducerEntry = _chosen.ProducerEntry
     SegmentTail = _chosen.SegmentTail
+    encode_producers = _chosen.encode_producers
+    expired_producers = _chosen.expired_producers
 
 __all__ = [
     "BATCHES_KEPT",
     "IS_NATIVE",
     "NEWEST_BYTES",
     "NOT_PLAIN",
+    "PRODUCER",
     "WRITE_BYTES",
     "BatchSeen",
     "LogTail",
     "ProducerEntry",
     "SegmentTail",
+    "encode_producers",
+    "expired_producers",
 ]
