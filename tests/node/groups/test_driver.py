@@ -19,7 +19,7 @@ from fenceline.groups.settings import GroupSettings
 from fenceline.groups.shard import _RESUMED_AT_ONCE
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.log.partition.reading import LogRead
-from fenceline.node.coordination.loading import FIRST_SLICE_RECORDS, LOAD_SLICE_RECORDS, Batches
+from fenceline.node.coordination.loading import FIRST_SLICE_RECORDS, LOAD_SLICE_RECORDS, SLICE_MS, Batches
 from fenceline.node.groups.driver import GroupsDriver
 from fenceline.records.batch import BatchHeader
 from fenceline.records.build import Record, build_batch
@@ -269,6 +269,44 @@ async def test_long_log_is_loaded_in_slices() -> None:
     assert _is_loading(driver)
     await _loaded(driver)
     assert _offset(driver) == 3
+    driver.close()
+
+
+class _ClockOfSlowWork(_Clock):
+    """Each look at it takes as long as a slow record."""
+
+    def monotonic_ms(self) -> int:
+        self.at_ms += 1
+        return self.at_ms
+
+
+@on_loop
+async def test_slices_of_records_that_take_long_are_short() -> None:
+    """Others must be served while groups are loaded, whatever their records cost."""
+    batches = [_batch([_pair(number)]) for number in range(50)]
+    driver = _driver(lambda where, pairs: 0, lambda: batches, _ClockOfSlowWork())
+    driver.on_leader(_partition(driver), 0)
+    turns = 0
+    while _is_loading(driver):
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= len(batches) // SLICE_MS
+    assert _offset(driver) == 49
+    driver.close()
+
+
+@on_loop
+async def test_the_first_slices_of_many_partitions_are_short_together() -> None:
+    clock = _ClockOfSlowWork()
+    driver = _driver(lambda where, pairs: 0, lambda: [_batch([_pair(7)])], clock)
+    for partition in range(10):
+        driver.on_leader(partition, 0)
+    assert 0 < len(driver.coordinator.active_partitions) < 10
+    await _loaded(driver)
+    assert driver.coordinator.active_partitions == set(range(10))
+    clock.at_ms += 1_000
+    driver.on_leader(10, 0)
+    assert 10 in driver.coordinator.active_partitions, "one that comes later is loaded at once"
     driver.close()
 
 

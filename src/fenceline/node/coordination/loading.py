@@ -13,8 +13,8 @@ returned that is not loaded yet, or that may still be truncated. A load has four
 | committing | the high watermark is at the log end, or too few are in sync    | the same                            |
 | resuming   | what is loaded has its timers                                   | the leader or its epoch changes     |
 
-Partitions are read one after another, a few thousand records per iteration of the event loop, and resumed a hundred
-members or more per iteration. Records that are not in the page cache are read in a thread.
+Partitions are read one after another, some milliseconds or at most a few thousand records per iteration of the event
+loop, and resumed a hundred members or more per iteration. Records that are not in the page cache are read in a thread.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ FIRST_SLICE_RECORDS: Final = 1_000
 """Replayed at once when this broker becomes leader: it may become leader of many partitions in one iteration."""
 LOAD_SLICE_RECORDS: Final = 4_000
 """Replayed per iteration of the event loop after that."""
+SLICE_MS: Final = 2
+"""A slice ends after the batch in which it has taken so long, and the first slices of all partitions together: a record
+takes 3 to 30 us."""
+_FIRST_SLICES_PAUSE_MS: Final = 100
 RETRY_S: Final = 0.1
 _PASSES: Final = frozenset(
     {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OFFSET_OUT_OF_RANGE}
@@ -117,13 +121,17 @@ class Loading(Generic[S]):
         self._committing: set[asyncio.Future[None]] = set()
         self._waiting: dict[int, tuple[S, asyncio.TimerHandle]] = {}
         self._is_closed = False
+        self._first_slices_at_ms = 0
+        self._first_slices_ms = 0
+        """How long first slices have taken since then."""
         self.durations: Final = Durations()
         """Of complete loads."""
 
     def begin(self, shard: S) -> None:
-        """Load a shard. A short log is loaded before this returns; a long one continues in slices."""
+        """Load a shard. A short log is loaded before this returns, unless many others just were; a long one continues
+        in slices."""
         load = _Load(self._topic, shard, self._log, self._clock)
-        self._step(load)
+        self._step_first(load)
         if load.is_over:
             return
         self._queue.append(load)
@@ -172,6 +180,14 @@ class Loading(Generic[S]):
             self._failed(load.shard, error)
         else:
             load.cold = None
+
+    def _step_first(self, load: _Load[S]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._first_slices_at_ms + _FIRST_SLICES_PAUSE_MS:
+            self._first_slices_at_ms, self._first_slices_ms = now_ms, 0
+        if self._first_slices_ms < SLICE_MS:
+            self._step(load)
+            self._first_slices_ms += self._clock.monotonic_ms() - now_ms
 
     def _step(self, load: _Load[S]) -> None:
         """One slice."""
@@ -278,10 +294,12 @@ class _Load(Generic[S]):
         """Must be loaded in a thread before the next step."""
         self.is_over = False
         self._clock = clock
+        self._slice_ends_ms = 0
         self._steps = self._replay(topic, topic_log)
 
     def step(self) -> None:
         """One slice, or up to a read that must be loaded. Raises any error of the log."""
+        self._slice_ends_ms = self._clock.monotonic_ms() + SLICE_MS
         self.is_over = next(self._steps, self) is self
 
     def _replay(self, topic: LoadedTopic[S], topic_log: CoordinatorTopicReads) -> Iterator[None]:
@@ -293,8 +311,9 @@ class _Load(Generic[S]):
                 yield
                 continue
             header, records = read
-            replay(header, records, Now(self._clock.now_ms(), self._clock.monotonic_ms()))
+            now = Now(self._clock.now_ms(), self._clock.monotonic_ms())
+            replay(header, records, now)
             self.record_count += len(records)
-            if self.record_count >= end_of_slice:
+            if self.record_count >= end_of_slice or now.monotonic_ms >= self._slice_ends_ms:
                 end_of_slice = self.record_count + LOAD_SLICE_RECORDS
                 yield
