@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 K = TypeVar("K")
 _SPARE_ENTRIES: Final = 64
@@ -118,11 +118,6 @@ class PartitionDeadlines(Deadlines[K]):
         of_partitions.arm(self._partition, at_ms)
 
 
-class Due(NamedTuple, Generic[K]):
-    partition: int
-    key: K
-
-
 class DeadlinesByPartition(Generic[K]):
     """The deadlines of all partitions that are attached. To attach and to detach one costs the same however many
     deadlines it has, or others have."""
@@ -149,9 +144,9 @@ class DeadlinesByPartition(Generic[K]):
         at_ms = self._of_partitions.next_deadline_ms()
         return None if at_ms == _NEVER_MS else at_ms
 
-    def pop_some(self, now_ms: int, most: int) -> Iterator[Due[K]]:
-        """At most so many of the keys that are due at `now_ms`, each disarmed when it is asked for. What is armed
-        meanwhile counts; `next_deadline_ms` is still due if there is more."""
+    def pop_some(self, now_ms: int, most: int) -> Iterator[tuple[int, K]]:
+        """At most so many of the keys that are due at `now_ms`, with their partitions, each disarmed when it is asked
+        for. What is armed meanwhile counts; `next_deadline_ms` is still due if there is more."""
         for _ in range(most):
             partition = self._of_partitions.pop_due(now_ms)
             if partition is None:
@@ -160,4 +155,4 @@ class DeadlinesByPartition(Generic[K]):
             key = deadlines.pop_due(now_ms)
             deadlines.look_at_next(self._of_partitions)
             if key is not None:
-                yield Due(partition, key)
+                yield partition, key

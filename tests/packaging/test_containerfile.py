@@ -109,6 +109,7 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_the_build_stage_makes_an_installation_that_works(tmp_path: Path) -> None:
     """All commands of the build stage but the one of the system's package manager, whose compiler must be there."""
     build, installed_at, state = tmp_path / "build", tmp_path / "installed", tmp_path / "state"

@@ -299,14 +299,24 @@ async def test_slices_of_records_that_take_long_are_short() -> None:
 async def test_the_first_slices_of_many_partitions_are_short_together() -> None:
     clock = _ClockOfSlowWork()
     driver = _driver(lambda where, pairs: 0, lambda: [_batch([_pair(7)])], clock)
-    for partition in range(10):
+    for partition in range(20):
         driver.on_leader(partition, 0)
     assert 0 < len(driver.coordinator.active_partitions) < 10
     await _loaded(driver)
-    assert driver.coordinator.active_partitions == set(range(10))
+    assert driver.coordinator.active_partitions == set(range(20))
     clock.at_ms += 1_000
-    driver.on_leader(10, 0)
-    assert 10 in driver.coordinator.active_partitions, "one that comes later is loaded at once"
+    driver.on_leader(20, 0)
+    assert 20 in driver.coordinator.active_partitions, "one that comes later is loaded at once"
+    driver.close()
+
+
+@on_loop
+async def test_all_partitions_without_records_are_loaded_at_once() -> None:
+    """Those of a new topic: its first clients need not try again."""
+    driver = _driver(lambda where, pairs: 0, clock=_ClockOfSlowWork())
+    for partition in range(50):
+        driver.on_leader(partition, 0)
+    assert driver.coordinator.active_partitions == set(range(50))
     driver.close()
 
 

@@ -45,8 +45,9 @@ FIRST_SLICE_RECORDS: Final = 1_000
 LOAD_SLICE_RECORDS: Final = 4_000
 """Replayed per iteration of the event loop after that."""
 SLICE_MS: Final = 2
-"""A slice ends after the batch in which it has taken so long, and the first slices of all partitions together: a record
-takes 3 to 30 us."""
+"""A slice ends after the batch in which it has taken so long: a record takes 3 to 30 us."""
+FIRST_SLICES_MS: Final = 10
+"""Of all partitions together; those without records do not count, because clients of a new topic do not wait."""
 _FIRST_SLICES_PAUSE_MS: Final = 100
 RETRY_S: Final = 0.1
 _PASSES: Final = frozenset(
@@ -185,9 +186,10 @@ class Loading(Generic[S]):
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._first_slices_at_ms + _FIRST_SLICES_PAUSE_MS:
             self._first_slices_at_ms, self._first_slices_ms = now_ms, 0
-        if self._first_slices_ms < SLICE_MS:
+        if self._first_slices_ms < FIRST_SLICES_MS:
             self._step(load)
-            self._first_slices_ms += self._clock.monotonic_ms() - now_ms
+            if load.record_count:
+                self._first_slices_ms += self._clock.monotonic_ms() - now_ms
 
     def _step(self, load: _Load[S]) -> None:
         """One slice."""
