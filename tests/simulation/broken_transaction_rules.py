@@ -7,7 +7,7 @@ If a rule has the number of an issue, the patch brings back what that issue repa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -257,14 +257,12 @@ def _a_new_coordinator_goes_on_with_the_markers(patch: pytest.MonkeyPatch) -> No
 
 @breaks(3, "coordinator", "2026-11-28", scenario=_IN)
 def _a_new_coordinator_goes_on_with_time_outs(patch: pytest.MonkeyPatch) -> None:
-    follow = StatePartition._follow
-
-    def only_prepared(self: StatePartition, now: Any) -> None:
+    def only_prepared(self: StatePartition) -> Iterator[tuple[str, shard._Entry]]:
         for transactional_id, entry in self._entries.items():
             if entry.current.state.is_prepared:
-                follow(self, transactional_id, entry, now)
+                yield transactional_id, entry
 
-    patch.setattr(StatePartition, "resume", only_prepared)
+    patch.setattr(StatePartition, "_loaded", only_prepared)
 
 
 # --- end markers ----------------------------------------
